@@ -1,0 +1,39 @@
+"""Where the built-in trained models lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_NAMES = ("induction",)
+
+
+def builtin_path(name: str = "induction") -> Path:
+    """Return the folder of a built-in model, a checkpoint like any other.
+
+    Parameters
+    ----------
+    name : str
+        Name of the model. There is one, ``"induction"``: two attention-only layers that continue a repeated
+        segment of random tokens.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder inside the installed package, with ``config.json`` and ``model.safetensors``.
+
+    Raises
+    ------
+    ValueError
+        If no built-in model has that name.
+
+    Examples
+    --------
+    >>> folder = builtin_path("induction")
+    >>> sum(file.stat().st_size for file in folder.iterdir()) < 10**6
+    True
+    >>> len(list(folder.glob("*.safetensors")))
+    1
+    """
+    if name not in _NAMES:
+        raise ValueError(f"builtin_path: name must be one of {', '.join(map(repr, _NAMES))}, got {name!r}")
+    return Path(__file__).parent / name

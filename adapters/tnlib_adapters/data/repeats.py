@@ -1,0 +1,62 @@
+"""Sequences of random tokens that hold one random segment twice: what the built-in induction model was trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def repeated_segments(
+    n: int, *, vocab: int = 128, context: int = 96, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Draw sequences of uniform tokens in which a random segment occurs twice.
+
+    The length of the segment is uniform in ``context // 24 ... 5 * context // 12`` (4 ... 40 for 96). Its first
+    offset is uniform in what leaves room for a second copy, its second offset uniform in the room left, so that
+    copying from a fixed distance fails and only what came before a token tells what follows it.
+
+    Parameters
+    ----------
+    n : int
+        Number of sequences.
+    vocab : int
+        Tokens are drawn from ``0 ... vocab - 1``.
+    context : int
+        Length of a sequence, at least 48 (the shortest with segments of two tokens or more).
+    rng : numpy.random.Generator
+        Source of randomness; equal states give equal sequences.
+
+    Returns
+    -------
+    tokens : (n, context) int64
+        The sequences.
+    repeated : (n, context) bool
+        True where a token lies in the second copy and is not its first: it can be predicted from what came
+        before. The first token of the copy, like every token outside it, cannot.
+
+    Raises
+    ------
+    ValueError
+        If `n` is negative, `vocab` below 1 or `context` below 48.
+
+    Examples
+    --------
+    >>> tokens, repeated = repeated_segments(1000, rng=np.random.default_rng(0))
+    >>> tokens.shape, int(repeated.sum(axis=1).min()), int(repeated.sum(axis=1).max())
+    ((1000, 96), 3, 39)
+    """
+    for name, value, least in (("n", n, 0), ("vocab", vocab, 1), ("context", context, 48)):
+        if value < least:
+            raise ValueError(f"repeated_segments: {name} must be at least {least}, got {value}")
+
+    length = rng.integers(context // 24, 5 * context // 12, size=(n, 1), endpoint=True)
+    # Drawn one after the other, not as a uniform pair: a uniform pair hardly ever begins late, and a model trained
+    # on it never learns to read the last third of the context.
+    first = rng.integers(0, context - 2 * length, endpoint=True)  # (n, 1)
+    second = rng.integers(first + length, context - length, endpoint=True)  # (n, 1)
+
+    position = np.arange(context)[None, :]
+    copied = (position >= second) & (position < second + length)
+    source = np.where(copied, position - (second - first), position)
+    tokens = np.take_along_axis(rng.integers(0, vocab, size=(n, context), dtype=np.int64), source, axis=1)
+    return tokens, copied & (position > second)

@@ -1,0 +1,53 @@
+"""Tensor trains, Tucker and CP decompositions under one error contract.
+
+Public names are loaded when they are first used (SPEC 1), so that importing tnlib costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    # decompose
+    "svd": "tnlib.decompose.svd",
+    "tt_svd": "tnlib.decompose.tt_svd",
+    "ttm_svd": "tnlib.decompose.tt_svd",
+    "tucker": "tnlib.decompose.tucker",
+    "cp": "tnlib.decompose.cp",
+    # formats
+    "SVD": "tnlib.formats.svd",
+    "LowRank": "tnlib.formats.low_rank",
+    "TensorTrain": "tnlib.formats.train",
+    "TTMatrix": "tnlib.formats.train",
+    "Tucker": "tnlib.formats.tucker",
+    "CP": "tnlib.formats.cp",
+    "KroneckerTerms": "tnlib.formats.kronecker",
+    # files
+    "save": "tnlib.io",
+    "load": "tnlib.io",
+    # results and errors
+    "Fit": "tnlib._fit",
+    "TnlibError": "tnlib._errors",
+    "ArgumentError": "tnlib._errors",
+    "ArgumentTypeError": "tnlib._errors",
+    "FileFormatError": "tnlib._errors",
+    "ConvergenceWarning": "tnlib._errors",
+    "DegenerateCutWarning": "tnlib._errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tnlib' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

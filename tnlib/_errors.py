@@ -1,0 +1,27 @@
+"""The errors and warnings of tnlib: every one says function, parameter, expected, got and what to do."""
+
+from __future__ import annotations
+
+
+class TnlibError(Exception):
+    """Base of everything that tnlib raises on purpose."""
+
+
+class ArgumentError(TnlibError, ValueError):
+    """An argument has the right type and an impossible value."""
+
+
+class ArgumentTypeError(TnlibError, TypeError):
+    """An argument has a type that the function cannot use."""
+
+
+class FileFormatError(TnlibError, ValueError):
+    """A file or folder is not what it should be."""
+
+
+class ConvergenceWarning(UserWarning):
+    """The result misses the tolerance that was asked for; its `Fit.converged` is False."""
+
+
+class DegenerateCutWarning(UserWarning):
+    """A rank cap separates singular values that are equal to roundoff, so the kept subspace is arbitrary."""

@@ -1,0 +1,106 @@
+"""The one result that every decomposition and every rounding returns."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tnlib._errors import ConvergenceWarning, DegenerateCutWarning
+from tnlib._typing import Format
+
+F = TypeVar("F", bound=Format)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fit(Generic[F]):
+    """A decomposition together with what it cost and how true it is.
+
+    Parameters
+    ----------
+    value
+        The format: `SVD`, `TensorTrain`, `TTMatrix`, `Tucker`, `CP`, ...
+    error
+        Relative Frobenius error, norm(x - value.full()) / norm(x); 0 for a zero tensor.
+    certified
+        True where `error` is never below the true error by more than roundoff.
+    converged
+        False where a tolerance was asked for and missed, or an iteration ran out of steps.
+    n_iter
+        Sweeps that were iterated; 0 for direct methods.
+    notes
+        Sentences on what a reader of the numbers should know, such as a cut through equal singular values.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> tnlib.tt_svd(np.ones((4, 5, 6)))
+    Fit of TensorTrain, shape 4 x 5 x 6, float64
+      ranks    1 1 1 1
+      numbers  15 of 120, 8.0 times fewer
+      error    0, certified
+    """
+
+    value: F
+    error: float
+    certified: bool
+    converged: bool
+    n_iter: int
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        value = self.value
+        dense, stored = math.prod(value.shape), value.n_parameters
+        ratio = f"{dense / stored:.1f} times fewer" if dense > stored else f"{stored / dense:.1f} times more"
+        kind = "certified" if self.certified else "estimated"
+        lines = [
+            f"Fit of {type(value).__name__}, shape {' x '.join(map(str, value.shape))}, {value.dtype}",
+            f"  ranks    {_shorten(value.ranks)}",
+            f"  numbers  {stored:,} of {dense:,}, {ratio}",
+            f"  error    {self.error:.3g}, {kind}" + ("" if self.converged else ", NOT converged"),
+        ]
+        if self.n_iter:
+            lines.append(f"  sweeps   {self.n_iter}")
+        lines += [f"  note     {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _shorten(ranks: tuple[int, ...]) -> str:
+    """List all ranks of a short train, and both ends of a long one."""
+    if len(ranks) <= 16:
+        return " ".join(map(str, ranks))
+    head, tail = " ".join(map(str, ranks[:8])), " ".join(map(str, ranks[-4:]))
+    return f"{head} ... {tail} (largest {max(ranks)})"
+
+
+def report(
+    function: str,
+    value: F,
+    *,
+    error: float,
+    rtol: float | None,
+    roundoff: float,
+    n_iter: int = 0,
+    stationary: bool = True,
+    notes: tuple[str, ...] = (),
+) -> Fit[F]:
+    """Make the certified `Fit` of `function`, and warn of what it missed.
+
+    `roundoff` is the relative error below which no tolerance can be told from exact; `stationary` is False
+    for an iteration that ran out of steps while it still improved.
+    """
+    missed = rtol is not None and error > max(rtol, roundoff)
+    if missed:
+        text = (
+            f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "
+            "raise max_rank, ranks or n_iter, or ask for less."
+        )
+        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+    elif rtol is None and not stationary:
+        text = f"{function}: still improving after {n_iter} sweeps, at error {error:.3g}; raise n_iter."
+        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+    for note in notes:
+        warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=3)
+    converged = not missed and (stationary or rtol is not None)
+    return Fit(value, error, True, converged, n_iter, notes)

@@ -1,0 +1,128 @@
+"""Checks that public functions share: they raise, or return the argument in canonical form."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+
+NATIVE = ("float32", "float64", "complex64", "complex128")
+HALF = ("float16", "bfloat16")  # computed in float32
+
+
+def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
+    """Return `x` as a finite array of a native dtype: float32, float64, complex64 or complex128.
+
+    Native input comes back as it is, in whatever memory order; integers and booleans become float64, half
+    precision becomes float32. `ndim` demands a number of legs; without it any number from one up will do.
+    """
+    try:
+        a = np.asarray(x)
+    except (ValueError, TypeError) as problem:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be an array of numbers, got a {type(x).__name__} that numpy cannot "
+            f"convert ({problem}); pass a numpy array."
+        ) from None
+    if a.dtype.name in HALF:
+        a = a.astype(np.float32)
+    elif a.dtype.kind in "iub":
+        a = a.astype(np.float64)
+    elif a.dtype.name not in NATIVE:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
+            "convert it, for example with .astype(numpy.float64)."
+        )
+    if not a.dtype.isnative:
+        a = a.astype(a.dtype.newbyteorder("="))
+    if ndim is not None and a.ndim != ndim:
+        raise ArgumentError(f"{function}: {parameter} must have {ndim} legs, got shape {a.shape}; reshape it first.")
+    if a.ndim == 0 or a.size == 0:
+        raise ArgumentError(
+            f"{function}: {parameter} must have at least one leg and no leg of size 0, got shape {a.shape}; "
+            "there is nothing to decompose."
+        )
+    if not np.isfinite(a).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
+        raise ArgumentError(
+            f"{function}: {parameter} must be finite, got {a[where]} at index {where}; "
+            "replace NaN and inf before decomposing."
+        )
+    return a
+
+
+def as_rtol(function: str, rtol: Any) -> float | None:
+    """Return a relative tolerance in [0, 1], or None."""
+    if rtol is None:
+        return None
+    if not isinstance(rtol, numbers.Real) or isinstance(rtol, bool):
+        raise ArgumentTypeError(f"{function}: rtol must be a real number, got {rtol!r}; pass for example rtol=1e-6.")
+    value = float(rtol)
+    if not 0.0 <= value <= 1.0:  # false for NaN too
+        raise ArgumentError(
+            f"{function}: rtol must lie between 0 and 1, got {value}; it is the relative error of the whole tensor."
+        )
+    return value
+
+
+def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> int:
+    """Return an integer of at least `least`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be an integer, got {value!r}; pass for example {parameter}={max(least, 8)}."
+        ) from None
+    if count < least:
+        raise ArgumentError(f"{function}: {parameter} must be at least {least}, got {count}; raise it.")
+    return count
+
+
+def as_max_rank(function: str, max_rank: Any) -> int | None:
+    """Return a rank cap of at least 1, or None."""
+    return None if max_rank is None else as_count(function, "max_rank", max_rank)
+
+
+def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = None) -> tuple[int, ...]:
+    """Return leg sizes, all positive, whose product is `total` where one is given."""
+    if not isinstance(sizes, Sequence | np.ndarray) or isinstance(sizes, str):
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a sequence of leg sizes, got {sizes!r}; pass for example (4, 8)."
+        )
+    result = tuple(as_count(function, parameter, n) for n in sizes)
+    if not result:
+        raise ArgumentError(f"{function}: {parameter} must name at least one leg, got (); pass for example (4, 8).")
+    if total is not None and math.prod(result) != total:
+        raise ArgumentError(
+            f"{function}: {parameter} must multiply to {total}, got {result} with product {math.prod(result)}; "
+            "change the sizes or pad the array."
+        )
+    return result
+
+
+def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, ...]:
+    """Return distinct leg numbers in [0, ndim), a proper non-empty subset; negative ones count from the end."""
+    given = legs if isinstance(legs, Sequence | np.ndarray) and not isinstance(legs, str) else (legs,)
+    try:
+        result = tuple(operator.index(leg) for leg in given)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be leg numbers, got {legs!r}; pass for example {parameter}=(0, 1)."
+        ) from None
+    if any(not -ndim <= leg < ndim for leg in result):
+        raise ArgumentError(
+            f"{function}: {parameter} must name legs from 0 to {ndim - 1}, got {result}; the array has {ndim} legs."
+        )
+    result = tuple(leg % ndim for leg in result)
+    if len(set(result)) != len(result) or not 0 < len(result) < ndim:
+        raise ArgumentError(
+            f"{function}: {parameter} must name each leg once, at least one and not all of {ndim}, got {result}; "
+            "the remaining legs form the other side."
+        )
+    return result

@@ -1,0 +1,1 @@
+"""Dense arrays to formats; every function returns a `Fit`."""

@@ -1,0 +1,72 @@
+"""Truncated singular value decomposition of a matrix, or of a tensor split into two groups of legs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tnlib._fit import Fit, report
+from tnlib._validate import as_legs, as_max_rank, as_rtol
+from tnlib.decompose.prepare import prepare
+from tnlib.formats.svd import SVD
+from tnlib.linalg.rank import roundoff
+from tnlib.linalg.scale import shift
+from tnlib.sweeps.budget import Budget
+
+
+def svd(
+    a: Any,
+    *,
+    left: int | Sequence[int] | None = None,
+    rtol: float | None = None,
+    max_rank: int | None = None,
+) -> Fit[SVD]:
+    """Decompose `a` so that norm(a - fit.value.full()) <= rtol * norm(a), with the smallest rank.
+
+    Parameters
+    ----------
+    a
+        (m, n), or any number of legs if `left` is given; real or complex, 32 or 64 bits a component.
+    left
+        Legs that form the rows; the others, in order, form the columns.
+    rtol
+        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical rank.
+    max_rank
+        Cap on the rank; the smaller rank wins.
+
+    Returns
+    -------
+    Fit[SVD]
+        `u` with orthonormal columns whose leading entries are positive, `s` descending, `vh` with orthonormal
+        rows. No other decomposition of that rank has a smaller error (Eckart and Young, 1936).
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `a` is not a finite array of numbers, `left` does not name some of its legs, or a tolerance is off.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> fit = tnlib.svd(np.diag([4.0, 3.0, 0.0]), max_rank=1)
+    >>> fit.value.s, fit.error
+    (array([4.]), 0.6)
+    """
+    rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
+    x, exponent, norm = prepare("svd", "a", a, ndim=2 if left is None else None)
+    rows = (0,) if left is None else as_legs("svd", "left", left, x.ndim)
+    columns = [k for k in range(x.ndim) if k not in rows]
+    row_shape, column_shape = [x.shape[k] for k in rows], [x.shape[k] for k in columns]
+
+    matrix = x.transpose(*rows, *columns).reshape(math.prod(row_shape), -1)
+    budget = Budget(norm, rtol, steps=1)
+    kept = budget.truncate(matrix, smaller_side=min(matrix.shape), max_rank=max_rank)
+    value = SVD(
+        kept.u.reshape(*row_shape, -1),
+        shift(kept.s, exponent),
+        kept.vh.reshape(-1, *column_shape),
+        rows,
+    )
+    notes = ("max_rank separates equal singular values; another rank would be unique",) if budget.cuts else ()
+    return report("svd", value, error=budget.error, rtol=rtol, roundoff=roundoff(x.dtype), notes=notes)

@@ -1,0 +1,80 @@
+"""The CP format: a weighted sum of rank-one tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib.formats.base import Dense, as_stored, as_stored_list
+from tnlib.linalg.modes import khatri_rao
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CP(Dense):
+    """The sum over j of weights[j] times the outer product of the j-th columns.
+
+    Parameters
+    ----------
+    weights
+        (R,).
+    factors
+        Factor k of shape (n[k], R).
+
+    Raises
+    ------
+    ArgumentError
+        If the factors and the weights do not count the same components.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> t = tnlib.CP([2.0], [np.ones((10, 1)), np.ones((20, 1)), np.ones((30, 1))])
+    >>> t.shape, t.n_parameters, float(t.full()[0, 0, 0])
+    ((10, 20, 30), 61, 2.0)
+    """
+
+    weights: Array
+    factors: tuple[Array, ...]
+
+    def __post_init__(self) -> None:
+        factors = as_stored_list("CP", lambda k: f"factor {k}", self.factors, ndim=2)
+        weights = as_stored("CP", "weights", self.weights, ndim=1)
+        for k, factor in enumerate(factors):
+            if factor.shape[1] != len(weights):
+                raise ArgumentError(
+                    f"CP: factor {k} must have {len(weights)} columns, one per weight, got shape {factor.shape}; "
+                    "factors are (n, R)."
+                )
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "factors", factors)
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Return the weights, then the factors."""
+        return (self.weights, *self.factors)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes (n[0], ..., n[d-1]) of the legs."""
+        return tuple(len(factor) for factor in self.factors)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The one rank, (R,)."""
+        return self.weights.shape
+
+    def full(self) -> Array:
+        """Multiply out to the dense array."""
+        first, *others = self.factors
+        rest = khatri_rao(others) if others else np.ones((1, len(self.weights)), first.dtype)
+        return ((first * self.weights) @ rest.T).reshape(self.shape)  # n0 [R] (n1 ...)
+
+    def norm(self) -> float:
+        """Frobenius norm, through the R x R Gram matrices; where components cancel, digits cancel with them."""
+        gram = np.outer(self.weights.conj(), self.weights)
+        for factor in self.factors:
+            gram = gram * (factor.conj().T @ factor)  # R R
+        return math.sqrt(max(0.0, float(gram.sum().real)))

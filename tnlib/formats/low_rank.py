@@ -1,0 +1,87 @@
+"""A matrix held as the product of a tall and a wide one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib.formats.base import Operator, as_stored
+from tnlib.linalg.orthogonal import triangle
+from tnlib.linalg.scale import norm
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRank(Operator):
+    """The matrix left @ right.
+
+    Parameters
+    ----------
+    left
+        (m, r).
+    right
+        (r, n). For a product A B^T pass B.T.
+
+    Raises
+    ------
+    ArgumentError
+        If the inner sizes differ.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> a = tnlib.LowRank(np.ones((100, 2)), np.ones((2, 50)))
+    >>> a.shape, a.n_parameters, round(a.norm(), 3)
+    ((100, 50), 300, 141.421)
+    """
+
+    left: Array
+    right: Array
+
+    def __post_init__(self) -> None:
+        left = as_stored("LowRank", "left", self.left, ndim=2)
+        right = as_stored("LowRank", "right", self.right, ndim=2)
+        if left.shape[1] != right.shape[0]:
+            raise ArgumentError(
+                f"LowRank: left (m, r) and right (r, n) must share r, got shapes {left.shape} and {right.shape}; "
+                "for a product A B^T pass B.T as right."
+            )
+        object.__setattr__(self, "left", left)
+        object.__setattr__(self, "right", right)
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Return left, right."""
+        return self.left, self.right
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (m, n) of the product."""
+        return self.left.shape[0], self.right.shape[1]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The one inner size, (r,)."""
+        return (self.left.shape[1],)
+
+    @property
+    def T(self) -> LowRank:
+        """The transpose, right^T @ left^T."""
+        return LowRank(self.right.T, self.left.T)
+
+    def full(self) -> Array:
+        """Multiply out to (m, n)."""
+        return self.left @ self.right
+
+    def norm(self) -> float:
+        """Frobenius norm, from the triangular factors of both sides: no (m, n) array and no cancellation."""
+        return norm(triangle(self.left) @ triangle(self.right.T).T)
+
+    def matmat(self, x: Array) -> Array:
+        """Return self @ x for x (n, k)."""
+        y: Array = self.left @ (self.right @ x)
+        return y
+
+    def rmatmat(self, x: Array) -> Array:
+        """Return self^H @ x for x (m, k)."""
+        y: Array = self.right.conj().T @ (self.left.conj().T @ x)
+        return y

@@ -1,0 +1,1 @@
+"""Raw arrays to the one representative of their gauge that tnlib returns."""

@@ -1,0 +1,48 @@
+"""Products of a tensor with one matrix per leg, and with columns of factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+
+
+def mode_product(x: Array, matrix: Array, mode: int) -> Array:
+    """Return `x` with leg `mode` of size n replaced by m through `matrix` (m, n)."""
+    out = np.tensordot(matrix, x, axes=([1], [mode]))  # m [n] ...
+    return np.moveaxis(out, 0, mode)
+
+
+def unfold(x: Array, mode: int) -> Array:
+    """Return the matrix (n[mode], all other legs in order)."""
+    return np.moveaxis(x, mode, 0).reshape(x.shape[mode], -1)
+
+
+def khatri_rao(factors: Sequence[Array]) -> Array:
+    """Return the column-wise Kronecker product (n[0] n[1] ..., R) of factors (n[k], R)."""
+    out = factors[0]
+    for factor in factors[1:]:
+        out = (out[:, None, :] * factor[None, :, :]).reshape(-1, factor.shape[1])  # (n0 ... nk) R
+    return out
+
+
+def mttkrp(x: Array, factors: Sequence[Array], mode: int) -> Array:
+    """Return the unfolding of `x` along `mode` times the Khatri-Rao product of all other factors, (n[mode], R).
+
+    The Khatri-Rao product is never formed: one matrix product with an outer factor brings the size down by
+    n / R, and the other legs are summed column by column.
+    """
+    last = x.ndim - 1
+    if mode == last:
+        y = np.tensordot(x, factors[0], axes=([0], [0]))  # [n0] n1 ... n(last) R
+        inner = factors[1:last]
+    else:
+        y = x @ factors[last]  # n0 ... [n(last)] R
+        for factor in factors[last - 1 : mode : -1]:
+            y = np.einsum("...jr,jr->...r", y, factor)  # n0 ... [nj] R
+        inner = factors[:mode]
+    for factor in inner:
+        y = np.einsum("i...r,ir->...r", y, factor)  # [ni] ... R
+    return y

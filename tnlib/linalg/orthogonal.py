@@ -1,0 +1,22 @@
+"""QR with a fixed sign, and the triangular factor alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+from tnlib._typing import Array
+
+
+def qr_positive(a: Array) -> tuple[Array, Array]:
+    """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal; k = min(m, n)."""
+    q, r = scipy.linalg.qr(a, mode="economic", check_finite=False)
+    diagonal = np.diagonal(r)
+    size = np.abs(diagonal)
+    phases = np.where(size > 0, diagonal, 1) / np.where(size > 0, size, 1)
+    return q * phases, phases.conj()[:, None] * r
+
+
+def triangle(a: Array) -> Array:
+    """Return r (k, n) with r^H r = a^H a, k = min(m, n); it has the norm and the singular values of `a`."""
+    return np.asarray(np.linalg.qr(a, mode="r"))

@@ -1,0 +1,62 @@
+"""A dense array to the cores of a train, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.sweeps.budget import Budget
+
+
+def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array]:
+    r"""Split `x` (n[0], ..., n[d-1]) into a train by d - 1 truncated SVDs from the left.
+
+    Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 1. Each step leaves
+
+        |>--|>--|>--(rest)          |>  left-isometric core
+        |   |   |   | | |
+
+    so the last core is the centre and carries the norm.
+    """
+    cores: list[Array] = []
+    rest, left = x.reshape(1, -1), 1  # (r n[k] ... n[d-1])
+    for k, n in enumerate(x.shape[:-1]):
+        side = min(math.prod(x.shape[: k + 1]), math.prod(x.shape[k + 1 :]))
+        kept = budget.truncate(rest.reshape(left * n, -1), smaller_side=side, max_rank=max_rank)
+        cores.append(kept.u.reshape(left, n, -1))  # l n r
+        rest = kept.s[:, None] * kept.vh  # r (n[k+1] ... n[d-1])
+        left = len(kept.s)
+    cores.append(rest.reshape(left, x.shape[-1], 1))  # l n 1
+    return cores
+
+
+def cores_to_dense(cores: Sequence[Array]) -> Array:
+    """Contract cores (r[k], n[k], r[k+1]) to the array (n[0], ..., n[d-1])."""
+    out = cores[0].reshape(-1, cores[0].shape[-1])  # n0 r
+    for core in cores[1:]:
+        out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (n0 ... [r]) [r] nk r'
+    return out.reshape([core.shape[1] for core in cores])
+
+
+def fuse_row_and_column(cores: Sequence[Array]) -> list[Array]:
+    """Return TT-matrix cores (r, m, n, r') as train cores (r, m * n, r')."""
+    return [core.reshape(len(core), -1, core.shape[-1]) for core in cores]
+
+
+def pair_legs(a: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
+    """Return a matrix (prod m, prod n) as the array (m[0] n[0], m[1] n[1], ...) with paired legs."""
+    d = len(row_shape)
+    order = [leg for k in range(d) for leg in (k, d + k)]  # m0 n0 m1 n1 ...
+    pairs = [m * n for m, n in zip(row_shape, col_shape, strict=True)]
+    return a.reshape(*row_shape, *col_shape).transpose(order).reshape(pairs)
+
+
+def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
+    """Undo `pair_legs`: the array (m[0] n[0], m[1] n[1], ...) as the matrix (prod m, prod n)."""
+    d = len(row_shape)
+    split = [size for pair in zip(row_shape, col_shape, strict=True) for size in pair]  # m0 n0 m1 n1 ...
+    order = [*range(0, 2 * d, 2), *range(1, 2 * d, 2)]  # m0 m1 ... n0 n1 ...
+    return np.ascontiguousarray(x.reshape(split).transpose(order)).reshape(math.prod(row_shape), -1)
