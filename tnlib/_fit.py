@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from tnlib._errors import ConvergenceWarning, DegenerateCutWarning
 from tnlib._typing import Format
@@ -39,7 +41,7 @@ class Fit(Generic[F]):
     Fit of TensorTrain, shape 4 x 5 x 6, float64
       ranks    1 1 1 1
       numbers  15 of 120, 8.0 times fewer
-      error    0, certified
+      error    roundoff, certified
     """
 
     value: F
@@ -53,17 +55,23 @@ class Fit(Generic[F]):
         value = self.value
         dense, stored = math.prod(value.shape), value.n_parameters
         ratio = f"{dense / stored:.1f} times fewer" if dense > stored else f"{stored / dense:.1f} times more"
+        error = f"{self.error:.3g}" if self.error > roundoff(value.dtype) else "roundoff"
         kind = "certified" if self.certified else "estimated"
         lines = [
             f"Fit of {type(value).__name__}, shape {' x '.join(map(str, value.shape))}, {value.dtype}",
             f"  ranks    {_shorten(value.ranks)}",
             f"  numbers  {stored:,} of {dense:,}, {ratio}",
-            f"  error    {self.error:.3g}, {kind}" + ("" if self.converged else ", NOT converged"),
+            f"  error    {error}, {kind}" + ("" if self.converged else ", NOT converged"),
         ]
         if self.n_iter:
             lines.append(f"  sweeps   {self.n_iter}")
         lines += [f"  note     {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
+    """Return the relative error that `n_steps` factorisations of a tensor cannot be told from exact ones by."""
+    return 32 * float(np.finfo(dtype).eps) * math.sqrt(n_steps)
 
 
 def _shorten(ranks: tuple[int, ...]) -> str:

@@ -8,14 +8,13 @@ import numpy as np
 import scipy.linalg
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit, report
+from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.cp import CP
 from tnlib.gauge.cp import fix_components
 from tnlib.linalg.modes import mttkrp, unfold
-from tnlib.linalg.rank import roundoff
 from tnlib.linalg.scale import distance, shift
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tnlib._fit import Fit, report
+from tnlib._fit import Fit, report, roundoff
 from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.svd import SVD
-from tnlib.linalg.rank import roundoff
 from tnlib.linalg.scale import shift
 from tnlib.sweeps.budget import Budget
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import Fit, report
+from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.linalg.rank import roundoff
 from tnlib.linalg.scale import shift
 from tnlib.sweeps.budget import Budget
 from tnlib.sweeps.dense import dense_to_cores, pair_legs

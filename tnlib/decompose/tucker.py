@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import Fit, report
+from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product, unfold
-from tnlib.linalg.rank import roundoff
 from tnlib.linalg.scale import distance, shift
 from tnlib.linalg.svd import truncated_svd
 from tnlib.sweeps.budget import Budget

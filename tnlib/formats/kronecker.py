@@ -97,7 +97,7 @@ class KroneckerTerms(Operator):
                 f"KroneckerTerms.apply: x must have shape (positions, features) = {expected}, got {x.shape}; "
                 "positions come first."
             )
-        (y,) = self._apply(x[None])
+        y: Array = self._apply(x[None])[0]
         return y
 
     def full(self) -> Array:

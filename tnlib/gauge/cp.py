@@ -17,8 +17,8 @@ def fix_components(weights: Array, factors: Sequence[Array]) -> tuple[Array, lis
     factor takes the sign, or the phase, that is left. A component of weight zero keeps unit columns.
 
     >>> weights, factors = fix_components(np.array([-1.0]), [np.array([[2.0]]), np.array([[3.0]])])
-    >>> weights, factors[0][0, 0], factors[1][0, 0]
-    (array([6.]), 1.0, -1.0)
+    >>> weights, factors[0], factors[1]
+    (array([6.]), array([[1.]]), array([[-1.]]))
     """
     fixed: list[Array] = []
     carried = np.array(weights)  # R, complex until its phase is moved into the last factor

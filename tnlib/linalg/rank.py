@@ -34,11 +34,6 @@ def noise_level(norm: float, dtype: np.dtype[Any], smaller_side: int) -> float:
     return eps * norm * max(_NOISE, float(np.sqrt(smaller_side)))
 
 
-def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
-    """Return the relative error that `n_steps` factorisations of a tensor cannot avoid."""
-    return float(np.finfo(dtype).eps) * _NOISE * float(np.sqrt(n_steps))
-
-
 def choose_rank(s: Array, *, budget: float | None, noise: float, max_rank: int | None = None) -> int:
     """Return the smallest rank whose discarded tail fits `budget`, at least 1 and at most `max_rank`.
 
