@@ -17,19 +17,25 @@ NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
 
+def to_numpy(function: str, parameter: str, x: Any) -> Array:
+    """Return `x` as a numpy array in native byte order, of whatever dtype; no copy where none is needed."""
+    try:
+        a = np.asarray(x)
+    except (ValueError, TypeError, RuntimeError) as problem:  # torch refuses with a RuntimeError
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be an array of numbers, got a {type(x).__name__} that numpy cannot "
+            f"convert ({problem}); pass a numpy array."
+        ) from None
+    return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
+
+
 def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `x` as a finite array of a native dtype: float32, float64, complex64 or complex128.
 
     Native input comes back as it is, in whatever memory order; integers and booleans become float64, half
     precision becomes float32. `ndim` demands a number of legs; without it any number from one up will do.
     """
-    try:
-        a = np.asarray(x)
-    except (ValueError, TypeError) as problem:
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be an array of numbers, got a {type(x).__name__} that numpy cannot "
-            f"convert ({problem}); pass a numpy array."
-        ) from None
+    a = to_numpy(function, parameter, x)
     if a.dtype.name in HALF:
         a = a.astype(np.float32)
     elif a.dtype.kind in "iub":
@@ -39,8 +45,6 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
             f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
             "convert it, for example with .astype(numpy.float64)."
         )
-    if not a.dtype.isnative:
-        a = a.astype(a.dtype.newbyteorder("="))
     if ndim is not None and a.ndim != ndim:
         raise ArgumentError(f"{function}: {parameter} must have {ndim} legs, got shape {a.shape}; reshape it first.")
     if a.ndim == 0 or a.size == 0:
@@ -74,6 +78,8 @@ def as_rtol(function: str, rtol: Any) -> float | None:
 def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> int:
     """Return an integer of at least `least`."""
     try:
+        if isinstance(value, bool):  # it would count as 1
+            raise TypeError
         count = operator.index(value)
     except TypeError:
         raise ArgumentTypeError(
@@ -84,6 +90,17 @@ def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> in
     return count
 
 
+def as_rng(function: str, rng: Any) -> np.random.Generator:
+    """Return a generator from a generator or a seed; None is seed 0, so that nothing is random unasked."""
+    if isinstance(rng, np.random.Generator):
+        return rng
+    if rng is not None and (isinstance(rng, bool) or not isinstance(rng, numbers.Integral)):
+        raise ArgumentTypeError(
+            f"{function}: rng must be a numpy Generator, a seed or None, got {rng!r}; pass for example rng=0."
+        )
+    return np.random.default_rng(0 if rng is None else as_count(function, "rng", rng, least=0))
+
+
 def as_max_rank(function: str, max_rank: Any) -> int | None:
     """Return a rank cap of at least 1, or None."""
     return None if max_rank is None else as_count(function, "max_rank", max_rank)
@@ -91,7 +108,7 @@ def as_max_rank(function: str, max_rank: Any) -> int | None:
 
 def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = None) -> tuple[int, ...]:
     """Return leg sizes, all positive, whose product is `total` where one is given."""
-    if not isinstance(sizes, Sequence | np.ndarray) or isinstance(sizes, str):
+    if not isinstance(sizes, Sequence | np.ndarray) or isinstance(sizes, str) or getattr(sizes, "ndim", 1) == 0:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be a sequence of leg sizes, got {sizes!r}; pass for example (4, 8)."
         )

@@ -167,12 +167,14 @@ def _build(file: Path, header: Any, stored: Mapping[str, Array]) -> Saveable:
                     for h in range(len(a["left"]))
                 ]
                 return KroneckerTerms(a["left"], tuple(right))
-    except (KeyError, TypeError, AttributeError) as problem:
+    except FileFormatError:
+        raise
+    except TnlibError as problem:
+        raise FileFormatError(f"load: {file} does not hold a valid {name}: {problem}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise FileFormatError(
             f"load: {file} has a damaged tnlib header ({type(problem).__name__}: {problem}); save it again."
         ) from None
-    except TnlibError as problem:
-        raise FileFormatError(f"load: {file} does not hold a valid {name}: {problem}") from None
     raise FileFormatError(f"load: {file} holds a format {name!r} that this tnlib does not know; install a newer tnlib.")
 
 

@@ -10,7 +10,7 @@ import scipy.linalg
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_rtol
+from tnlib._validate import as_count, as_rng, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.cp import CP
 from tnlib.gauge.cp import fix_components
@@ -86,7 +86,7 @@ def cp(
     if constraint is not None and np.iscomplexobj(scaled):
         raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
 
-    generator = np.random.default_rng(0 if rng is None else rng)
+    generator = as_rng("cp", rng)
     target = max(rtol or 0.0, roundoff(scaled.dtype)) * norm
     iterate = _als if constraint is None else _nonnegative
     best = iterate(scaled, _singular_guess(scaled, rank, generator), n_iter, target)

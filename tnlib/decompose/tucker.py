@@ -16,6 +16,7 @@ from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product, unfold
 from tnlib.linalg.scale import distance, shift
+from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import truncated_svd
 from tnlib.sweeps.budget import Budget
 
@@ -128,6 +129,7 @@ def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Arra
 
 
 def _fill(u: Array, rank: int) -> Array:
-    """Append orthonormal columns to `u` (n, r) up to `rank`."""
+    """Append orthonormal columns to `u` (n, r) up to `rank`, and fix the signs that QR left."""
     padded = np.concatenate([u, np.eye(len(u), dtype=u.dtype)], axis=1)
-    return np.linalg.qr(padded)[0][:, :rank]
+    q = np.linalg.qr(padded)[0][:, :rank]
+    return q * leading_phases(q).conj()

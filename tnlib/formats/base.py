@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import NATIVE
+from tnlib._validate import NATIVE, to_numpy
 
 
 class Dense(ABC):
@@ -50,7 +50,7 @@ class Dense(ABC):
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError(f"{type(self).__name__} holds factors; a dense array of it is always a new one.")
+            raise ArgumentError(f"{type(self).__name__}: copy must not be False, a dense array of it is always new.")
         return self.full().astype(dtype or self.dtype, copy=False)
 
     def __repr__(self) -> str:
@@ -67,20 +67,39 @@ class Operator(Dense):
         """Shape (m, n) of the matrix."""
 
     @abstractmethod
-    def matmat(self, x: Array) -> Array:
-        """Return self @ x for x of shape (n, k), without multiplying out."""
+    def _matmat(self, x: Array) -> Array:
+        """Return self @ x for x (n, k), checked, without multiplying out."""
 
     @abstractmethod
+    def _rmatmat(self, x: Array) -> Array:
+        """Return self^H @ x for x (m, k), checked, without multiplying out."""
+
+    def matmat(self, x: Array) -> Array:
+        """Return self @ x for x of shape (n, k), without multiplying out."""
+        return self._matmat(self._operand("matmat", x, self.shape[1]))
+
     def rmatmat(self, x: Array) -> Array:
         """Return self^H @ x for x of shape (m, k), without multiplying out."""
+        return self._rmatmat(self._operand("rmatmat", x, self.shape[0]))
 
     def matvec(self, x: Array) -> Array:
         """Return self @ x for x of shape (n,)."""
-        return self.matmat(np.reshape(x, (-1, 1)))[:, 0]
+        return self._matmat(self._operand("matvec", x, self.shape[1], columns=1))[:, 0]
 
     def rmatvec(self, x: Array) -> Array:
         """Return self^H @ x for x of shape (m,)."""
-        return self.rmatmat(np.reshape(x, (-1, 1)))[:, 0]
+        return self._rmatmat(self._operand("rmatvec", x, self.shape[0], columns=1))[:, 0]
+
+    def _operand(self, method: str, x: Any, rows: int, columns: int | None = None) -> Array:
+        """Return `x` as a matrix of that many rows; reshaping something else would give a wrong answer in silence."""
+        name = f"{type(self).__name__}.{method}"
+        a = to_numpy(name, "x", x)
+        if a.dtype.kind not in "biufc":
+            raise ArgumentTypeError(f"{name}: x must hold numbers, got dtype {a.dtype}; convert it first.")
+        matrix = a[:, None] if a.ndim == columns else a
+        if matrix.ndim != 2 or len(matrix) != rows or columns not in (None, matrix.shape[1]):
+            expected = f"({rows},)" if columns else f"({rows}, k)"
+X        return matrix
 
     def __matmul__(self, x: Array) -> Array:
         return self.matvec(x) if np.ndim(x) == 1 else self.matmat(x)
@@ -91,7 +110,7 @@ class Operator(Dense):
 
 def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int) -> Array:
     """Return a read-only view of one stored array, refusing what no format can hold."""
-    array = np.asarray(a)
+    array = to_numpy(format_name, parameter, a)
     if array.dtype.name not in NATIVE:
         if array.dtype.kind not in "iub":
             raise ArgumentTypeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,8 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.base import Dense, as_stored, as_stored_list
 from tnlib.linalg.modes import khatri_rao
+from tnlib.linalg.orthogonal import triangle
+from tnlib.linalg.scale import norm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,8 +74,9 @@ class CP(Dense):
         return ((first * self.weights) @ rest.T).reshape(self.shape)  # n0 [R] (n1 ...)
 
     def norm(self) -> float:
-        """Frobenius norm, through the R x R Gram matrices; where components cancel, digits cancel with them."""
-        gram = np.outer(self.weights.conj(), self.weights)
-        for factor in self.factors:
-            gram = gram * (factor.conj().T @ factor)  # R R
-        return math.sqrt(max(0.0, float(gram.sum().real)))
+        """Frobenius norm, from the triangular factor of the Khatri-Rao product: no square that would lose digits."""
+        *others, last = self.factors
+        small = np.ones((1, len(self.weights)), last.dtype)
+        for factor in others:
+            small = triangle(khatri_rao([small, factor]))  # r R
+        return norm((small * self.weights) @ last.T)  # r n(d-1)

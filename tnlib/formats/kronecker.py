@@ -10,6 +10,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import to_numpy
 from tnlib.formats.base import Operator, as_stored, as_stored_list
 from tnlib.formats.low_rank import LowRank
 from tnlib.linalg.orthogonal import triangle
@@ -90,7 +91,7 @@ class KroneckerTerms(Operator):
 
     def apply(self, x: Array) -> Array:
         """Return sum_h left[h] x right[h]^T, (p, q), for x (p', q'); nothing of size (p q)^2 is formed."""
-        x = np.asarray(x)
+        x = to_numpy("KroneckerTerms.apply", "x", x)
         expected = self.left.shape[2], self.right[0].shape[1]
         if x.shape != expected:
             raise ArgumentError(
@@ -115,14 +116,12 @@ class KroneckerTerms(Operator):
         t = triangle(self.left.reshape(len(self.left), -1).T)  # i h
         return norm(np.array([_norm_of_sum(row, self.right) for row in t]))
 
-    def matmat(self, x: Array) -> Array:
-        """Return self @ x for x (p' q', k)."""
+    def _matmat(self, x: Array) -> Array:
         columns = np.ascontiguousarray(x.T).reshape(-1, self.left.shape[2], self.right[0].shape[1])  # k p' q'
         return self._apply(columns).reshape(len(columns), -1).T
 
-    def rmatmat(self, x: Array) -> Array:
-        """Return self^H @ x for x (p q, k)."""
-        return self.H.matmat(x)
+    def _rmatmat(self, x: Array) -> Array:
+        return self.H._matmat(x)
 
     @property
     def H(self) -> KroneckerTerms:

@@ -76,12 +76,10 @@ class LowRank(Operator):
         """Frobenius norm, from the triangular factors of both sides: no (m, n) array and no cancellation."""
         return norm(triangle(self.left) @ triangle(self.right.T).T)
 
-    def matmat(self, x: Array) -> Array:
-        """Return self @ x for x (n, k)."""
+    def _matmat(self, x: Array) -> Array:
         y: Array = self.left @ (self.right @ x)
         return y
 
-    def rmatmat(self, x: Array) -> Array:
-        """Return self^H @ x for x (m, k)."""
+    def _rmatmat(self, x: Array) -> Array:
         y: Array = self.right.conj().T @ (self.left.conj().T @ x)
         return y

@@ -10,6 +10,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import as_legs, to_numpy
 from tnlib.formats.base import Dense, as_stored
 from tnlib.linalg.scale import norm
 
@@ -48,16 +49,17 @@ class SVD(Dense):
     left: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        u, vh = (as_stored("SVD", k, a, ndim=np.ndim(a)) for k, a in (("u", self.u), ("vh", self.vh)))
+        u, vh = (to_numpy("SVD", name, a) for name, a in (("u", self.u), ("vh", self.vh)))
+        u, vh = as_stored("SVD", "u", u, ndim=u.ndim), as_stored("SVD", "vh", vh, ndim=vh.ndim)
         s = as_stored("SVD", "s", self.s, ndim=1)
         if u.ndim < 2 or vh.ndim < 2 or not u.shape[-1] == len(s) == len(vh):
             raise ArgumentError(
                 f"SVD: u (..., r), s (r,) and vh (r, ...) must share r, got shapes {u.shape}, {s.shape} and "
                 f"{vh.shape}; truncate all three alike."
             )
-        left = tuple(range(u.ndim - 1)) if self.left is None else tuple(self.left)
         ndim = u.ndim + vh.ndim - 2
-        if len(left) != u.ndim - 1 or len(set(left)) != len(left) or not set(left) <= set(range(ndim)):
+        left = tuple(range(u.ndim - 1)) if self.left is None else as_legs("SVD", "left", self.left, ndim)
+        if len(left) != u.ndim - 1:
             raise ArgumentError(
                 f"SVD: left must name the {u.ndim - 1} legs of u among {ndim}, got {left}; leave it out for the first."
             )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tnlib._errors import ArgumentError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.formats.base import Dense, Operator, as_stored_list
@@ -40,11 +41,16 @@ class _Train(Dense):
                 f"{name}: the outer bonds must have size 1, got {ends[0]} and {ends[1]}; "
                 "sum over them or move them into a core (cyclic trains are not supported)."
             )
-        if self.center is not None and as_count(name, "center", self.center, least=0) >= len(cores):
-            raise ArgumentError(f"{name}: center must name one of {len(cores)} cores, got {self.center}; count from 0.")
+        center = None if self.center is None else as_count(name, "center", self.center, least=0)
+        if center is not None and center >= len(cores):
+            raise ArgumentError(f"{name}: center must name one of {len(cores)} cores, got {center}; count from 0.")
+        if not isinstance(self.log_scale, numbers.Real):
+            raise ArgumentTypeError(f"{name}: log_scale must be a real number, got {self.log_scale!r}; pass a float.")
         if not math.isfinite(self.log_scale):
             raise ArgumentError(f"{name}: log_scale must be finite, got {self.log_scale}; use zero cores for 0.")
         object.__setattr__(self, "cores", cores)
+        object.__setattr__(self, "center", center)
+        object.__setattr__(self, "log_scale", float(self.log_scale))
 
     def arrays(self) -> tuple[Array, ...]:
         """Return the cores."""
@@ -57,7 +63,7 @@ class _Train(Dense):
 
     def norm(self) -> float:
         """Frobenius norm, by triangular factors from the left: no cancellation."""
-        return train_norm(fuse_row_and_column(self.cores)) * math.exp(self.log_scale)
+        return train_norm(fuse_row_and_column(self.cores), self.log_scale)
 
     def _scaled(self, x: Array) -> Array:
         return x if self.log_scale == 0 else x * x.real.dtype.type(math.exp(self.log_scale))
@@ -149,11 +155,10 @@ class TTMatrix(_Train, Operator):
         paired = cores_to_dense(fuse_row_and_column(self.cores))
         return self._scaled(unpair_legs(paired, self.row_shape, self.col_shape))
 
-    def matmat(self, x: Array) -> Array:
-        """Return self @ x for x (prod n, k), one core at a time."""
+    def _matmat(self, x: Array) -> Array:
+        # one core at a time
         return self._scaled(apply_cores(self.cores, x))
 
-    def rmatmat(self, x: Array) -> Array:
-        """Return self^H @ x for x (prod m, k), one core at a time."""
+    def _rmatmat(self, x: Array) -> Array:
         adjoint = [core.conj().transpose(0, 2, 1, 3) for core in self.cores]  # l n m r
         return self._scaled(apply_cores(adjoint, x))

@@ -41,7 +41,7 @@ def truncated_svd(a: Array, *, budget: float | None, noise: float, max_rank: int
     """Truncate `a` to the smallest rank within `budget` (see `choose_rank`); signs are fixed on the left."""
     u, s, vh = thin_svd(a)
     rank = choose_rank(s, budget=budget, noise=noise, max_rank=max_rank)
-    capped = max_rank is not None and rank == max_rank
+    capped = rank < choose_rank(s, budget=budget, noise=noise)
     phases = leading_phases(u[:, :rank])
     return Truncated(
         u[:, :rank] * phases.conj(),  # m r

@@ -29,7 +29,7 @@ def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array
         cores.append(kept.u.reshape(left, n, -1))  # l n r
         rest = kept.s[:, None] * kept.vh  # r (n[k+1] ... n[d-1])
         left = len(kept.s)
-    cores.append(rest.reshape(left, x.shape[-1], 1))  # l n 1
+    cores.append(np.array(rest).reshape(left, x.shape[-1], 1))  # l n 1; a copy, since `rest` of one leg is x itself
     return cores
 
 

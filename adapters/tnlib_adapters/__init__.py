@@ -1,0 +1,31 @@
+"""Transformer checkpoints as tensor networks: attention operators, compression, and ways back into a model.
+
+No framework is imported here, nor anything else before it is used (SPEC 1).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "open_checkpoint": "tnlib_adapters.attention.checkpoint",
+    "Checkpoint": "tnlib_adapters.attention.checkpoint",
+    "Attention": "tnlib_adapters.attention.attention",
+    "FrozenAttention": "tnlib_adapters.attention.attention",
+    "builtin_path": "tnlib_adapters.data.builtin",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tnlib_adapters' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Arrays to operators: QK and OV circuits in homogeneous coordinates, frozen attention."""

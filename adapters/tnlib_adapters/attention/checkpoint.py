@@ -1,0 +1,175 @@
+"""A checkpoint folder as a model's attention layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib import ArgumentError, FileFormatError
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.checkpoints.architectures import Architecture
+from tnlib_adapters.checkpoints.factored import Piece, descriptions, expand, part_name
+from tnlib_adapters.checkpoints.folder import Folder, open_folder
+from tnlib_adapters.checkpoints.projections import (
+    Projections,
+    Sizes,
+    check_shapes,
+    find_prefix,
+    read_sizes,
+    take_apart,
+)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Checkpoint:
+    """A transformer checkpoint on disk; tensors are read when they are asked for.
+
+    Made by `open_checkpoint`.
+    """
+
+    folder: Folder
+    sizes: Sizes
+    prefix: str
+    pieces: list[list[dict[str, Any]]] | None  # for each layer, how its attention is stored; None as it came
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The content of config.json."""
+        return self.folder.config
+
+    @property
+    def architecture(self) -> Architecture:
+        """The row of the table of architectures that describes it."""
+        return self.folder.architecture
+
+    @property
+    def n_layers(self) -> int:
+        """Count of attention layers."""
+        return self.sizes.n_layers
+
+    def __repr__(self) -> str:
+        s = self.sizes
+        return (
+            f"Checkpoint({self.architecture.model_type}, {s.n_layers} layers, {s.n_heads} heads of {s.d_head}, "
+            f"d_model {s.d_model}, {self.folder.path})"
+        )
+
+    def read(self, name: str) -> Array:
+        """Read one tensor by its name without the prefix; half precision comes as float32.
+
+        Raises
+        ------
+        FileFormatError
+            If there is no such tensor, or it holds NaN or inf.
+        """
+        found = self._get(self.prefix + name)
+        if found is None:
+            raise FileFormatError(
+                f"Checkpoint.read: {self.folder.path} must hold tensor {self.prefix + name!r}; "
+                "check that config.json belongs to these weights."
+            )
+        return found
+
+    def projections(self, layer: int) -> Projections:
+        """Return the weights and biases of one layer's attention, multiplied out if they are stored as factors."""
+        if not -self.n_layers <= layer < self.n_layers:
+            raise ArgumentError(
+                f"Checkpoint.attention: layer must lie between 0 and {self.n_layers - 1}, got {layer}; the model has "
+                f"{self.n_layers} layers."
+            )
+        layer %= self.n_layers
+        stored = take_apart(self.architecture, self.prefix, layer, self._get)
+        if self.pieces is None:
+            return stored
+        factored = expand([self._piece(layer, one) for one in self.pieces[layer]], self.sizes)
+        return Projections({**stored.weights, **factored.weights}, {**stored.biases, **factored.biases})
+
+    def attention(self, layer: int) -> Attention:
+        """Return one attention layer, weights in float32 or, where stored so, float64.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such layer.
+        FileFormatError
+            If a tensor holds NaN or inf, or the file was cut short since it was opened.
+        """
+        found, sizes = self.projections(layer), self.sizes
+        weights = {name: _per_head(w, sizes.n_heads, inner_first=name == "o") for name, w in found.weights.items()}
+        biases = {name: b if name == "o" else b.reshape(sizes.n_heads, -1) for name, b in found.biases.items()}
+        return Attention(
+            **{f"W_{name.upper()}": weight for name, weight in weights.items()},
+            **{f"b_{name.upper()}": bias for name, bias in biases.items()},
+            scale=self.architecture.scale(self.config, layer % self.n_layers, sizes.d_head),
+        )
+
+    def _get(self, name: str) -> Array | None:
+        return self.folder.tensors[name].read_finite() if name in self.folder.tensors else None
+
+    def _piece(self, layer: int, described: dict[str, Any]) -> Piece:
+        base = self.prefix + self.architecture.attention.format(layer=layer)
+        arrays = {}
+        for part, shape in described["shapes"].items():
+            name = f"{base}.{part_name(described['of'], part)}"
+            found = self._get(name)
+            if found is None or list(found.shape) != shape:
+                raise FileFormatError(
+                    f"open_checkpoint: tensor {name!r} must have shape {tuple(shape)} by config.json, got "
+                    f"{None if found is None else found.shape}; compress again."
+                )
+            arrays[part] = found
+        return Piece(described["kind"], described["of"], arrays, tuple(described["ranks"]))
+
+
+def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint folder: config.json beside safetensors, single or sharded; only headers are read.
+
+    Parameters
+    ----------
+    folder
+        Path of the folder. Architectures: BERT, GPT-2, and the model that is shipped with this package.
+
+    Returns
+    -------
+    Checkpoint
+        `.config` and `.attention(layer)`; a folder that `tnlib compress` wrote opens like any other.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder or its config.json is missing.
+    FileFormatError
+        If the architecture is not known, a file is damaged or pickled, or a shape contradicts the config.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).n_layers
+    2
+    """
+    opened = open_folder(folder)
+    sizes = read_sizes(opened)
+    prefix = find_prefix(opened)
+    pieces = descriptions(opened.config)
+    if pieces is None:
+        check_shapes(opened, sizes, prefix)
+    elif len(pieces) != sizes.n_layers:
+        raise FileFormatError(
+            f"open_checkpoint: config.json must describe the factors of {sizes.n_layers} layers, got {len(pieces)}; "
+            "compress again."
+        )
+    return Checkpoint(opened, sizes, prefix, pieces)
+
+
+def _per_head(weight: Array, n_heads: int, *, inner_first: bool) -> Array:
+    """Split the inner dimension of a projection into heads: (head, d_model, d_head), or (head, d_head, d_model)."""
+    if inner_first:
+        return weight.reshape(n_heads, -1, weight.shape[1])  # h dh d
+    return np.ascontiguousarray(weight.reshape(len(weight), n_heads, -1).transpose(1, 0, 2))  # h d dh

@@ -1,0 +1,1 @@
+"""Checkpoint folders to named arrays: safetensors, sharded or not, read lazily with numpy alone."""

@@ -1,0 +1,200 @@
+"""Factors stored in the place of attention weights: how they are named, described and multiplied out.
+
+A layer of a compressed checkpoint is a list of pieces. A piece stands for one or more of the four projections;
+its arrays are tensors named `<attention module>.tnlib.<of>_<part>`, its kind says how they multiply out, and
+config.json describes it, so that the shapes are known before a tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib import CP, FileFormatError, TTMatrix, Tucker
+from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
+
+Array = npt.NDArray[Any]
+
+KEY = "quantization_config"  # of config.json: where transformers looks for how weights are stored
+METHOD = "tnlib"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Factors of one or more projections.
+
+    Parameters
+    ----------
+    kind
+        A key of `EXPAND`.
+    of
+        The projections, such as "q" or "qkvo".
+    arrays
+        Part name -> factor.
+    ranks
+        One per head where heads share an array, otherwise ().
+    """
+
+    kind: str
+    of: str
+    arrays: Mapping[str, Array]
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def n_parameters(self) -> int:
+        """Count of stored numbers."""
+        return sum(a.size for a in self.arrays.values())
+
+    def describe(self) -> dict[str, Any]:
+        """Return what config.json says of it."""
+        shapes = {part: list(a.shape) for part, a in self.arrays.items()}
+        return {"kind": self.kind, "of": self.of, "shapes": shapes, "ranks": list(self.ranks)}
+
+
+def part_name(of: str, part: str) -> str:
+    """Return the name of a factor below its attention module."""
+    return f"{METHOD}.{of}_{part}"
+
+
+def describe(layers: Sequence[Sequence[Piece]], method: str) -> dict[str, Any]:
+    """Return the section of config.json that tells how the attention of every layer is stored."""
+    pieces = [[piece.describe() for piece in layer] for layer in layers]
+    return {"quant_method": METHOD, "version": VERSION, "method": method, "layers": pieces}
+
+
+def descriptions(config: Mapping[str, Any]) -> list[list[dict[str, Any]]] | None:
+    """Return, for each layer, the described pieces of a compressed checkpoint; None for an ordinary one."""
+    section = config.get(KEY)
+    if section is None:
+        return None
+    if not isinstance(section, dict) or section.get("quant_method") != METHOD:
+        raise FileFormatError(
+            f"open_checkpoint: {KEY} in config.json must be of {METHOD} or absent, got {section!r:.80}; "
+            "dequantize the checkpoint first."
+        )
+    if section.get("version") != VERSION:
+        raise FileFormatError(
+            f"open_checkpoint: factors of version {section.get('version')!r} cannot be read, this tnlib reads "
+            f"version {VERSION}; install a newer tnlib."
+        )
+    layers = section.get("layers")
+    if not isinstance(layers, list) or not all(
+        isinstance(layer, list) and all(_is_described(piece) for piece in layer) for layer in layers
+    ):
+        raise FileFormatError(f"open_checkpoint: the layers of {KEY} in config.json are damaged; compress again.")
+    return layers
+
+
+def _is_described(piece: Any) -> bool:
+    return (
+        isinstance(piece, dict)
+        and piece.get("kind") in EXPAND
+        and isinstance(piece.get("of"), str)
+        and set(piece["of"]) <= set(NAMES)
+        and isinstance(piece.get("shapes"), dict)
+        and all(isinstance(s, list) and all(type(n) is int and n >= 0 for n in s) for s in piece["shapes"].values())
+        and isinstance(piece.get("ranks"), list)
+        and all(type(r) is int and r >= 0 for r in piece["ranks"])
+    )
+
+
+def expand(pieces: Sequence[Piece], sizes: Sizes) -> Projections:
+    """Multiply the factors of a layer out, in float64, to the weights and biases they stand for."""
+    weights: dict[str, Array] = {}
+    biases: dict[str, Array] = {}
+    for piece in pieces:
+        wide = Piece(piece.kind, piece.of, {k: a.astype(np.float64) for k, a in piece.arrays.items()}, piece.ranks)
+        found = EXPAND[piece.kind](wide, sizes)
+        weights |= found.weights
+        biases |= found.biases
+    return Projections(weights, biases)
+
+
+def _dense(piece: Piece, sizes: Sizes) -> Projections:
+    return Projections({piece.of: piece.arrays["weight"]}, {})
+
+
+def _low_rank(piece: Piece, sizes: Sizes) -> Projections:
+    return Projections({piece.of: piece.arrays["left"] @ piece.arrays["right"]}, {})
+
+
+def _ttm(piece: Piece, sizes: Sizes) -> Projections:
+    cores = [piece.arrays[f"core{k}"] for k in range(len(piece.arrays))]
+    return Projections({piece.of: TTMatrix(tuple(cores)).full()}, {})
+
+
+def _tucker(piece: Piece, sizes: Sizes) -> Projections:
+    factors = [piece.arrays[f"factor{k}"] for k in range(len(piece.arrays) - 1)]
+    return unstack(Tucker(piece.arrays["core"], tuple(factors)).full())
+
+
+def _cp(piece: Piece, sizes: Sizes) -> Projections:
+    factors = [piece.arrays[f"factor{k}"] for k in range(len(piece.arrays) - 1)]
+    return unstack(CP(piece.arrays["weights"], tuple(factors)).full())
+
+
+def _stack(piece: Piece, sizes: Sizes) -> Projections:
+    return unstack(piece.arrays["stack"])
+
+
+def _heads(piece: Piece, sizes: Sizes) -> Projections:
+    """Put the columns of every head back into its slot of d_head, the rest of which stays zero.
+
+    `left` (d_model, r) or (d_model + 1, r) holds the weights, and as its last row the bias, of the first
+    projection; `right` those of the second, (r, d_model) or (r, d_model + 1).
+    """
+    first, second = list(piece.of)
+    into = _slots(piece.ranks, sizes.d_head)
+    left = np.zeros((len(piece.arrays["left"]), sizes.d_model))
+    right = np.zeros((sizes.d_model, piece.arrays["right"].shape[1]))
+    left[:, into] = piece.arrays["left"]
+    right[into] = piece.arrays["right"]
+
+    d = sizes.d_model
+    weights = {first: left[:d], second: right if second == "o" else right[:, :d].T}
+    biases = {first: left[d]} if len(left) > d else {}
+    if second != "o" and right.shape[1] > d:
+        biases[second] = right[:, d]
+    return Projections(weights, biases)
+
+
+def _slots(ranks: Sequence[int], d_head: int) -> list[int]:
+    """Return the inner dimensions that heads of these ranks fill: the first ones of each head.
+
+    >>> _slots([1, 2], d_head=4)
+    [0, 4, 5]
+    """
+    return [head * d_head + column for head, rank in enumerate(ranks) for column in range(rank)]
+
+
+def stack(projections: Projections, sizes: Sizes) -> Array:
+    """Return all four weights as one array (projection, head, d_model, d_head)."""
+    heads = []
+    for name in NAMES:
+        weight = projections.weights[name]
+        on_columns = weight.T if name == "o" else weight  # d_model (head d_head)
+        heads.append(on_columns.reshape(sizes.d_model, sizes.n_heads, -1).transpose(1, 0, 2))  # h d dh
+    return np.stack(heads)
+
+
+def unstack(x: Array) -> Projections:
+    """Undo `stack`."""
+    flat = [weight.transpose(1, 0, 2).reshape(weight.shape[1], -1) for weight in x]  # d_model (head d_head)
+    weights = {name: weight.T if name == "o" else weight for name, weight in zip(NAMES, flat, strict=True)}
+    return Projections(weights, {})
+
+
+EXPAND: Mapping[str, Callable[[Piece, Sizes], Projections]] = {
+    "dense": _dense,
+    "low_rank": _low_rank,
+    "ttm": _ttm,
+    "heads": _heads,
+    "tucker": _tucker,
+    "cp": _cp,
+    "stack": _stack,
+}
