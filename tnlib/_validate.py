@@ -78,9 +78,7 @@ def as_rtol(function: str, rtol: Any) -> float | None:
 def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> int:
     """Return an integer of at least `least`."""
     try:
-        if isinstance(value, bool):  # it would count as 1
-            raise TypeError
-        count = operator.index(value)
+        count = _index(value)
     except TypeError:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be an integer, got {value!r}; pass for example {parameter}={max(least, 8)}."
@@ -127,7 +125,7 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
     """Return distinct leg numbers in [0, ndim), a proper non-empty subset; negative ones count from the end."""
     given = legs if isinstance(legs, Sequence | np.ndarray) and not isinstance(legs, str) else (legs,)
     try:
-        result = tuple(operator.index(leg) for leg in given)
+        result = tuple(_index(leg) for leg in given)
     except TypeError:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be leg numbers, got {legs!r}; pass for example {parameter}=(0, 1)."
@@ -143,3 +141,10 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
             "the remaining legs form the other side."
         )
     return result
+
+
+def _index(value: Any) -> int:
+    """Return an integer; True and False are none here, though Python counts with them."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)

@@ -13,6 +13,7 @@ _HOME = {
     "Checkpoint": "tnlib_adapters.attention.checkpoint",
     "Attention": "tnlib_adapters.attention.attention",
     "FrozenAttention": "tnlib_adapters.attention.attention",
+    "compress": "tnlib_adapters.compression.compress",
     "builtin_path": "tnlib_adapters.data.builtin",
 }
 

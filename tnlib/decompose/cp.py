@@ -126,6 +126,7 @@ def _als(x: Array, factors: list[Array], n_iter: int, target: float) -> _Iterate
     factors, rank = list(factors), factors[0].shape[1]
     residual, previous = np.inf, np.inf
     for sweep in range(1, n_iter + 1):
+        before = list(factors)
         for k in range(x.ndim):
             gram: Array = np.ones((rank, rank), x.dtype)
             for j, factor in enumerate(factors):
@@ -136,6 +137,8 @@ def _als(x: Array, factors: list[Array], n_iter: int, target: float) -> _Iterate
             if k < x.ndim - 1:
                 factors[k] = _unit_columns(factors[k])
         residual = distance(x, CP(np.ones(rank, x.dtype), tuple(factors)).full())
+        if residual > previous:  # only rounding raises it, where components are nearly collinear
+            return _Iterate(before, previous, sweep, True)
         if residual <= target or previous - residual <= _STATIONARY * residual:
             return _Iterate(factors, residual, sweep, True)
         previous = residual

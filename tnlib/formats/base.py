@@ -99,7 +99,8 @@ class Operator(Dense):
         matrix = a[:, None] if a.ndim == columns else a
         if matrix.ndim != 2 or len(matrix) != rows or columns not in (None, matrix.shape[1]):
             expected = f"({rows},)" if columns else f"({rows}, k)"
-X        return matrix
+            raise ArgumentError(f"{name}: x must have shape {expected}, got {a.shape}; legs are flattened row by row.")
+        return matrix
 
     def __matmul__(self, x: Array) -> Array:
         return self.matvec(x) if np.ndim(x) == 1 else self.matmat(x)

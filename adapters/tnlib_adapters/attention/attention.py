@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tnlib import ArgumentError, KroneckerTerms, LowRank
+from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
+from tnlib._validate import to_numpy
 
 Array = npt.NDArray[Any]
 
@@ -87,7 +88,10 @@ class Attention:
     b_O: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.W_Q.ndim != 3 or self.W_K.ndim != 3 or len(self.W_Q) % len(self.W_K):
+        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if value is None else to_numpy("Attention", name, value))
+        if self.W_Q.ndim != 3 or self.W_K.ndim != 3 or not len(self.W_K) or len(self.W_Q) % len(self.W_K):
             raise ArgumentError(
                 "Attention: W_Q must have shape (heads, d_model, d_head) and W_K (kv_heads, d_model, d_head) with "
                 f"kv_heads dividing heads, got {self.W_Q.shape} and {self.W_K.shape}; reshape them per head."
@@ -186,7 +190,7 @@ class Attention:
         ArgumentError
             If there is not one matrix per head.
         """
-        patterns = np.asarray(patterns)
+        patterns = to_numpy("Attention.frozen", "patterns", patterns)
         if patterns.ndim != 3 or len(patterns) != self.n_heads:
             raise ArgumentError(
                 f"Attention.frozen: patterns must have shape (heads, n, n') with {self.n_heads} heads, "
@@ -214,22 +218,28 @@ class Attention:
 
     def _head(self, method: str, head: int) -> tuple[int, int]:
         """Return the query head and the key head it reads, both counted from 0."""
-        if not -self.n_heads <= head < self.n_heads:
-            raise ArgumentError(
-                f"Attention.{method}: head must lie between 0 and {self.n_heads - 1}, got {head}; the layer has "
-                f"{self.n_heads} heads."
-            )
-        head %= self.n_heads
+        head = as_index(f"Attention.{method}", "head", head, self.n_heads)
         return head, head // (self.n_heads // self.kv_heads)
 
     def _input(self, method: str, x: Array) -> Array:
-        x = np.asarray(x)
+        x = to_numpy(f"Attention.{method}", "x", x)
         if x.ndim != 2 or x.shape[1] != self.d_model:
             raise ArgumentError(
                 f"Attention.{method}: x must have shape (positions, {self.d_model}), got {x.shape}; "
                 "pass one sequence at a time."
             )
         return x
+
+
+def as_index(function: str, parameter: str, value: Any, count: int) -> int:
+    """Return a number in 0 ... count - 1; negative ones count from the end."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{function}: {parameter} must be an integer, got {value!r}; count from 0.")
+    if not -count <= value < count:
+        raise ArgumentError(
+            f"{function}: {parameter} must lie between 0 and {count - 1}, got {value}; there are {count} of them."
+        )
+    return int(value) % count
 
 
 def _with_bias(weight: Array, bias: Array | None) -> Array:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tnlib import ArgumentError, FileFormatError
-from tnlib_adapters.attention.attention import Attention
+from tnlib import FileFormatError
+from tnlib_adapters.attention.attention import Attention, as_index
 from tnlib_adapters.checkpoints.architectures import Architecture
-from tnlib_adapters.checkpoints.factored import Piece, descriptions, expand, part_name
+from tnlib_adapters.checkpoints.factored import Piece, check_factors, descriptions, expand, factor_name
 from tnlib_adapters.checkpoints.folder import Folder, open_folder
 from tnlib_adapters.checkpoints.projections import (
     Projections,
@@ -23,6 +23,7 @@ from tnlib_adapters.checkpoints.projections import (
     read_sizes,
     take_apart,
 )
+from tnlib_adapters.checkpoints.tensor_file import TensorInfo
 
 Array = npt.NDArray[Any]
 
@@ -61,30 +62,30 @@ class Checkpoint:
             f"d_model {s.d_model}, {self.folder.path})"
         )
 
+    def locate(self, name: str) -> TensorInfo | None:
+        """Return where a tensor lies, None if there is none; its name may lack the prefix of this checkpoint."""
+        tensors = self.folder.tensors
+        return tensors.get(self.prefix + name) or tensors.get(name)
+
     def read(self, name: str) -> Array:
-        """Read one tensor by its name without the prefix; half precision comes as float32.
+        """Read one tensor by a name that `locate` knows; half precision comes as float32.
 
         Raises
         ------
         FileFormatError
             If there is no such tensor, or it holds NaN or inf.
         """
-        found = self._get(self.prefix + name)
+        found = self.locate(name)
         if found is None:
             raise FileFormatError(
                 f"Checkpoint.read: {self.folder.path} must hold tensor {self.prefix + name!r}; "
                 "check that config.json belongs to these weights."
             )
-        return found
+        return found.read_finite()
 
     def projections(self, layer: int) -> Projections:
         """Return the weights and biases of one layer's attention, multiplied out if they are stored as factors."""
-        if not -self.n_layers <= layer < self.n_layers:
-            raise ArgumentError(
-                f"Checkpoint.attention: layer must lie between 0 and {self.n_layers - 1}, got {layer}; the model has "
-                f"{self.n_layers} layers."
-            )
-        layer %= self.n_layers
+        layer = as_index("Checkpoint.projections", "layer", layer, self.n_layers)
         stored = take_apart(self.architecture, self.prefix, layer, self._get)
         if self.pieces is None:
             return stored
@@ -101,30 +102,19 @@ class Checkpoint:
         FileFormatError
             If a tensor holds NaN or inf, or the file was cut short since it was opened.
         """
-        found, sizes = self.projections(layer), self.sizes
-        weights = {name: _per_head(w, sizes.n_heads, inner_first=name == "o") for name, w in found.weights.items()}
-        biases = {name: b if name == "o" else b.reshape(sizes.n_heads, -1) for name, b in found.biases.items()}
-        return Attention(
-            **{f"W_{name.upper()}": weight for name, weight in weights.items()},
-            **{f"b_{name.upper()}": bias for name, bias in biases.items()},
-            scale=self.architecture.scale(self.config, layer % self.n_layers, sizes.d_head),
-        )
+        layer = as_index("Checkpoint.attention", "layer", layer, self.n_layers)
+        scale = self.architecture.scale(self.config, layer, self.sizes.d_head)
+        return as_attention(self.projections(layer), self.sizes, scale)
 
     def _get(self, name: str) -> Array | None:
         return self.folder.tensors[name].read_finite() if name in self.folder.tensors else None
 
     def _piece(self, layer: int, described: dict[str, Any]) -> Piece:
-        base = self.prefix + self.architecture.attention.format(layer=layer)
-        arrays = {}
-        for part, shape in described["shapes"].items():
-            name = f"{base}.{part_name(described['of'], part)}"
-            found = self._get(name)
-            if found is None or list(found.shape) != shape:
-                raise FileFormatError(
-                    f"open_checkpoint: tensor {name!r} must have shape {tuple(shape)} by config.json, got "
-                    f"{None if found is None else found.shape}; compress again."
-                )
-            arrays[part] = found
+        names = {
+            part: factor_name(self.architecture, self.prefix, layer, described["of"], part)
+            for part in described["shapes"]
+        }
+        arrays = {part: self.folder.tensors[name].read_finite() for part, name in names.items()}
         return Piece(described["kind"], described["of"], arrays, tuple(described["ranks"]))
 
 
@@ -158,14 +148,27 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     sizes = read_sizes(opened)
     prefix = find_prefix(opened)
     pieces = descriptions(opened.config)
-    if pieces is None:
-        check_shapes(opened, sizes, prefix)
-    elif len(pieces) != sizes.n_layers:
+    if pieces is not None and len(pieces) != sizes.n_layers:
         raise FileFormatError(
             f"open_checkpoint: config.json must describe the factors of {sizes.n_layers} layers, got {len(pieces)}; "
             "compress again."
         )
+    factored = None if pieces is None else ["".join(piece["of"] for piece in layer) for layer in pieces]
+    check_shapes(opened, sizes, prefix, factored)
+    check_factors(opened, prefix, pieces or [])
     return Checkpoint(opened, sizes, prefix, pieces)
+
+
+def as_attention(projections: Projections, sizes: Sizes, scale: float) -> Attention:
+    """Split projections into heads."""
+    heads = sizes.n_heads
+    weights = {name: _per_head(w, heads, inner_first=name == "o") for name, w in projections.weights.items()}
+    biases = {name: b if name == "o" else b.reshape(heads, -1) for name, b in projections.biases.items()}
+    return Attention(
+        **{f"W_{name.upper()}": weight for name, weight in weights.items()},
+        **{f"b_{name.upper()}": bias for name, bias in biases.items()},
+        scale=scale,
+    )
 
 
 def _per_head(weight: Array, n_heads: int, *, inner_first: bool) -> Array:

@@ -53,7 +53,7 @@ class Architecture:
     attention_norm: str | None = None
     mlp: Mlp | None = None
     final_norm: str | None = None
-    unembed: str | None = None  # None where the checkpoint ends in hidden states
+    unembed: tuple[str, ...] = ()  # weight (vocab, d_model); the first that is there counts; () ends in hidden states
     prefixes: tuple[str, ...] = ("",)  # in front of all names; the first under which the tensors are found counts
     required: Mapping[str, tuple[Any, ...]] = field(
         default_factory=dict
@@ -109,7 +109,7 @@ GPT2 = Architecture(
         activation="activation_function",
     ),
     final_norm="ln_f",
-    unembed="wte",
+    unembed=("lm_head", "wte"),  # tied unless a head of its own is stored
     prefixes=("transformer.", ""),
     required={"add_cross_attention": (False, None)},
     scale=_gpt2_scale,
@@ -127,7 +127,7 @@ ATTENTION_ONLY = Architecture(
     causal=True,
     embeddings=("embed", "positions"),
     norm_place=None,
-    unembed="unembed",
+    unembed=("unembed",),
 )
 
 ARCHITECTURES = {row.model_type: row for row in (BERT, GPT2, ATTENTION_ONLY)}

@@ -21,7 +21,7 @@ def to_bf16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
     >>> [hex(int(b)) for b in to_bf16(np.array([1.0, 1.00390625, 1.01171875], np.float32))]
     ['0x3f80', '0x3f80', '0x3f82']
     """
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    bits = np.asarray(values, np.float32).view(np.uint32)
     # Half of the last kept bit, less one where that bit is 0, so that a tie rounds to an even pattern.
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
     quiet_nan = (bits >> 16) | np.uint32(0x0040)

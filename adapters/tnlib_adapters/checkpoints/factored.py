@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib import CP, FileFormatError, TTMatrix, Tucker
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
+from tnlib_adapters.checkpoints.architectures import Architecture
+from tnlib_adapters.checkpoints.folder import Folder
+from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect
 
 Array = npt.NDArray[Any]
 
@@ -61,6 +63,11 @@ def part_name(of: str, part: str) -> str:
     return f"{METHOD}.{of}_{part}"
 
 
+def factor_name(row: Architecture, prefix: str, layer: int, of: str, part: str) -> str:
+    """Return the full name of a factor."""
+    return f"{prefix}{row.attention.format(layer=layer)}.{part_name(of, part)}"
+
+
 def describe(layers: Sequence[Sequence[Piece]], method: str) -> dict[str, Any]:
     """Return the section of config.json that tells how the attention of every layer is stored."""
     pieces = [[piece.describe() for piece in layer] for layer in layers]
@@ -93,7 +100,7 @@ def descriptions(config: Mapping[str, Any]) -> list[list[dict[str, Any]]] | None
 def _is_described(piece: Any) -> bool:
     return (
         isinstance(piece, dict)
-        and piece.get("kind") in EXPAND
+        and piece.get("kind") in tuple(EXPAND)
         and isinstance(piece.get("of"), str)
         and set(piece["of"]) <= set(NAMES)
         and isinstance(piece.get("shapes"), dict)
@@ -103,16 +110,37 @@ def _is_described(piece: Any) -> bool:
     )
 
 
+def check_factors(folder: Folder, prefix: str, layers: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Raise unless every described factor is there, in the described shape."""
+    for layer, pieces in enumerate(layers):
+        for piece in pieces:
+            for part, shape in piece["shapes"].items():
+                expect(folder, factor_name(folder.architecture, prefix, layer, piece["of"], part), tuple(shape))
+
+
 def expand(pieces: Sequence[Piece], sizes: Sizes) -> Projections:
     """Multiply the factors of a layer out, in float64, to the weights and biases they stand for."""
     weights: dict[str, Array] = {}
     biases: dict[str, Array] = {}
     for piece in pieces:
         wide = Piece(piece.kind, piece.of, {k: a.astype(np.float64) for k, a in piece.arrays.items()}, piece.ranks)
-        found = EXPAND[piece.kind](wide, sizes)
+        try:
+            found = EXPAND[piece.kind](wide, sizes)
+            _check_expanded(found, piece, sizes)
+        except (LookupError, ValueError) as problem:  # a part that is missing, or shapes that do not fit together
+            raise FileFormatError(
+                f"open_checkpoint: the factors of projections {piece.of!r} cannot be multiplied out as "
+                f"{piece.kind!r} ({problem}); compress again."
+            ) from None
         weights |= found.weights
         biases |= found.biases
     return Projections(weights, biases)
+
+
+def _check_expanded(found: Projections, piece: Piece, sizes: Sizes) -> None:
+    shapes = {name: weight.shape for name, weight in found.weights.items()}
+    if shapes != dict.fromkeys(piece.of, (sizes.d_model, sizes.d_model)):
+        raise ValueError(f"they give weights of shapes {shapes} for d_model {sizes.d_model}")
 
 
 def _dense(piece: Piece, sizes: Sizes) -> Projections:
@@ -148,6 +176,8 @@ def _heads(piece: Piece, sizes: Sizes) -> Projections:
     `left` (d_model, r) or (d_model + 1, r) holds the weights, and as its last row the bias, of the first
     projection; `right` those of the second, (r, d_model) or (r, d_model + 1).
     """
+    if len(piece.ranks) != sizes.n_heads or max(piece.ranks) > sizes.d_head:
+        raise ValueError(f"ranks {piece.ranks} for {sizes.n_heads} heads of {sizes.d_head}")
     first, second = list(piece.of)
     into = _slots(piece.ranks, sizes.d_head)
     left = np.zeros((len(piece.arrays["left"]), sizes.d_model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +89,23 @@ def find_prefix(folder: Folder) -> str:
     )
 
 
-def check_shapes(folder: Folder, sizes: Sizes, prefix: str) -> None:
-    """Raise unless all attention tensors are there, in the shapes that the config states."""
+def check_shapes(folder: Folder, sizes: Sizes, prefix: str, factored: Sequence[str] | None) -> None:
+    """Raise unless all attention tensors are there, in the shapes that the config states.
+
+    `factored` names, for each layer of a compressed checkpoint, the projections that stand as factors instead.
+    """
     row, d = folder.architecture, sizes.d_model
     for layer in range(sizes.n_layers):
         for module, held in module_names(row, prefix, layer).items():
             shape = (d * len(held), d) if row.stored == "out_in" else (d, d * len(held))
-            _expect(folder, f"{module}.weight", shape)
+            if factored is None or not set(held) <= set(factored[layer]):
+                expect(folder, f"{module}.weight", shape)
             if f"{module}.bias" in folder.tensors:
-                _expect(folder, f"{module}.bias", (d * len(held),))
+                expect(folder, f"{module}.bias", (d * len(held),))
 
 
-def _expect(folder: Folder, name: str, shape: tuple[int, ...]) -> None:
+def expect(folder: Folder, name: str, shape: tuple[int, ...]) -> None:
+    """Raise unless there is a tensor of this name and shape."""
     if name not in folder.tensors:
         raise FileFormatError(
             f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "

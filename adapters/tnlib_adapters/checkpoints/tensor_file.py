@@ -40,6 +40,8 @@ STORED_AS = {
 }
 FLOATS = ("F16", "BF16", "F32", "F64")
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors package itself
+_MOST_LEGS = 32  # of a numpy array before version 2
+_LARGEST_SHAPE = 2**59  # numbers of eight bytes that numpy can address
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def check_finite(name: str, file: Path, values: Array) -> None:
 
 def encode(values: Array, dtype: str) -> Array:
     """Return `values` as the bytes of a safetensors dtype hold them, rounded to nearest, ties to even."""
-    return to_bf16(values) if dtype == "BF16" else np.ascontiguousarray(values).astype(STORED_AS[dtype])
+    return to_bf16(values) if dtype == "BF16" else np.asarray(values).astype(STORED_AS[dtype])
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -113,8 +115,8 @@ def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         raise _damaged(file, "its header is no JSON object")
 
     metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise _damaged(file, "its metadata are no JSON object")
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(file, "its metadata are no JSON object of strings")
     start = 8 + length
     tensors = {name: _tensor(file, name, entry, start) for name, entry in header.items()}
     _check_extents(file, tensors.values(), start, total)
@@ -126,10 +128,13 @@ def _tensor(file: Path, name: str, entry: Any, start: int) -> TensorInfo:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise _damaged(file, f"tensor {name!r} lacks dtype, shape or two data_offsets") from None
-    if dtype not in STORED_AS:
-        raise _damaged(file, f"tensor {name!r} has dtype {dtype!r}; known are {', '.join(STORED_AS)}")
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in [*shape, begin, end]):
-        raise _damaged(file, f"tensor {name!r} has shape {shape!r} and offsets {begin!r}, {end!r}")
+    if not isinstance(dtype, str) or dtype not in STORED_AS:
+        raise _damaged(file, f"tensor {name!r} has dtype {dtype!r:.40}; known are {', '.join(STORED_AS)}")
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**63 for n in [*shape, begin, end]):
+        raise _damaged(file, f"tensor {name!r} has shape {shape!r:.80} and offsets {begin!r:.40}, {end!r:.40}")
+    # Only a tensor of size 0 can get here with such a shape: its bytes do not give it away.
+    if len(shape) > _MOST_LEGS or math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
+        raise _damaged(file, f"tensor {name!r} has shape {shape!r:.80}, which no array can have")
     expected = math.prod(shape) * STORED_AS[dtype].itemsize
     if end - begin != expected:
         raise _damaged(file, f"tensor {name!r} of shape {shape} in {dtype} needs {expected} bytes, has {end - begin}")
@@ -165,6 +170,11 @@ class Entry(NamedTuple):
     dtype: str
     values: Array | TensorInfo  # a TensorInfo is read only when its turn comes
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the tensor in the file."""
+        return math.prod(self.values.shape) * STORED_AS[self.dtype].itemsize
+
 
 def write_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> Iterator[str]:
     """Write a safetensors file, one tensor in memory at a time; yields the name of each tensor once written.
@@ -175,7 +185,7 @@ def write_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[st
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for entry in listed:
-        end = begin + math.prod(entry.values.shape) * STORED_AS[entry.dtype].itemsize
+        end = begin + entry.n_bytes
         header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.values.shape), "data_offsets": [begin, end]}
         begin = end
     raw = json.dumps(header).encode()

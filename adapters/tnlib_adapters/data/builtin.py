@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tnlib._errors import ArgumentError
+
 _NAMES = ("induction",)
 
 
@@ -23,7 +25,7 @@ def builtin_path(name: str = "induction") -> Path:
 
     Raises
     ------
-    ValueError
+    ArgumentError
         If no built-in model has that name.
 
     Examples
@@ -35,5 +37,6 @@ def builtin_path(name: str = "induction") -> Path:
     1
     """
     if name not in _NAMES:
-        raise ValueError(f"builtin_path: name must be one of {', '.join(map(repr, _NAMES))}, got {name!r}")
+        known = ", ".join(map(repr, _NAMES))
+        raise ArgumentError(f"builtin_path: name must be one of {known}, got {name!r}; choose one of them.")
     return Path(__file__).parent / name

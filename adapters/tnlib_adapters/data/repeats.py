@@ -1,19 +1,21 @@
-"""Sequences of random tokens that hold one random segment twice: what the built-in induction model was trained on."""
+"""Random tokens that hold one random segment twice: what the built-in induction model was trained on."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tnlib._errors import ArgumentError
+
 
 def repeated_segments(
-    n: int, *, vocab: int = 128, context: int = 96, rng: np.random.Generator
+    n: int, *, vocab: int = 128, context: int = 96, rng: np.random.Generator, distinct: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Draw sequences of uniform tokens in which a random segment occurs twice.
 
-    The length of the segment is uniform in ``context // 24 ... 5 * context // 12`` (4 ... 40 for 96). Its first
-    offset is uniform in what leaves room for a second copy, its second offset uniform in the room left, so that
-    copying from a fixed distance fails and only what came before a token tells what follows it.
+    The length of the segment is uniform in ``context // 24 ... 5 * context // 12`` (4 ... 40 for 96). Its
+    first offset is uniform in what leaves room for a second copy, its second offset uniform in the room left,
+    so that copying from a fixed distance fails and only what came before a token tells what follows it.
 
     Parameters
     ----------
@@ -22,9 +24,12 @@ def repeated_segments(
     vocab : int
         Tokens are drawn from ``0 ... vocab - 1``.
     context : int
-        Length of a sequence, at least 48 (the shortest with segments of two tokens or more).
+        Length of a sequence, at least 48 (below that, segments can be too short to have a repeated token).
     rng : numpy.random.Generator
         Source of randomness; equal states give equal sequences.
+    distinct : bool
+        Draw the tokens outside the second copy without replacement, so that nothing but the segment occurs
+        twice. Otherwise they are independent, and a token can also recur by chance.
 
     Returns
     -------
@@ -36,8 +41,8 @@ def repeated_segments(
 
     Raises
     ------
-    ValueError
-        If `n` is negative, `vocab` below 1 or `context` below 48.
+    ArgumentError
+        If `n` is negative, `vocab` below 1 (below `context` where `distinct`) or `context` below 48.
 
     Examples
     --------
@@ -45,18 +50,27 @@ def repeated_segments(
     >>> tokens.shape, int(repeated.sum(axis=1).min()), int(repeated.sum(axis=1).max())
     ((1000, 96), 3, 39)
     """
-    for name, value, least in (("n", n, 0), ("vocab", vocab, 1), ("context", context, 48)):
+    for name, value, least in (
+        ("n", n, 0),
+        ("context", context, 48),
+        ("vocab", vocab, context if distinct else 1),
+    ):
         if value < least:
-            raise ValueError(f"repeated_segments: {name} must be at least {least}, got {value}")
+            raise ArgumentError(
+                f"repeated_segments: {name} must be at least {least}, got {value}; choose a larger one."
+            )
 
     length = rng.integers(context // 24, 5 * context // 12, size=(n, 1), endpoint=True)
-    # Drawn one after the other, not as a uniform pair: a uniform pair hardly ever begins late, and a model trained
-    # on it never learns to read the last third of the context.
+    # Drawn one after the other, not as a uniform pair: a uniform pair hardly ever begins late, and a model
+    # trained on it never learns to read the last third of the context.
     first = rng.integers(0, context - 2 * length, endpoint=True)  # (n, 1)
     second = rng.integers(first + length, context - length, endpoint=True)  # (n, 1)
+    if distinct:
+        drawn = rng.permuted(np.tile(np.arange(vocab, dtype=np.int64), (n, 1)), axis=1)[:, :context]
+    else:
+        drawn = rng.integers(0, vocab, size=(n, context), dtype=np.int64)
 
     position = np.arange(context)[None, :]
     copied = (position >= second) & (position < second + length)
     source = np.where(copied, position - (second - first), position)
-    tokens = np.take_along_axis(rng.integers(0, vocab, size=(n, context), dtype=np.int64), source, axis=1)
-    return tokens, copied & (position > second)
+    return np.take_along_axis(drawn, source, axis=1), copied & (position > second)

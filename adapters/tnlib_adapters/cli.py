@@ -1,0 +1,169 @@
+"""The command line: reads arguments, shows progress and tables; all work is done elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tnlib_adapters.compression.compare import Comparison
+    from tnlib_adapters.compression.plan import Progress
+    from tnlib_adapters.compression.report import Report
+
+BUILTIN = "builtin"
+_IN_HELP = f'IN is a checkpoint folder, or "{BUILTIN}" for the trained model that is part of the package.'
+METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tnlib")
+def main() -> None:
+    """Attention weights of transformer checkpoints as low-rank tensors."""
+    # A polite end (kill, a closed terminal) unwinds the stack, so that no unfinished folder stays behind.
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
+
+
+@main.command(epilog=_IN_HELP)
+@click.argument("source", metavar="IN")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--keep", type=float, required=True, help="Fraction of the attention's numbers still stored, in (0, 1].")
+@click.option("--method", type=click.Choice(METHODS), default="heads", show_default=True,
+              help="heads: each head's QK and VO operator as one; matrix: each weight; or a format.")  # fmt: skip
+@click.option("--layout", type=click.Choice(["factored", "dense"]), default="factored", show_default=True,
+              help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
+def compress(source: str, out: Path, keep: float, method: str, layout: str, force: bool) -> None:
+    """Write to OUT a copy of the checkpoint IN whose attention stores fewer numbers."""
+    with _errors(), _progress() as progress:
+        from tnlib_adapters.compression.compress import compress as run
+
+        report = run(_folder(source), out, keep=keep, method=method, layout=layout, force=force, progress=progress)
+    _show_report(report, out)
+
+
+@main.command(epilog=_IN_HELP)
+@click.argument("source", metavar="IN")
+@click.option("--keep", "keeps", type=float, multiple=True, default=(0.75, 0.5, 0.25), show_default=True,
+              help="A fraction to try; may be given several times.")  # fmt: skip
+@click.option("--method", "methods", type=click.Choice(METHODS), multiple=True, help="A method to try; all by default.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-compare"), show_default=True,
+              help="Folder for compare.csv and compare.png.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
+def compare(source: str, keeps: tuple[float, ...], methods: tuple[str, ...], out: Path, force: bool) -> None:
+    """Measure every method at several fractions on the checkpoint IN; nothing is compressed."""
+    with _errors(), _progress() as progress:
+        from tnlib_adapters.attention.checkpoint import open_checkpoint
+        from tnlib_adapters.compression.compare import compare as run
+        from tnlib_adapters.compression.compare import draw
+        from tnlib_adapters.compression.whole import check_target, whole_folder
+
+        folder = _folder(source)
+        checkpoint = open_checkpoint(folder)
+        check_target("compare", out, folder, force=force)
+        found = run(checkpoint, sorted(set(keeps), reverse=True), methods, progress)
+        with whole_folder(out) as partial:
+            found.write_csv(partial / "compare.csv")
+            draw(found).savefig(partial / "compare.png", dpi=150)
+    _show_comparison(found, out)
+
+
+def _folder(source: str) -> Path:
+    from tnlib_adapters.data.builtin import builtin_path
+
+    return builtin_path() if source == BUILTIN and not Path(source).exists() else Path(source)
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Turn what a user can mend into one sentence and exit status 2."""
+    from tnlib import TnlibError
+
+    try:
+        yield
+    except (TnlibError, OSError) as problem:
+        click.echo(f"Error: {problem}", err=True)
+        sys.exit(2)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """Yield a function that shows (stage, done, total) as a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description:<32}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield show
+
+
+def _table(title: str, columns: list[str]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _show_report(report: Report, out: Path) -> None:
+    from rich.console import Console
+
+    console = Console()
+    table = _table(
+        f"{report.model_type}, method {report.method}: {report.kept:.4f} of the attention's numbers kept",
+        ["layer", "QK error", "OV error", "worst head", "numbers before", "after"],
+    )
+    for one in report.layers:
+        worst = max(max(h.qk_error, h.ov_error) for h in report.heads if h.layer == one.layer)
+        table.add_row(str(one.layer), f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{worst:.4f}",
+                      f"{one.n_before:,}", f"{one.n_after:,}")  # fmt: skip
+    table.add_section()
+    table.add_row("all", "", "", "", f"{report.n_before:,}", f"{report.n_after:,}")
+    console.print(table)
+    sizes = [f"{sum(b.values()) / 1e6:.2f} MB" for b in (report.bytes_before, report.bytes_after)]
+    console.print(f"weights on disk   {sizes[0]} -> {sizes[1]}")
+    for name, value in report.quality.items():
+        console.print(f"{name}   {value:.3f}")
+    console.print(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")
+    console.print(f"written to {out}, with tnlib_report.html", soft_wrap=True)
+
+
+def _show_comparison(found: Comparison, out: Path) -> None:
+    from rich.console import Console
+
+    console = Console()
+    table = _table(
+        "Relative error of the operators", ["method", "keep", "layer", "QK error", "OV error", "numbers", "seconds"]
+    )
+    previous: tuple[str, float] | None = None
+    for row in found.rows:
+        if previous and previous != (row.method, row.keep):
+            table.add_section()
+        previous = (row.method, row.keep)
+        table.add_row(row.method, f"{row.keep:g}", str(row.layer), f"{row.qk_error:.4f}", f"{row.ov_error:.4f}",
+                      f"{row.n_after:,}", f"{row.seconds:.2f}")  # fmt: skip
+    console.print(table)
+    for what, reason in found.refused.items():
+        console.print(f"without {what}: {reason}")
+    console.print(f"written to {out}: compare.csv, compare.png", soft_wrap=True)

@@ -1,0 +1,144 @@
+"""Every method at several fractions, measured layer by layer."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tnlib import ArgumentError
+from tnlib_adapters.attention.checkpoint import Checkpoint, as_attention
+from tnlib_adapters.checkpoints.factored import expand
+from tnlib_adapters.checkpoints.projections import Projections
+from tnlib_adapters.compression.methods import METHODS, REFUSE
+from tnlib_adapters.compression.plan import Factorisation, Progress, check_keep, factorise, quiet
+from tnlib_adapters.compression.report import compare_layer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one fraction on one layer.
+
+    Errors are relative Frobenius errors of all heads' operators together, biases included. `seconds` is the time
+    of the factorisation, shared out over layers, plus that of choosing the factors at this fraction.
+    """
+
+    method: str
+    keep: float
+    layer: int
+    qk_error: float
+    ov_error: float
+    n_before: int
+    n_after: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a comparison, and why anything is missing from it."""
+
+    rows: list[Row]
+    refused: dict[str, str]
+
+    def write_csv(self, file: Path) -> None:
+        """Write one line per row, with a header."""
+        with file.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out)
+            writer.writerow([field.name for field in fields(Row)])
+            writer.writerows(astuple(row) for row in self.rows)
+
+
+def compare(
+    checkpoint: Checkpoint, keeps: Sequence[float], methods: Sequence[str] = (), progress: Progress = quiet
+) -> Comparison:
+    """Run methods (all of them by default) at several fractions of the attention's numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If a fraction or a method is off, or no method can run on this model.
+    """
+    for keep in keeps:
+        check_keep(keep)
+    rows: list[Row] = []
+    refused: dict[str, str] = {}
+    for method in methods or METHODS:
+        reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
+        if reason and not methods:  # of all methods; one that was asked for by name is refused below
+            refused[method] = reason
+            continue
+        started = time.perf_counter()
+        found = factorise(checkpoint, method, _named(progress, method))
+        shared = (time.perf_counter() - started) / checkpoint.n_layers
+        for keep in keeps:
+            try:
+                rows += _measure(checkpoint, found, keep, shared, _named(progress, method))
+            except ArgumentError as problem:
+                refused[f"{method} at {keep:g}"] = str(problem).removeprefix("compress: ")
+    return Comparison(rows, refused)
+
+
+def _named(progress: Progress, method: str) -> Progress:
+    return lambda stage, done, total: progress(f"{method}: {stage}", done, total)
+
+
+def _measure(checkpoint: Checkpoint, found: Factorisation, keep: float, shared: float, progress: Progress) -> list[Row]:
+    started = time.perf_counter()
+    plan = found.plan(keep, progress)
+    seconds = shared + (time.perf_counter() - started) / checkpoint.n_layers
+    rows = []
+    for layer, pieces in enumerate(plan.layers):
+        before = checkpoint.projections(layer)
+        factored = expand(pieces, checkpoint.sizes)
+        after = Projections({**before.weights, **factored.weights}, {**before.biases, **factored.biases})
+        scale = checkpoint.attention(layer).scale
+        nothing = [(None, None)] * checkpoint.sizes.n_heads
+        _, qk, ov = compare_layer(
+            layer, checkpoint.attention(layer), as_attention(after, checkpoint.sizes, scale), nothing
+        )
+        rows.append(
+            Row(
+                found.method,
+                keep,
+                layer,
+                qk,
+                ov,
+                plan.n_before // checkpoint.n_layers,
+                plan.layer_numbers[layer],
+                seconds,
+            )
+        )
+    return rows
+
+
+def draw(comparison: Comparison) -> Figure:
+    """Draw error against numbers, one line per method: the mean over layers, and the layers as a band."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, name in zip(axes, ("qk_error", "ov_error"), strict=True):
+        for method in dict.fromkeys(row.method for row in comparison.rows):
+            mine = [row for row in comparison.rows if row.method == method]
+            keeps = sorted({row.keep for row in mine})
+            errors = [[getattr(row, name) for row in mine if row.keep == keep] for keep in keeps]
+            kept = [
+                sum(r.n_after for r in mine if r.keep == k) / sum(r.n_before for r in mine if r.keep == k)
+                for k in keeps
+            ]
+            (line,) = ax.plot(kept, [np.mean(e) for e in errors], "o-", ms=4, label=method)
+            ax.fill_between(
+                kept, [min(e) for e in errors], [max(e) for e in errors], color=line.get_color(), alpha=0.12
+            )
+        ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the numbers kept", ylim=(0, None))
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("relative error: mean over layers, and range")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure

@@ -1,0 +1,153 @@
+"""A checkpoint folder in, a smaller checkpoint folder out."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tnlib import ArgumentError
+from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.compression.page import write_page
+from tnlib_adapters.compression.plan import Plan, Progress, check_keep, factorise, quiet
+from tnlib_adapters.compression.quality import measure_quality
+from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, stored_bytes
+from tnlib_adapters.compression.whole import check_target, whole_folder
+from tnlib_adapters.compression.write import LAYOUTS, other_files, write_checkpoint
+
+REPORT = "tnlib_report.json"
+PAGE = "tnlib_report.html"
+
+
+def compress(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    keep: float,
+    method: str = "heads",
+    layout: str = "factored",
+    force: bool = False,
+    progress: Progress = quiet,
+) -> Report:
+    """Write a copy of a checkpoint folder whose attention stores at most `keep` of its numbers.
+
+    Parameters
+    ----------
+    source
+        Folder with config.json and safetensors.
+    out
+        Folder to make; it appears whole or not at all.
+    keep
+        Fraction in (0, 1] of the numbers in the attention's weights and biases that is still stored, every
+        factor counted. What is written lies at most 0.01 under it.
+    method
+        "heads" truncates each head's QK and VO operator as one, "matrix" each weight matrix; "ttm" stores each
+        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head).
+    layout
+        "factored" stores the factors; "dense" the multiplied-out weights under their original names.
+    force
+        Replace `out` where it has files in it.
+    progress
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    Report
+        Also written into the folder, as JSON and as a page.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is off, or the model cannot run the method at this fraction.
+    FileFormatError, FileNotFoundError
+        If `source` is no checkpoint that tnlib knows.
+
+    Examples
+    --------
+    >>> import os, tempfile, tnlib_adapters
+    >>> out = os.path.join(tempfile.mkdtemp(), "smaller")
+    >>> report = tnlib_adapters.compress(tnlib_adapters.builtin_path(), out, keep=0.5)
+    >>> report.n_after <= 0.5 * report.n_before
+    True
+    """
+    started = time.perf_counter()
+    keep, target = check_keep(keep), Path(out)
+    if layout not in LAYOUTS:
+        raise ArgumentError(
+            f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; choose one of them."
+        )
+    checkpoint = open_checkpoint(source)
+    check_target("compress", target, checkpoint.folder.path, force=force)
+    plan = factorise(checkpoint, method, progress).plan(keep, progress)
+    _check_others(checkpoint, progress)
+
+    with whole_folder(target) as partial:
+        for step in write_checkpoint(checkpoint, plan, layout, partial):
+            progress(*step)
+        written = open_checkpoint(partial)
+        report = _report(checkpoint, written, plan, keep, layout, progress, started)
+        report.write(partial / REPORT)
+        write_page(report, partial / PAGE)
+        check_target("compress", target, checkpoint.folder.path, force=force)
+    return report
+
+
+def _check_others(checkpoint: Checkpoint, progress: Progress) -> None:
+    """Refuse NaN and inf in the tensors that are only copied, before anything is written."""
+    tensors = list(checkpoint.folder.tensors.values())
+    for done, info in enumerate(tensors):
+        progress("checking weights", done, len(tensors))
+        info.read_finite()
+    progress("checking weights", len(tensors), len(tensors))
+
+
+def _report(
+    before: Checkpoint, after: Checkpoint, plan: Plan, keep: float, layout: str, progress: Progress, started: float
+) -> Report:
+    layers, heads = [], []
+    for layer, pieces in enumerate(plan.layers):
+        progress("measuring errors", layer, before.n_layers)
+        old, new = before.attention(layer), after.attention(layer)
+        found, qk, ov = compare_layer(layer, old, new, _ranks(pieces, before.sizes.n_heads))
+        heads += found
+        layers.append(LayerReport(layer, qk, ov, plan.n_before // before.n_layers, plan.layer_numbers[layer]))
+    progress("measuring errors", before.n_layers, before.n_layers)
+    bytes_before, n_other = stored_bytes(before)
+    bytes_after, _ = stored_bytes(after)
+    return Report(
+        source=str(before.folder.path),
+        model_type=before.architecture.model_type,
+        method=plan.method,
+        layout=layout,
+        keep=keep,
+        kept=plan.kept,
+        n_before=plan.n_before,
+        n_after=plan.n_after,
+        n_other=n_other,
+        bytes_before=bytes_before,
+        bytes_after=bytes_after,
+        seconds=time.perf_counter() - started,
+        peak_memory=peak_memory(),
+        layers=layers,
+        heads=heads,
+        quality=measure_quality(before, after),
+        left_out=[str(path.relative_to(before.folder.path)) for path in other_files(before)[1]],
+    )
+
+
+def _ranks(pieces: Sequence[Piece], n_heads: int) -> list[tuple[int | None, int | None]]:
+    """Return each head's QK and OV rank where the factors are per head."""
+    by_kind: dict[str, Sequence[Any]] = {piece.of: piece.ranks for piece in pieces if piece.kind == "heads"}
+    none = [None] * n_heads
+    return list(zip(by_kind.get("qk", none), by_kind.get("vo", none), strict=True))
+
+
+def peak_memory() -> int:
+    """Return the largest resident size of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

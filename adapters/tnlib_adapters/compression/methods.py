@@ -1,0 +1,46 @@
+"""The ways to factorise one layer's attention, each a row of a table.
+
+A method factorises a layer once; every budget is then a choice among sizes of what was found, so that a whole
+curve of error against size costs one factorisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.checkpoints.projections import Projections, Sizes
+from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.compression.heads import Heads
+from tnlib_adapters.compression.matrices import Matrices, TTMatrices, refuse_unsplittable
+from tnlib_adapters.compression.stacks import CPStack, TuckerStack
+
+
+class Factorised(Protocol):
+    """One layer's attention, factorised."""
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        """What each block costs and errs at each of its sizes."""
+
+    @property
+    def fixed(self) -> int:
+        """Numbers that stay as they are at every size: biases that the factors do not hold."""
+
+    def pieces(self, choice: Sequence[int]) -> list[Piece]:
+        """Return the factors at one size per block."""
+
+
+Method = Callable[[Projections, Sizes], Factorised]
+
+METHODS: Mapping[str, Method] = {
+    "heads": Heads,
+    "matrix": Matrices,
+    "ttm": TTMatrices,
+    "tucker": TuckerStack,
+    "cp": CPStack,
+}
+
+# method -> the reason why a model of these sizes cannot run it, or None
+REFUSE: Mapping[str, Callable[[Sizes], str | None]] = {"ttm": refuse_unsplittable}

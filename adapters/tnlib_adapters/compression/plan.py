@@ -1,0 +1,141 @@
+"""From a checkpoint and a fraction to keep, to the factors of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tnlib import ArgumentError
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.compression.allocate import allocate
+from tnlib_adapters.compression.methods import METHODS, REFUSE, Factorised
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The factors of every layer, within a budget of numbers.
+
+    Parameters
+    ----------
+    method
+        Key of `METHODS`.
+    layers
+        For each layer, its pieces.
+    n_before
+        Numbers in the attention's weights and biases as they came.
+    layer_numbers
+        Numbers that each layer stores now, every factor and every bias that stays counted.
+    """
+
+    method: str
+    layers: Sequence[Sequence[Piece]]
+    n_before: int
+    layer_numbers: Sequence[int]
+
+    @property
+    def n_after(self) -> int:
+        """Numbers that are stored in all layers."""
+        return sum(self.layer_numbers)
+
+    @property
+    def kept(self) -> float:
+        """The fraction of the numbers that is still stored."""
+        return self.n_after / self.n_before
+
+
+@dataclass(frozen=True)
+class Factorisation:
+    """All layers of a checkpoint, factorised; any fraction can be planned from it."""
+
+    method: str
+    layers: Sequence[Factorised]
+    n_before: int
+
+    def plan(self, keep: float, progress: Progress = quiet) -> Plan:
+        """Choose the sizes for a fraction `keep` of the numbers and return the factors.
+
+        Raises
+        ------
+        ArgumentError
+            If not even the smallest factors fit, or sizes are too coarse to come within 1 % of the fraction.
+        """
+        budget = int(keep * self.n_before * (1 + 1e-12))  # 0.3 * 10 must allow 3 numbers
+        fixed = sum(layer.fixed for layer in self.layers)
+        curves = [curve for layer in self.layers for curve in layer.curves]
+        choice = allocate(curves, budget - fixed)
+        if choice is None:
+            least = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
+            raise ArgumentError(
+                f"compress: keep must be at least {least:.4f} for method {self.method!r} on this model, got {keep}; "
+                "below it not even the smallest factors fit."
+            )
+        spent = fixed + sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
+        if spent < (keep - 0.01) * self.n_before:
+            raise ArgumentError(
+                f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
+                f"below it is {spent / self.n_before:.4f}; ask for that, or use another method."
+            )
+        layers = self._pieces(choice, progress)
+        numbers = [
+            layer.fixed + sum(piece.n_parameters for piece in pieces)
+            for layer, pieces in zip(self.layers, layers, strict=True)
+        ]
+        return Plan(self.method, layers, self.n_before, numbers)
+
+    def _pieces(self, choice: list[int], progress: Progress) -> list[list[Piece]]:
+        pieces, start = [], 0
+        for done, layer in enumerate(self.layers):
+            progress("choosing factors", done, len(self.layers))
+            end = start + len(layer.curves)
+            pieces.append(layer.pieces(choice[start:end]))
+            start = end
+        progress("choosing factors", len(self.layers), len(self.layers))
+        return pieces
+
+
+def check_keep(keep: Any) -> float:
+    """Return the fraction to keep, in (0, 1]."""
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.0 < keep <= 1.0:
+        raise ArgumentError(
+            f"compress: keep must lie in (0, 1], got {keep!r}; it is the fraction of the attention's numbers "
+            "that is still stored, for example 0.5."
+        )
+    return float(keep)
+
+
+def factorise(checkpoint: Checkpoint, method: str, progress: Progress = quiet) -> Factorisation:
+    """Factorise the attention of every layer by a method of `METHODS`.
+
+    Raises
+    ------
+    ArgumentError
+        If the method is not known, this model cannot run it, or the checkpoint is already compressed.
+    """
+    if method not in METHODS:
+        raise ArgumentError(
+            f"compress: method must be one of {', '.join(METHODS)}, got {method!r}; choose one of them."
+        )
+    if checkpoint.pieces is not None:
+        raise ArgumentError(
+            f"compress: {checkpoint.folder.path} is compressed already; compress the checkpoint it was made from."
+        )
+    reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
+    if reason:
+        raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")
+
+    layers, n_before = [], 0
+    for layer in range(checkpoint.n_layers):
+        progress("factorising", layer, checkpoint.n_layers)
+        projections = checkpoint.projections(layer)
+        n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
+        layers.append(METHODS[method](projections, checkpoint.sizes))
+    progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
+    return Factorisation(method, layers, n_before)

@@ -1,0 +1,119 @@
+"""What a compression did: errors of every head's operators, numbers and bytes, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib import LowRank
+from tnlib.linalg.product import product_svd
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.checkpoint import Checkpoint
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """One head: relative Frobenius errors of its operators, biases included, and their spectra.
+
+    `kept` is the rank that the head's own factors have, None where factors are not per head.
+    """
+
+    layer: int
+    head: int
+    qk_error: float
+    ov_error: float
+    qk_spectrum: list[float]
+    ov_spectrum: list[float]
+    qk_kept: int | None = None
+    ov_kept: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer: relative Frobenius errors over all heads' operators together, and its numbers."""
+
+    layer: int
+    qk_error: float
+    ov_error: float
+    n_before: int
+    n_after: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A compression from end to end. Errors are measured on what was written, rounding to its dtype included."""
+
+    source: str
+    model_type: str
+    method: str
+    layout: str
+    keep: float
+    kept: float
+    n_before: int
+    n_after: int
+    n_other: int  # numbers in all other tensors
+    bytes_before: dict[str, int]  # of the weight files: "attention", "other"
+    bytes_after: dict[str, int]
+    seconds: float
+    peak_memory: int  # bytes, of the whole process
+    layers: list[LayerReport]
+    heads: list[HeadReport]
+    left_out: list[str] = field(default_factory=list)  # files of IN that OUT does not have
+    quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
+
+    def to_json(self) -> str:
+        """Return the report as JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    def write(self, file: Path) -> None:
+        """Write the JSON text to a file."""
+        file.write_text(self.to_json() + "\n", encoding="utf-8")
+
+
+def compare_layer(
+    layer: int, before: Attention, after: Attention, kept: Sequence[tuple[int | None, int | None]]
+) -> tuple[list[HeadReport], float, float]:
+    """Return the report of every head, and the errors of all QK and of all OV operators of the layer together."""
+    heads, totals = [], np.zeros((2, 2))  # (qk, ov) x (squared difference, squared norm)
+    for head in range(before.n_heads):
+        errors, spectra = [], []
+        for kind in (0, 1):
+            a, b = (one.ov(head) if kind else one.qk(head) for one in (before, after))
+            spectrum = product_svd(a.left, a.right)[1]
+            difference, size = _difference(a, b), float(np.linalg.norm(spectrum))
+            totals[kind] += difference**2, size**2
+            errors.append(difference / size if size > 0 else 0.0)
+            spectra.append([float(s) for s in spectrum])
+        heads.append(HeadReport(layer, head, errors[0], errors[1], spectra[0], spectra[1], *kept[head]))
+    qk, ov = (float(np.sqrt(d / n)) if n > 0 else 0.0 for d, n in totals)
+    return heads, qk, ov
+
+
+def _difference(a: LowRank, b: LowRank) -> float:
+    """Return norm(a - b) from the stacked factors, so that close operators do not cancel."""
+    left = np.concatenate([a.left, -b.left], axis=1, dtype=np.float64)
+    return LowRank(left, np.concatenate([a.right, b.right], dtype=np.float64)).norm()
+
+
+def stored_bytes(checkpoint: Checkpoint) -> tuple[dict[str, int], int]:
+    """Return the bytes of the attention's tensors and of all others, and the count of numbers in the others."""
+    row = checkpoint.architecture
+    bases = tuple(
+        f"{checkpoint.prefix}{row.attention.format(layer=layer)}.{module}"
+        for layer in range(checkpoint.n_layers)
+        for module in (*(f"{name}." for name in row.projections), "tnlib.")
+    )
+    sums, n_other = {"attention": 0, "other": 0}, 0
+    for name, info in checkpoint.folder.tensors.items():
+        inside = name.startswith(bases)
+        sums["attention" if inside else "other"] += info.end - info.begin
+        n_other += 0 if inside else info.size
+    return sums, n_other

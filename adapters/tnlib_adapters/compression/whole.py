@@ -1,0 +1,82 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tnlib import ArgumentError
+
+
+def check_target(function: str, target: Path, source: Path | None, *, force: bool) -> None:
+    """Raise unless `target` may become a new folder: before any work, and again by the work itself."""
+    if source is not None:
+        inside = target.resolve().is_relative_to(source.resolve()) or source.resolve().is_relative_to(target.resolve())
+        if inside:
+            raise ArgumentError(
+                f"{function}: OUT must lie outside IN and not contain it, got {target} and {source}; "
+                "choose another folder."
+            )
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise ArgumentError(f"{function}: OUT must be a folder, got the file {target}; choose another name.")
+    if target.is_dir() and any(target.iterdir()) and not force:
+        raise ArgumentError(
+            f"{function}: OUT must not exist or be empty, got {target} with files in it; pass --force to replace it."
+        )
+    if not target.absolute().parent.is_dir():
+        raise ArgumentError(
+            f"{function}: the folder that OUT is made in must exist, got {target.absolute().parent}; make it first."
+        )
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside `target` that takes its place at the end, or vanishes on any failure.
+
+    Renaming is the only step that others can see. A process that is killed leaves `target` as it was and, at
+    worst, the hidden folder `.<name>.<random>.partial` beside it. An existing `target` is set aside first and
+    removed last, so that its files exist under one name or the other until the new ones are in place.
+    """
+    target = target.absolute()
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        yield partial
+        _sync(partial)
+        partial.chmod(0o777 & ~_umask())
+        _replace(target, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # gone already where all went well
+
+
+def _replace(target: Path, partial: Path) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        os.rename(partial, target)  # POSIX replaces an empty folder in the same step
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    os.rename(target, aside)
+    try:
+        os.rename(partial, target)
+    except OSError:
+        os.rename(aside, target)
+        raise
+    shutil.rmtree(aside)
+
+
+def _sync(folder: Path) -> None:
+    """Make sure that what is renamed into place is on the disk, names included."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,95 @@
+"""A compressed checkpoint folder: factors, or multiplied-out weights, in the place of the attention's tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
+from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
+from tnlib_adapters.checkpoints.projections import module_names, put_together
+from tnlib_adapters.checkpoints.tensor_file import Entry, encode, write_tensor_file
+from tnlib_adapters.compression.plan import Plan
+
+# The same weights in the formats of other libraries, uncompressed: to copy them would undo the compression.
+OTHER_WEIGHTS = (*PICKLED, ".safetensors", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite")
+LAYOUTS = ("factored", "dense")
+
+
+def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
+    """Write the compressed checkpoint into the empty folder `out`; yields (what, done, total) as it goes."""
+    replaced = _replaced(checkpoint, plan, layout)
+    new = {name: entries for layer in replaced for name, entries in layer.items()}
+    names = {file: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
+    total, done = sum(len(entries) for entries in names.values()), 0
+    for file, entries in names.items():
+        for _ in write_tensor_file(out / file.name, entries, checkpoint.folder.metadata or {"format": "pt"}):
+            done += 1
+            yield "writing tensors", done, total
+    if len(names) > 1 or (checkpoint.folder.path / INDEX).is_file():
+        _write_index(checkpoint, names, out)
+    _write_config(checkpoint, plan, layout, out)
+    for path in other_files(checkpoint)[0]:
+        target = out / path.relative_to(checkpoint.folder.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def other_files(checkpoint: Checkpoint) -> tuple[list[Path], list[Path]]:
+    """Return the files that are copied as they are (tokenizer, modules, ...), and weights that are left out."""
+    root = checkpoint.folder.path
+    rewritten = {*checkpoint.folder.files, root / CONFIG, root / INDEX}
+    copied: list[Path] = []
+    left_out: list[Path] = []
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if not path.is_file() or path in rewritten or hidden:
+            continue
+        (left_out if path.suffix in OTHER_WEIGHTS else copied).append(path)
+    return copied, left_out
+
+
+def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str, list[Entry]]]:
+    """Return, for each layer, the tensors that vanish, and with the first of them all those that take their place."""
+    layers = []
+    for layer, pieces in enumerate(plan.layers):
+        found = expand(pieces, checkpoint.sizes)
+        vanishing = []
+        for module, names in module_names(checkpoint.architecture, checkpoint.prefix, layer).items():
+            vanishing += [f"{module}.weight"] if set(names) <= found.weights.keys() else []
+            vanishing += [f"{module}.bias"] if set(names) <= found.biases.keys() else []
+        dtype = checkpoint.folder.tensors[vanishing[0]].dtype
+        if layout == "dense":
+            tensors = put_together(checkpoint.architecture, checkpoint.prefix, layer, found)
+        else:
+            row, prefix = checkpoint.architecture, checkpoint.prefix
+            tensors = {factor_name(row, prefix, layer, p.of, part): a for p in pieces for part, a in p.arrays.items()}
+        entries = [Entry(name, dtype, encode(values, dtype)) for name, values in tensors.items()]
+        layers.append({vanishing[0]: entries, **{name: [] for name in vanishing[1:]}})
+    return layers
+
+
+def _entries(checkpoint: Checkpoint, file: Path, new: Mapping[str, list[Entry]]) -> list[Entry]:
+    """Return what a weight file will hold: its own tensors in their order, replaced ones exchanged."""
+    entries: list[Entry] = []
+    for name, info in checkpoint.folder.tensors.items():
+        if info.file == file:
+            entries += new[name] if name in new else [Entry(name, info.dtype, info)]
+    return entries
+
+
+def _write_index(checkpoint: Checkpoint, names: Mapping[Path, list[Entry]], out: Path) -> None:
+    weight_map = {entry.name: file.name for file, entries in names.items() for entry in entries}
+    size = sum(entry.n_bytes for entries in names.values() for entry in entries)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_config(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> None:
+    config = dict(checkpoint.config)
+    if layout == "factored":
+        config[KEY] = describe(plan.layers, plan.method)
+    (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,193 @@
+"""The forward pass of a checkpoint in float64 numpy: a reference that every operator can be held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib import ArgumentError
+from tnlib._validate import to_numpy
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.forward.layers import Norm, log_softmax, softmax
+from tnlib_adapters.forward.weights import Weights, read_weights
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Forward:
+    """What a model computes on a batch of token sequences, all in float64.
+
+    Parameters
+    ----------
+    patterns
+        Per layer, (batch, heads, n, n): the weight that a position gives to each other, rows sum to one.
+    residuals
+        Per layer, (batch, n, d_model): the stream in front of its attention, before any norm; then the final one.
+    inputs
+        Per layer, (batch, n, d_model): what its attention reads, after the norm where one stands in front.
+    outputs
+        Per layer, (batch, n, d_model): what its attention adds to the stream, biases included.
+    hidden
+        (batch, n, d_model): the final stream after the final norm, where there is one.
+    logits
+        (batch, n, vocab), or None where the model ends in hidden states.
+    """
+
+    patterns: tuple[Array, ...]
+    residuals: tuple[Array, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    hidden: Array
+    logits: Array | None
+
+    def __repr__(self) -> str:
+        ends = "" if self.logits is None else f", logits {self.logits.shape}"
+        return f"Forward({len(self.patterns)} layers, hidden {self.hidden.shape}{ends})"
+
+
+def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
+    """Run a model on token sequences; every position is attended to, so pass sequences without padding.
+
+    Parameters
+    ----------
+    model
+        A checkpoint, whose weights are read anew, or the `Weights` of one.
+    tokens
+        (n,) or (batch, n), integers. Where the architecture has segments, all tokens are of the first.
+
+    Returns
+    -------
+    Forward
+        Patterns, residual stream, hidden states and logits, always with a batch leg.
+
+    Raises
+    ------
+    ArgumentError
+        If a token is no integer or not in the vocabulary, a sequence is longer than the positions, or the
+        activation function of the model is not known.
+    FileFormatError
+        If a tensor is missing, has an impossible shape, or holds NaN or inf.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> run(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 5])
+    Forward(2 layers, hidden (1, 4, 64), logits (1, 4, 128))
+    """
+    weights = read_weights(model) if isinstance(model, Checkpoint) else model
+    tokens = _as_tokens("run", tokens, weights)
+    of_tokens, of_positions, *of_segments = weights.embeddings
+    x = of_tokens[tokens] + of_positions[: tokens.shape[1]]  # batch n d_model
+    for table in of_segments:
+        x = x + table[0]
+    x = _normed(weights.embedding_norm, x)
+
+    patterns, residuals, inputs, outputs = [], [], [], []
+    for branch in weights.branches:
+        read = _normed(branch.before, x)
+        if isinstance(branch.layer, Attention):
+            pattern, written = _attend(branch.layer, read, causal=weights.causal)
+            patterns.append(pattern)
+            residuals.append(x)
+            inputs.append(read)
+            outputs.append(written)
+        else:
+            written = branch.layer(read)
+        x = _normed(branch.after, x + written)
+
+    hidden = _normed(weights.final_norm, x)
+    logits = None if weights.unembed is None else weights.unembed(hidden)  # batch n vocab
+    return Forward(tuple(patterns), (*residuals, x), tuple(inputs), tuple(outputs), hidden, logits)
+
+
+def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
+    """Return the mean cross-entropy, in nats, of predicting tokens[:, t] from what stands before, where mask[:, t].
+
+    Parameters
+    ----------
+    model
+        A checkpoint, whose weights are read anew, or the `Weights` of one; of an architecture with an unembedding.
+    tokens
+        (n,) or (batch, n), integers.
+    mask
+        Same shape, bool: which tokens count. Nothing stands before the first of a sequence, so it cannot.
+
+    Returns
+    -------
+    float
+        The mean over all positions where `mask` is True.
+
+    Raises
+    ------
+    ArgumentError
+        If the model has no unembedding, `mask` does not fit, or `run` refuses the tokens.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> segment = list(range(20, 40))
+    >>> loss(model, segment + segment, [False] * 21 + [True] * 19) < 0.5  # chance is ln(128) = 4.85
+    True
+    """
+    weights = read_weights(model) if isinstance(model, Checkpoint) else model
+    if weights.unembed is None:
+        raise ArgumentError(
+            f"loss: model must have an unembedding, got a {weights.architecture}, which ends in hidden states; "
+            "use run and compare hidden states."
+        )
+    tokens = _as_tokens("loss", tokens, weights)
+    counted = np.atleast_2d(to_numpy("loss", "mask", mask))
+    if counted.shape != tokens.shape or counted.dtype != np.bool_ or counted[:, 0].any() or not counted.any():
+        raise ArgumentError(
+            f"loss: mask must be bool of shape {tokens.shape}, False at the first position and True somewhere, "
+            f"got {counted.dtype} of shape {counted.shape} with {int(np.count_nonzero(counted))} entries that count; "
+            "mark the tokens to be predicted."
+        )
+    hidden = run(replace(weights, unembed=None), tokens).hidden[:, :-1]  # only what counts is unembedded, below
+    chosen, actual = counted[:, 1:], tokens[:, 1:]
+    log_p = log_softmax(weights.unembed(hidden[chosen]))  # token vocab
+    return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
+
+
+def _attend(layer: Attention, x: Array, *, causal: bool) -> tuple[Array, Array]:
+    """Return patterns (batch, heads, n, n) and what the layer writes (batch, n, d_model)."""
+    hidden = np.triu(np.ones((x.shape[1], x.shape[1]), bool), 1) if causal else False
+    patterns, written = [], []
+    for sequence in x:
+        pattern = softmax(np.where(hidden, -np.inf, layer.scores(sequence)))  # h n n
+        patterns.append(pattern)
+        written.append(layer.frozen(pattern).apply(sequence))  # n d_model
+    return np.stack(patterns), np.stack(written)
+
+
+def _normed(norm: Norm | None, x: Array) -> Array:
+    return x if norm is None else norm(x)
+
+
+def _as_tokens(function: str, tokens: Array, weights: Weights) -> Array:
+    """Return token numbers (batch, n) that the embeddings have rows for."""
+    a = to_numpy(function, "tokens", tokens)
+    if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
+        raise ArgumentError(
+            f"{function}: tokens must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
+            "pass the numbers of the tokenizer."
+        )
+    a = np.atleast_2d(a)
+    if a.min() < 0 or a.max() >= weights.vocab:
+        outside = a[(a < 0) | (a >= weights.vocab)][0]
+        raise ArgumentError(
+            f"{function}: tokens must lie between 0 and {weights.vocab - 1}, got {outside}; "
+            "use the tokenizer that belongs to the model."
+        )
+    if a.shape[1] > weights.context:
+        raise ArgumentError(
+            f"{function}: tokens must hold at most {weights.context} per sequence, as many as the model has positions, "
+            f"got {a.shape[1]}; shorten them."
+        )
+    return a

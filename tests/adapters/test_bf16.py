@@ -1,0 +1,67 @@
+"""bfloat16 against torch's own conversion, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tnlib_adapters.checkpoints.bf16 import from_bf16, to_bf16
+
+torch = pytest.importorskip("torch")
+
+ALL = np.arange(2**16, dtype=np.uint16)
+
+
+def by_torch(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def is_nan(bits: np.ndarray) -> np.ndarray:
+    return (bits & 0x7FFF) > 0x7F80
+
+
+def assert_same(values: np.ndarray) -> None:
+    """Which NaN comes of a NaN differs between the machines torch runs on: any will do."""
+    got, want = to_bf16(values), by_torch(values)
+    assert got.dtype == np.uint16
+    np.testing.assert_array_equal(is_nan(got), np.isnan(values))
+    np.testing.assert_array_equal(got[~is_nan(got)], want[~is_nan(got)])
+
+
+def test_every_pattern_widens_as_torch_widens_it() -> None:
+    want = torch.from_numpy(ALL).view(torch.bfloat16).to(torch.float32).numpy()
+    np.testing.assert_array_equal(from_bf16(ALL).view(np.uint32), want.view(np.uint32))
+
+
+def test_every_pattern_survives_the_round_trip() -> None:
+    again = to_bf16(from_bf16(ALL))
+    np.testing.assert_array_equal(again[~is_nan(ALL)], ALL[~is_nan(ALL)])
+    assert is_nan(again[is_nan(ALL)]).all()
+
+
+def test_random_bit_patterns_round_as_in_torch() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, size=200_000, dtype=np.uint32)
+    assert_same(bits.view(np.float32))
+
+
+@pytest.mark.parametrize("low", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_ties_and_their_neighbours_round_as_in_torch(low: int) -> None:
+    """Every upper half, subnormals, infinities and NaN among them, with the lower half at a tie or beside it."""
+    assert_same(((ALL.astype(np.uint32) << 16) | low).view(np.float32))
+
+
+def test_special_values() -> None:
+    largest, tiny = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    values = np.array([0.0, -0.0, np.inf, -np.inf, largest, tiny, -tiny], np.float32)
+    assert [hex(int(b)) for b in to_bf16(values)] == ["0x0", "0x8000", "0x7f80", "0xff80", "0x7f80", "0x0", "0x8000"]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])
+def test_shapes_and_strides_are_kept(shape: tuple[int, ...]) -> None:
+    values = np.full(shape, 1.5, np.float32)
+    assert to_bf16(values).shape == from_bf16(to_bf16(values)).shape == shape
+    strided = np.arange(24, dtype=np.float32).reshape(4, 6)[::2, ::-3]
+    np.testing.assert_array_equal(from_bf16(to_bf16(strided)), strided)
+
+
+def test_doubles_are_rounded_too() -> None:
+    np.testing.assert_array_equal(from_bf16(to_bf16(np.array([1.0, 1 / 3]))), np.array([1.0, 0.333984375], np.float32))

@@ -1,0 +1,301 @@
+"""Checkpoint folders: whatever save_pretrained writes opens, lazily; whatever is wrong is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tnlib_adapters
+from checkpoint_folders import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    builtin_copy,
+    change_config,
+    change_tensors,
+    entry,
+    raw_file,
+    shard,
+)
+from oracles import refused
+from tnlib import FileFormatError
+from tnlib_adapters import open_checkpoint
+from tnlib_adapters.checkpoints.projections import put_together, take_apart
+from tnlib_adapters.checkpoints.tensor_file import TensorInfo
+
+QUERY = "layers.0.attention.query.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return builtin_copy(tmp_path / "model")
+
+
+# -------------------------------------------------------------------------------------------------- what is opened
+
+
+def of_transformers(model: Any, layer: int) -> dict[str, np.ndarray]:
+    """The weights of one layer by the names of `Attention`, cut out of the running model."""
+    heads, d = model.config.num_attention_heads, model.config.hidden_size
+
+    def numbers(parameter: Any) -> np.ndarray:
+        return parameter.detach().float().numpy()
+
+    if model.config.model_type == "bert":
+        inner = model.base_model.encoder.layer[layer].attention
+        modules = (inner.self.query, inner.self.key, inner.self.value, inner.output.dense)
+        weights = [numbers(module.weight).T for module in modules]
+        biases = [numbers(module.bias) for module in modules]
+    else:
+        inner = model.base_model.h[layer].attn
+        weights = [*np.split(numbers(inner.c_attn.weight), 3, axis=1), numbers(inner.c_proj.weight)]
+        biases = [*np.split(numbers(inner.c_attn.bias), 3), numbers(inner.c_proj.bias)]
+    per_head = [np.stack(np.split(w, heads, axis=1)) for w in weights[:3]] + [weights[3].reshape(heads, -1, d)]
+    found = dict(zip(("W_Q", "W_K", "W_V", "W_O"), per_head, strict=True))
+    return found | dict(zip(("b_Q", "b_K", "b_V"), (b.reshape(heads, -1) for b in biases), strict=False), b_O=biases[3])
+
+
+def assert_opens_as(path: Path, model: Any) -> None:
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.n_layers == model.config.num_hidden_layers
+    for layer in range(checkpoint.n_layers):
+        found = checkpoint.attention(layer)
+        for name, expected in of_transformers(model, layer).items():
+            np.testing.assert_array_equal(getattr(found, name), expected, err_msg=f"{name} of layer {layer}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2", "gpt2_lm"])
+def test_what_transformers_saves_is_opened(name: str, dtype: str, sharded: bool, tmp_path: Path) -> None:
+    models = pytest.importorskip("transformers_models")
+    models.quiet()
+    model = models.random_model(name).to(getattr(models.torch, dtype))
+    model.save_pretrained(tmp_path, max_shard_size="10KB" if sharded else "1GB")
+    assert (tmp_path / INDEX).exists() == sharded
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1 if sharded else (tmp_path / WEIGHTS).exists()
+    assert_opens_as(tmp_path, model)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_lm", "bert", "bert_masked"])
+def test_projections_go_back_into_the_tensors_they_came_from(name: str, saved: Any) -> None:
+    checkpoint = open_checkpoint(saved(name)[1])
+    row, prefix = checkpoint.architecture, checkpoint.prefix
+    stored = {name: info.read() for name, info in checkpoint.folder.tensors.items()}
+    seen = put_together(row, prefix, 1, take_apart(row, prefix, 1, stored.get))
+    assert len(seen) == 2 * len(row.projections)
+    for tensor, values in seen.items():
+        np.testing.assert_array_equal(values, stored[tensor])
+        assert values.flags.c_contiguous
+
+
+def test_a_layer_without_biases_has_none(folder: Path) -> None:
+    change_tensors(folder, lambda t: [t.pop(name) for name in list(t) if name.endswith(".bias") and "layers" in name])
+    layer = open_checkpoint(folder).attention(0)
+    assert layer.b_Q is layer.b_K is layer.b_V is layer.b_O is None
+    x = np.random.default_rng(0).standard_normal((5, layer.d_model))
+    assert not layer.frozen(np.ones((layer.n_heads, 5, 5))).constant.any()
+    assert not layer.qk(0).left[-1].any()
+    assert layer.scores(x).shape == (4, 5, 5)
+
+
+def test_a_path_may_be_text(folder: Path) -> None:
+    assert repr(open_checkpoint(str(folder))) == repr(open_checkpoint(folder))
+    assert "2 layers, 4 heads of 16, d_model 64" in repr(open_checkpoint(folder))
+
+
+def test_a_sharded_folder_gives_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+    whole = open_checkpoint(builtin_copy(tmp_path / "whole"))
+    shard(folder)
+    parts = open_checkpoint(folder)
+    assert [file.name for file in parts.folder.files] == ["one.safetensors", "two.safetensors"]
+    np.testing.assert_array_equal(parts.attention(1).stacked(), whole.attention(1).stacked())
+
+
+# -------------------------------------------------------------------------------------------------------- laziness
+
+
+def test_opening_reads_headers_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("tensor data were read")
+
+    monkeypatch.setattr(np, "fromfile", refuse)
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(AssertionError, match="data were read"):
+        checkpoint.attention(0)
+
+
+def test_a_layer_reads_its_own_tensors_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, read = [], TensorInfo.read_stored
+    monkeypatch.setattr(TensorInfo, "read_stored", lambda info: seen.append(info.name) or read(info))
+    open_checkpoint(folder).attention(1)
+    assert len(seen) == 8
+    assert all(name.startswith("layers.1.attention.") for name in seen)
+
+
+def test_a_file_of_a_terabyte_opens(tmp_path: Path) -> None:
+    d, layers = 2**17, 4  # 64 GiB per weight, none of it on the disk
+    names = [f"layers.{layer}.attention.{m}.weight" for layer in range(layers) for m in ("query", "key", "value", "output")]
+    size = 4 * d * d
+    header = {name: entry("F32", [d, d], k * size, (k + 1) * size) for k, name in enumerate(names)}
+    end = len(names) * size
+    header["embed.weight"] = entry("F32", [1, d], end, end + 4 * d)
+    config = {"model_type": "tnlib_attention_only", "num_hidden_layers": layers, "num_attention_heads": 8}
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"hidden_size": d}))
+    file = raw_file(tmp_path / WEIGHTS, header)
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size + end + 4 * d)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.read("embed.weight").shape == (1, d)
+    assert math.prod(checkpoint.folder.tensors[names[0]].shape) == d * d
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^open_checkpoint: folder .*nowhere.*check the path\.$"):
+        open_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError, match="found no folder"):
+        open_checkpoint(tmp_path / "file")
+
+
+def test_a_folder_without_config_is_refused(folder: Path) -> None:
+    (folder / CONFIG).unlink()
+    with pytest.raises(FileNotFoundError, match=r"^open_checkpoint: found no config\.json in .*\.$"):
+        open_checkpoint(folder)
+
+
+def keep_bytes(folder: Path, count: int) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:count])
+
+
+def set_tensor(name: str, values: np.ndarray | Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    return lambda f: change_tensors(f, lambda t: t.update({name: values(t[name]) if callable(values) else values}))
+
+
+def point_index(folder: Path, to: Any) -> None:
+    index = shard(folder)
+    content = json.loads(index.read_text())
+    content["weight_map"][QUERY] = to
+    index.write_text(json.dumps(content))
+
+
+def pickle_only(folder: Path, name: str) -> None:
+    (folder / WEIGHTS).rename(folder / name)
+
+
+def two_homes(folder: Path) -> None:
+    shard(folder)
+    shutil.copy(folder / "one.safetensors", folder / "two.safetensors")
+
+
+Break = Callable[[Path], Any]
+
+BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
+    "config is no JSON": (lambda f: (f / CONFIG).write_text("{"), (CONFIG, "no JSON")),
+    "config is no text": (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe\xfd"), (CONFIG, "no JSON")),
+    "config is too deep": (lambda f: (f / CONFIG).write_text("[" * 100_000), (CONFIG, "no JSON")),
+    "config is a list": (lambda f: (f / CONFIG).write_text("[]"), (CONFIG, "JSON object", "list")),
+    "unknown architecture": (
+        lambda f: change_config(f, model_type="llama"),
+        ("model_type", "bert, gpt2, tnlib_attention_only", "'llama'"),
+    ),
+    "no architecture": (lambda f: change_config(f, model_type=...), ("model_type", "bert, gpt2", "None")),
+    "architecture is a list": (lambda f: change_config(f, model_type=["bert"]), ("model_type", "['bert']")),
+    "another architecture": (lambda f: change_config(f, model_type="gpt2", n_layer=2, n_head=4, n_embd=64), ("wte",)),
+    "no layer count": (lambda f: change_config(f, num_hidden_layers=...), ("num_hidden_layers", "None")),
+    "layers in words": (lambda f: change_config(f, num_hidden_layers="2"), ("num_hidden_layers", "'2'")),
+    "no heads at all": (lambda f: change_config(f, num_attention_heads=0), ("num_attention_heads", "0")),
+    "heads that do not divide": (lambda f: change_config(f, num_attention_heads=5), ("hidden_size", "64 and 5")),
+    "more layers than stored": (lambda f: change_config(f, num_hidden_layers=3), ("layers.2.attention", "missing")),
+    "a billion layers": (lambda f: change_config(f, num_hidden_layers=10**9), ("layers.2.attention", "missing")),
+    "another width": (lambda f: change_config(f, hidden_size=32), (QUERY, "(32, 32)", "(64, 64)")),
+    "weight of another shape": (set_tensor(QUERY, np.ones((64, 65), "f4")), (QUERY, "(64, 64)", "(64, 65)")),
+    "bias of another shape": (
+        set_tensor("layers.1.attention.key.bias", np.ones((64, 1), "f4")),
+        ("layers.1.attention.key.bias", "(64,)", "(64, 1)"),
+    ),
+    "missing weight": (lambda f: change_tensors(f, lambda t: t.pop(QUERY)), (QUERY, "missing")),
+    "missing embedding": (lambda f: change_tensors(f, lambda t: t.pop("embed.weight")), ("embed.weight",)),
+    "truncated data": (lambda f: keep_bytes(f, -1), (WEIGHTS, "ends at byte")),
+    "truncated header": (lambda f: keep_bytes(f, 100), (WEIGHTS, "header claims")),
+    "empty file": (lambda f: keep_bytes(f, 0), (WEIGHTS, "the file has 0")),
+    "index is no JSON": (lambda f: shard(f).write_text("nothing"), (INDEX, "no JSON")),
+    "index without map": (lambda f: shard(f).write_text("{}"), (INDEX, "weight_map")),
+    "index with an empty map": (lambda f: shard(f).write_text('{"weight_map": {}}'), (INDEX, "weight_map")),
+    "index points up": (lambda f: point_index(f, "../model.safetensors"), (INDEX, "'../model.safetensors'", QUERY)),
+    "index points away": (lambda f: point_index(f, "/etc/passwd"), (INDEX, "'/etc/passwd'", QUERY)),
+    "index points down": (lambda f: point_index(f, "a/b.safetensors"), (INDEX, "'a/b.safetensors'", QUERY)),
+    "index points to a folder": (lambda f: point_index(f, ".."), (INDEX, "'..'", QUERY)),
+    "index points to a number": (lambda f: point_index(f, 1), (INDEX, "got 1", QUERY)),
+    "index points to nothing": (lambda f: point_index(f, ""), (INDEX, "got ''", QUERY)),
+    "shard of an impossible name": (lambda f: point_index(f, "a\0b"), (INDEX, "missing")),
+    "shard of an endless name": (lambda f: point_index(f, "a" * 5000), (INDEX, "missing")),
+    "shard missing": (lambda f: (shard(f), (f / "two.safetensors").unlink()), (INDEX, "two.safetensors", "missing")),
+    "tensor in another shard": (lambda f: point_index(f, "one.safetensors"), (INDEX, "one.safetensors", QUERY)),
+    "tensor in two shards": (two_homes, ("one.safetensors", "two.safetensors", "must stand in one file")),
+    "pickled weights": (
+        lambda f: pickle_only(f, "pytorch_model.bin"),
+        ("pytorch_model.bin", "pickled", "convert", "safetensors"),
+    ),
+    "pickled checkpoint": (lambda f: pickle_only(f, "model.ckpt"), ("model.ckpt", "pickled", "convert")),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), (WEIGHTS, INDEX, "neither")),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_folders_are_refused(case: str, folder: Path) -> None:
+    break_it, words = BROKEN[case]
+    break_it(folder)
+    with refused(FileFormatError, "open_checkpoint: ", *words):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("bert", "position_embedding_type", "relative_key_query"),
+        ("bert", "is_decoder", True),
+        ("gpt2", "add_cross_attention", True),
+    ],
+)
+def test_variants_that_a_row_does_not_describe_are_refused(
+    name: str, key: str, value: Any, saved: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(saved(name)[1], tmp_path / name))
+    open_checkpoint(folder)
+    change_config(folder, **{key: value})
+    with refused(FileFormatError, key, name, repr(value)):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", [QUERY, "layers.0.attention.output.bias"])
+def test_nan_and_inf_are_refused_with_the_name_of_the_tensor(name: str, bad: float, folder: Path) -> None:
+    def spoil(values: np.ndarray) -> np.ndarray:
+        values.flat[7] = bad
+        return values
+
+    set_tensor(name, spoil)(folder)
+    checkpoint = open_checkpoint(folder)  # headers do not tell
+    with refused(FileFormatError, repr(name), WEIGHTS, str(bad)):
+        checkpoint.attention(0)
+    checkpoint.attention(1)
+
+
+def test_a_tensor_that_is_not_there_is_refused(folder: Path) -> None:
+    with refused(FileFormatError, "Checkpoint.read", "'nothing.weight'"):
+        open_checkpoint(folder).read("nothing.weight")
+
+
+def test_a_pickle_beside_safetensors_is_not_looked_at(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert tnlib_adapters.open_checkpoint(folder).n_layers == 2

@@ -1,0 +1,187 @@
+"""Imports point down one list of layers, wherever in a file they stand; there is no cycle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
+
+LAYERS = [
+    ["tnlib._errors", "tnlib._typing", "tnlib._fit"],
+    ["tnlib._validate"],
+    ["tnlib.kernels"],
+    ["tnlib.linalg"],
+    ["tnlib.sweeps", "tnlib.gauge"],
+    ["tnlib.formats"],
+    ["tnlib.ops"],
+    ["tnlib.decompose"],
+    ["tnlib.network", "tnlib.draw", "tnlib.io"],
+    ["tnlib"],
+    ["tnlib_adapters.checkpoints", "tnlib_adapters.data", "tnlib_adapters.physics"],
+    ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks"],
+    ["tnlib_adapters.forward"],
+    ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
+    ["tnlib_adapters.torch"],
+    ["tnlib_adapters.cli"],
+    ["tnlib_adapters"],
+]
+
+
+def layer(module: str) -> int | None:
+    """Number of the layer whose name is the longest start of `module`; a root stands for itself alone."""
+    found = [
+        (len(name), number)
+        for number, names in enumerate(LAYERS)
+        for name in names
+        if module == name or (name not in PACKAGES and module.startswith(name + "."))
+    ]
+    return max(found)[1] if found else None
+
+
+def find_modules(roots: dict[str, Path]) -> dict[str, Path]:
+    modules = {}
+    for package, base in roots.items():
+        for path in sorted((base / package).rglob("*.py")):
+            parts = path.relative_to(base).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+def imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Modules that a file names in import statements at any depth, relative ones resolved."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            for alias in node.names:
+                child = f"{base}.{alias.name}"
+                yield child if child in modules else base
+
+
+def ours(name: str, path: Path, modules: dict[str, Path]) -> list[str]:
+    return [i for i in imported(name, path, modules) if i.split(".")[0] in PACKAGES]
+
+
+def upward(modules: dict[str, Path]) -> list[str]:
+    return [
+        f"{name} imports {other}"
+        for name, path in modules.items()
+        if name not in PACKAGES
+        for other in ours(name, path, modules)
+        if (layer(other) if layer(other) is not None else -1) > (layer(name) if layer(name) is not None else -1)
+    ]
+
+
+def roots_imported(modules: dict[str, Path]) -> list[str]:
+    return [
+        f"{name} imports {other}"
+        for name, path in modules.items()
+        for other in ours(name, path, modules)
+        if other == name.split(".")[0]
+    ]
+
+
+def find_cycle(modules: dict[str, Path]) -> list[str]:
+    graph = {n: [i for i in dict.fromkeys(ours(n, p, modules)) if i in modules and i != n] for n, p in modules.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name not in done:
+            for other in graph[name]:
+                if cycle := visit(other, [*trail, name]):
+                    return cycle
+            done.add(name)
+        return []
+
+    return next((cycle for name in graph if (cycle := visit(name, []))), [])
+
+
+MODULES = find_modules(PACKAGES)
+
+
+def test_all_modules_are_found() -> None:
+    assert {"tnlib", "tnlib.io", "tnlib.linalg.svd", "tnlib.formats.train", "tnlib.decompose.cp"} <= MODULES.keys()
+
+
+def test_every_module_has_a_place() -> None:
+    homeless = [name for name in MODULES if layer(name) is None]
+    assert homeless == [], "give each of these a layer in LAYERS"
+
+
+def test_imports_point_down() -> None:
+    assert upward(MODULES) == []
+
+
+def test_no_module_imports_the_root_of_its_package() -> None:
+    assert roots_imported(MODULES) == []
+
+
+def test_no_cycle() -> None:
+    assert find_cycle(MODULES) == []
+
+
+def test_the_library_knows_nothing_of_transformers() -> None:
+    foreign = {"torch", "transformers", "tnlib_adapters", "click", "rich"}
+    found = {
+        f"{name} imports {other}"
+        for name, path in MODULES.items()
+        if name.split(".")[0] == "tnlib"
+        for other in imported(name, path, MODULES)
+        if other.split(".")[0] in foreign
+    }
+    assert found == set()
+
+
+BAD = {
+    "up": ("tnlib/linalg/bad.py", "from tnlib.formats.cp import CP", "tnlib.linalg.bad imports tnlib.formats.cp"),
+    "inside a function": (
+        "tnlib/sweeps/bad.py",
+        "def f():\n    import tnlib.ops.round",
+        "tnlib.sweeps.bad imports tnlib.ops.round",
+    ),
+    "relative": ("tnlib/linalg/bad.py", "from ..formats import cp", "tnlib.linalg.bad imports tnlib.formats.cp"),
+    "from the library to adapters": (
+        "tnlib/io.py",
+        "from tnlib_adapters.checkpoints import bf16",
+        "tnlib.io imports tnlib_adapters.checkpoints",
+    ),
+    "hooks on modules": (
+        "adapters/tnlib_adapters/torch/hooks.py",
+        "from tnlib_adapters.torch.modules import M",
+        "tnlib_adapters.torch.hooks imports tnlib_adapters.torch.modules",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_an_import_that_points_up_is_found(case: str, tmp_path: Path) -> None:
+    where, text, want = BAD[case]
+    for name, content in ((where, text), ("tnlib/formats/__init__.py", ""), ("tnlib/formats/cp.py", "")):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    assert want in upward(find_modules({"tnlib": tmp_path, "tnlib_adapters": tmp_path / "adapters"}))
+
+
+def test_cycles_and_roots_are_found(tmp_path: Path) -> None:
+    for name, text in (
+        ("a", "def f():\n    from tnlib.linalg import b"),
+        ("b", "import tnlib.linalg.a"),
+        ("c", "import tnlib"),
+    ):
+        file = tmp_path / "tnlib" / "linalg" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    modules = find_modules({"tnlib": tmp_path})
+    assert sorted(set(find_cycle(modules))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
+    assert roots_imported(modules) == ["tnlib.linalg.c imports tnlib"]

@@ -1,0 +1,120 @@
+"""Fit: its report, its honesty, and where its warnings point."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import numpy as np
+import oracles
+import pytest
+
+import tnlib
+
+
+def test_the_report() -> None:
+    fit = tnlib.tt_svd(np.ones((4, 5, 6)))
+    assert repr(fit).splitlines() == [
+        "Fit of TensorTrain, shape 4 x 5 x 6, float64",
+        "  ranks    1 1 1 1",
+        "  numbers  15 of 120, 8.0 times fewer",
+        "  error    roundoff, certified",
+    ]
+
+
+def test_the_report_of_a_result_larger_than_its_input() -> None:
+    fit = tnlib.svd(np.diag([3.0, 2.0, 1.0]), max_rank=2)
+    assert "  numbers  14 of 9, 1.6 times more" in repr(fit).splitlines()
+
+
+def test_the_report_of_a_miss() -> None:
+    fit, _ = oracles.quietly(lambda: tnlib.svd(np.diag([4.0, 3.0]), rtol=0.5, max_rank=1))
+    assert "  error    0.6, certified, NOT converged" in repr(fit).splitlines()
+
+
+def test_the_report_names_sweeps_and_notes() -> None:
+    fit, _ = oracles.quietly(lambda: tnlib.tucker(oracles.ghz(3, 3), ranks=2, n_iter=2))
+    lines = repr(fit).splitlines()
+    assert "  sweeps   2" in lines
+    assert sum(line.startswith("  note     ") for line in lines) == len(fit.notes) == 1
+
+
+def test_the_report_of_a_long_train_is_short() -> None:
+    fit = tnlib.tt_svd(oracles.random_train((2,) * 17, [1, *[2] * 16, 1]))
+    ranks = repr(fit).splitlines()[1]
+    assert ranks == "  ranks    1 2 2 2 2 2 2 2 ... 2 2 2 1 (largest 2)"
+
+
+def test_roundoff_is_named_only_where_it_is() -> None:
+    assert "roundoff" not in repr(tnlib.svd(np.diag([1.0, 1e-13]), max_rank=1))
+    assert "1e-13" in repr(tnlib.svd(np.diag([1.0, 1e-13]), max_rank=1))
+    assert "roundoff" in repr(tnlib.svd(np.diag([1.0, 1e-13]).astype(np.float32), max_rank=1))
+
+
+def test_it_is_frozen() -> None:
+    fit = tnlib.svd(np.eye(2))
+    assert [f.name for f in dataclasses.fields(fit)] == ["value", "error", "certified", "converged", "n_iter", "notes"]
+    for field in dataclasses.fields(fit):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(fit, field.name, None)
+
+
+X = oracles.normal((6, 6, 6))
+MISSES = {
+    "svd": lambda **k: tnlib.svd(X, left=0, max_rank=1, **k),
+    "tt_svd": lambda **k: tnlib.tt_svd(X, max_rank=1, **k),
+    "ttm_svd": lambda **k: tnlib.ttm_svd(X[0], (2, 3), (2, 3), max_rank=1, **k),
+    "tucker": lambda **k: tnlib.tucker(X, ranks=1, n_iter=1, **k),
+    "cp": lambda **k: tnlib.cp(X, 1, **k),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_a_miss_warns_the_caller_once(name: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = MISSES[name](rtol=1e-3)
+    assert [w.category for w in caught] == [tnlib.ConvergenceWarning]
+    assert caught[0].filename == __file__, "a warning points at the line that called"
+    message = str(caught[0].message)
+    assert message.startswith(f"{name}: ")
+    assert f"{fit.error:.3g}" in message
+    assert "rtol=0.001" in message
+    assert not fit.converged
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_without_a_tolerance_nothing_is_missed(name: str) -> None:
+    fit = MISSES[name]()
+    assert fit.converged
+    assert fit.error > 0.1
+
+
+@pytest.mark.parametrize("name", oracles.METHODS)
+def test_a_tolerance_below_roundoff_is_no_miss(name: str) -> None:
+    x = oracles.normal((6, 6))
+    for rtol in (0.0, 1e-17, 1e-300):
+        fit = oracles.METHODS[name](x, rtol)
+        assert fit.converged
+        assert fit.error <= 1e-14
+
+
+@pytest.mark.parametrize("name", oracles.METHODS)
+def test_degenerate_cuts_warn_once_and_point_at_the_caller(name: str) -> None:
+    x = oracles.ghz(2, 4) if name != "ttm_svd" else np.eye(4)[[0, 2, 1, 3]]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = oracles.METHODS[name](x, None, 2)
+    assert [w.category for w in caught] == [tnlib.DegenerateCutWarning]
+    assert str(caught[0].message) == f"{name}: {fit.notes[0]}"
+    assert caught[0].filename == oracles.__file__
+    assert fit.converged, "nothing that was asked for was missed"
+
+
+def test_warnings_can_be_told_apart_and_are_users() -> None:
+    for category in (tnlib.ConvergenceWarning, tnlib.DegenerateCutWarning):
+        assert issubclass(category, UserWarning)
+    assert issubclass(tnlib.ArgumentError, tnlib.TnlibError)
+    assert issubclass(tnlib.ArgumentError, ValueError)
+    assert issubclass(tnlib.ArgumentTypeError, TypeError)
+    assert issubclass(tnlib.FileFormatError, ValueError)

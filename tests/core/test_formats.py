@@ -1,0 +1,270 @@
+"""What every format offers, against its definition written as one einsum; constructors refusing bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from oracles import ALL_FORMATS, OPERATORS, format_id
+from scipy.sparse.linalg import aslinearoperator
+
+import tnlib
+
+every_format = pytest.mark.parametrize("value", ALL_FORMATS, ids=format_id)
+every_operator = pytest.mark.parametrize("value", OPERATORS, ids=format_id)
+
+
+@every_format
+def test_full_norm_and_counts(value: Any) -> None:
+    dense = oracles.contract(value)
+    assert value.shape == dense.shape
+    assert value.dtype == np.result_type(*value.arrays())
+    assert value.dtype in oracles.DTYPES
+    assert value.full().dtype == value.dtype
+    assert value.n_parameters == sum(a.size for a in value.arrays())
+    assert isinstance(value.n_parameters, int)
+    assert isinstance(value.norm(), float)
+    assert all(isinstance(n, int) for n in (*value.shape, *value.ranks))
+    oracles.assert_close(value.full(), dense, value.dtype)
+    assert value.norm() == pytest.approx(oracles.norm(dense), rel=100 * oracles.eps(value.dtype))
+
+
+@every_format
+def test_numpy_takes_it_as_an_array(value: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(value), value.full())
+    assert np.array(value, dtype=np.complex128).dtype == np.complex128
+    assert np.asarray(value).flags.writeable
+    with oracles.refused(ValueError, type(value).__name__, "copy"):
+        np.asarray(value, copy=False)
+
+
+@every_format
+def test_its_repr_says_shape_ranks_and_size(value: Any) -> None:
+    text = repr(value)
+    assert type(value).__name__ in text
+    assert " x ".join(map(str, value.shape)) in text
+    assert str(value.ranks) in text
+    assert str(value.dtype) in text
+    assert "\n" not in text
+
+
+@every_format
+def test_it_is_frozen(value: Any) -> None:
+    for field in dataclasses.fields(value):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field.name, None)
+    for a in value.arrays():
+        assert not a.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            a[...] = 0
+
+
+def test_ranks_by_format() -> None:
+    ranks = {format_id(v): v.ranks for v in oracles.formats(np.float64)}
+    assert list(ranks.values()) == [
+        (3,), (3,), (2,), (7,), (1, 3, 2, 1), (1, 1), (1, 2, 3, 1), (2, 3, 1), (3,), (2,), (2,), (3,),
+    ]  # fmt: skip
+
+
+@every_operator
+def test_products_with_vectors_and_matrices(value: Any) -> None:
+    dense, (m, n) = oracles.contract(value), value.shape
+    for dtype in (value.dtype, np.complex128):
+        v, w = oracles.normal((n,), dtype), oracles.normal((m,), dtype, seed=1)
+        x, y = oracles.normal((n, 3), dtype, seed=2), oracles.normal((m, 3), dtype, seed=3)
+        unit = value.dtype
+        oracles.assert_close(value.matvec(v), dense @ v, unit, 200)
+        oracles.assert_close(value.matvec(v[:, None]), dense @ v, unit, 200)
+        oracles.assert_close(value.rmatvec(w), dense.conj().T @ w, unit, 200)
+        oracles.assert_close(value.matmat(x), dense @ x, unit, 200)
+        oracles.assert_close(value.rmatmat(y), dense.conj().T @ y, unit, 200)
+        oracles.assert_close(value @ v, dense @ v, unit, 200)
+        oracles.assert_close(value @ x, dense @ x, unit, 200)
+        oracles.assert_close(w @ value, w @ dense, unit, 200)
+        oracles.assert_close(y.T @ value, y.T @ dense, unit, 200)
+        assert (value @ x).dtype == np.result_type(value.dtype, dtype)
+        assert (y.T @ value).dtype == np.result_type(value.dtype, dtype)
+
+
+@every_operator
+def test_products_take_any_layout_and_change_nothing(value: Any) -> None:
+    x, y = oracles.normal((value.shape[1], 4), value.dtype), oracles.normal((value.shape[0], 4), value.dtype)
+    want, adjoint = value @ x, value.rmatmat(y)
+    for layout in oracles.LAYOUTS.values():
+        a, b = layout(x), layout(y)
+        with oracles.unchanged(a, b):
+            oracles.assert_close(value @ a, want, value.dtype)
+            oracles.assert_close(value.rmatmat(b), adjoint, value.dtype)
+    ones = np.ones(value.shape[1], int)
+    oracles.assert_close(value @ ones, value.full().sum(axis=1), value.dtype, 200)
+
+
+@every_operator
+def test_scipy_takes_it_as_a_linear_operator(value: Any) -> None:
+    operator = aslinearoperator(value)
+    dense = oracles.contract(value)
+    v, w = oracles.normal((value.shape[1],), value.dtype), oracles.normal((value.shape[0],), value.dtype)
+    assert operator.shape == value.shape
+    assert operator.dtype == value.dtype
+    oracles.assert_close(operator @ v, dense @ v, value.dtype, 200)
+    oracles.assert_close(operator.H @ w, dense.conj().T @ w, value.dtype, 200)
+    x, y = np.stack([v, 2 * v], axis=1), np.stack([w, 2 * w], axis=1)
+    oracles.assert_close(operator @ x, dense @ x, value.dtype, 200)
+    oracles.assert_close(operator.rmatmat(y), dense.conj().T @ y, value.dtype, 200)
+
+
+@every_operator
+def test_operands_of_another_size_are_refused(value: Any) -> None:
+    """A multiple of the right size could be reshaped into a wrong answer."""
+    name, (m, n) = type(value).__name__, value.shape
+    for method, size in (("matvec", n), ("rmatvec", m)):
+        for shape in ((2 * size,), (size + 1,), (size, 2), (1, size), (2, size), (size, 1, 1), ()):
+            if shape == (size, 1):
+                continue
+            with oracles.refused(ValueError, f"{name}.{method}: x must have shape", "got"):
+                getattr(value, method)(np.ones(shape))
+    for method, size in (("matmat", n), ("rmatmat", m)):
+        for shape in ((2 * size, 1), (size + 1, 2), (size,), (size, 1, 1)):
+            with oracles.refused(ValueError, f"{name}.{method}: x must have shape", "got"):
+                getattr(value, method)(np.ones(shape))
+    with oracles.refused(TypeError, name, "numbers"):
+        value.matvec(np.full(n, "a"))
+    with oracles.refused(TypeError, name, "array of numbers"):
+        value.matvec([[1], [1, 2]])
+
+
+@pytest.mark.parametrize("c", [1e-200, 1e200])
+def test_norms_neither_overflow_nor_underflow(c: float) -> None:
+    half = math.sqrt(c)
+    for value, scaled in [
+        (tnlib.LowRank(np.ones((3, 2)), np.ones((2, 4))), lambda v: tnlib.LowRank(half * v.left, half * v.right)),
+        (tnlib.CP([2.0, 1.0], [np.eye(2)] * 3), lambda v: tnlib.CP(c * v.weights, v.factors)),
+        (tnlib.Tucker(np.ones((2, 2)), [np.eye(3, 2)] * 2), lambda v: tnlib.Tucker(c * v.core, v.factors)),
+        (tnlib.TensorTrain([np.ones((1, 2, 1))] * 3), lambda v: tnlib.TensorTrain([c * v.cores[0], *v.cores[1:]])),
+        (
+            tnlib.KroneckerTerms(np.ones((1, 2, 2)), [np.ones((3, 3))]),
+            lambda v: tnlib.KroneckerTerms(c * v.left, v.right),
+        ),
+        (tnlib.SVD(np.eye(3, 2), [2.0, 1.0], np.eye(2)), lambda v: tnlib.SVD(v.u, c * v.s, v.vh)),
+    ]:
+        assert scaled(value).norm() == pytest.approx(c * value.norm(), rel=1e-13)
+
+
+def test_a_thousand_cores_neither_overflow_nor_underflow() -> None:
+    core = np.full((1, 2, 1), 1.0)
+    for size in (1e-3, 1e3):
+        value = tnlib.TensorTrain([size * core] * 1000, log_scale=-1000 * math.log(size * math.sqrt(2)))
+        assert value.norm() == pytest.approx(1, rel=1e-9)
+    mixed = tnlib.TensorTrain([1e119 * core, 1e200 * core, 1e-250 * core])
+    assert mixed.norm() == pytest.approx(math.sqrt(8) * 1e69)
+
+
+def test_norms_of_differences_keep_their_digits() -> None:
+    """Components that cancel: squares would leave a floor at sqrt(eps) of what cancels."""
+    a, small = oracles.isometry(6, 1), 1e-10
+    b = oracles.isometry(6, 1, seed=1)
+    tilted = a + small * b
+    want = small * np.linalg.norm(b)
+    ones = np.ones((1, 1))
+    cases = {
+        "LowRank": tnlib.LowRank(np.hstack([tilted, -a]), np.vstack([ones, ones])),
+        "CP": tnlib.CP([1.0, -1.0], [np.hstack([tilted, a]), np.ones((1, 2)), np.ones((1, 2))]),
+        "train": tnlib.TensorTrain([np.stack([tilted.T, -a.T], axis=-1), np.ones((2, 1, 1))]),
+        "Tucker": tnlib.Tucker(np.array([[1.0], [-1.0]]), [np.hstack([tilted, a]), ones]),
+        "KroneckerTerms": tnlib.KroneckerTerms(np.stack([tilted, -a]), [ones, ones]),
+    }
+    for name, value in cases.items():
+        assert value.norm() == pytest.approx(want, rel=1e-4), name
+
+
+def test_log_scale_multiplies_everything() -> None:
+    cores = oracles.random_cores((2, 3), (1, 2, 1))
+    plain, scaled = tnlib.TensorTrain(cores), tnlib.TensorTrain(cores, log_scale=math.log(3.0))
+    oracles.assert_close(scaled.full(), 3 * plain.full())
+    assert scaled.norm() == pytest.approx(3 * plain.norm())
+    pair = [c.reshape(c.shape[0], 1, *c.shape[1:]) for c in cores]
+    v = oracles.normal((6,))
+    oracles.assert_close(tnlib.TTMatrix(pair, log_scale=math.log(3.0)) @ v, 3 * (tnlib.TTMatrix(pair) @ v))
+    oracles.assert_close(
+        tnlib.TTMatrix(pair, log_scale=math.log(3.0)).rmatvec(np.ones(1)), 3 * tnlib.TTMatrix(pair).rmatvec(np.ones(1))
+    )
+
+
+def test_rows_come_before_columns_in_cores() -> None:
+    a, b = oracles.normal((2, 3)), oracles.normal((4, 5))
+    oracles.assert_close(tnlib.TTMatrix([a[None, ..., None], b[None, ..., None]]).full(), np.kron(a, b))
+
+
+def test_an_svd_unpacks_to_three() -> None:
+    u, s, vh = tnlib.SVD(np.eye(3, 2), [2.0, 1.0], np.eye(2))
+    assert (u.shape, s.shape, vh.shape) == ((3, 2), (2,), (2, 2))
+
+
+def test_the_transpose_of_a_low_rank_is_no_adjoint() -> None:
+    value = tnlib.LowRank(oracles.normal((3, 2), np.complex128), oracles.normal((2, 4), np.complex128))
+    oracles.assert_close(value.T.full(), value.full().T)
+
+
+def test_integers_become_doubles_and_byte_order_native() -> None:
+    assert tnlib.LowRank([[1], [2]], [[3, 4]]).dtype == np.float64
+    swapped = np.ones((2, 2), ">f8")
+    value = tnlib.LowRank(swapped, swapped)
+    assert value.left.dtype.isnative
+    assert tnlib.TensorTrain([np.ones((1, 2, 1))], center=np.int64(0)).center.__class__ is int
+
+
+A, B = np.ones((3, 2)), np.ones((2, 4))
+CORES = [np.ones((1, 2, 3)), np.ones((3, 4, 1))]
+PAIRS = [np.ones((1, 2, 2, 3)), np.ones((3, 4, 4, 1))]
+JAGGED = [[1.0, 2.0], [3.0]]
+
+REFUSED = [
+    (lambda: tnlib.LowRank(A, np.ones((3, 4))), ValueError, ["LowRank: left (m, r)", "(3, 2)", "(3, 4)", "B.T"]),
+    (lambda: tnlib.LowRank(A[0], B), ValueError, ["LowRank: left must have 2 legs", "(2,)"]),
+    (lambda: tnlib.LowRank(A, np.ones((2, 0))), ValueError, ["LowRank: right must have 2 legs", "(2, 0)"]),
+    (lambda: tnlib.LowRank(A.astype(str), B), TypeError, ["LowRank: left must be", "<U32"]),
+    (lambda: tnlib.LowRank(A, B.astype(np.float16)), TypeError, ["LowRank: right must be", "float16"]),
+    (lambda: tnlib.LowRank(A, None), TypeError, ["LowRank: right must be", "object"]),
+    (lambda: tnlib.LowRank(JAGGED, B), TypeError, ["LowRank: left must be an array", "list"]),
+    (lambda: tnlib.TensorTrain(CORES[::-1]), ValueError, ["TensorTrain: the outer bonds", "3 and 3"]),
+    (
+        lambda: tnlib.TensorTrain([CORES[0], np.ones((2, 4, 1))]),
+        ValueError,
+        ["TensorTrain: bond 1", "core 0 of shape (1, 2, 3)", "core 1 of shape (2, 4, 1)"],
+    ),
+    (lambda: tnlib.TensorTrain([np.ones((2, 2))]), ValueError, ["TensorTrain: core 0 must have 3 legs", "(2, 2)"]),
+    (lambda: tnlib.TensorTrain([]), TypeError, ["TensorTrain: expected a non-empty sequence"]),
+    (lambda: tnlib.TensorTrain(None), TypeError, ["TensorTrain: expected a non-empty sequence", "NoneType"]),
+    (lambda: tnlib.TensorTrain("abc"), TypeError, ["TensorTrain: expected a non-empty sequence", "str"]),
+    (lambda: tnlib.TensorTrain(CORES, center=2), ValueError, ["TensorTrain: center must name one of 2 cores", "2"]),
+    (lambda: tnlib.TensorTrain(CORES, center=-1), ValueError, ["TensorTrain: center must", "-1"]),
+    (lambda: tnlib.TensorTrain(CORES, center=0.0), TypeError, ["TensorTrain: center must", "0.0"]),
+    (lambda: tnlib.TensorTrain(CORES, center=True), TypeError, ["TensorTrain: center must", "True"]),
+    (lambda: tnlib.TensorTrain(CORES, log_scale=np.inf), ValueError, ["TensorTrain: log_scale must", "inf"]),
+    (lambda: tnlib.TensorTrain(CORES, log_scale=np.nan), ValueError, ["TensorTrain: log_scale must", "nan"]),
+    (lambda: tnlib.TensorTrain(CORES, log_scale="1"), TypeError, ["TensorTrain: log_scale must", "'1'"]),
+    (lambda: tnlib.TTMatrix(CORES), ValueError, ["TTMatrix: core 0 must have 4 legs", "(1, 2, 3)"]),
+    (lambda: tnlib.TTMatrix([PAIRS[0], PAIRS[0]]), ValueError, ["TTMatrix: bond 1", "(1, 2, 2, 3)"]),
+    (lambda: tnlib.Tucker(np.ones((2, 2)), [A]), ValueError, ["Tucker: core must have 1 legs", "(2, 2)"]),
+    (lambda: tnlib.Tucker(np.ones((2, 3)), [A, A]), ValueError, ["Tucker: factor 1 must have 3 columns", "(3, 2)"]),
+    (lambda: tnlib.Tucker(np.ones(2), []), TypeError, ["Tucker: expected a non-empty sequence"]),
+    (lambda: tnlib.CP(np.ones(3), [A, A]), ValueError, ["CP: factor 0 must have 3 columns", "(3, 2)"]),
+    (lambda: tnlib.CP(np.ones((2, 1)), [A, A]), ValueError, ["CP: weights must have 1 legs", "(2, 1)"]),
+    (lambda: tnlib.CP(np.ones(2), None), TypeError, ["CP: expected a non-empty sequence"]),
+    (lambda: tnlib.SVD(A, np.ones(3), B), ValueError, ["SVD: u (..., r)", "(3, 2)", "(3,)", "(2, 4)"]),
+    (lambda: tnlib.SVD(A[:, 0], np.ones(3), np.ones((3, 2))), ValueError, ["SVD: u (..., r)"]),
+    (lambda: tnlib.SVD(JAGGED, np.ones(2), B), TypeError, ["SVD: u must be an array"]),
+    (lambda: tnlib.SVD(A, np.ones(2), B, left=(0, 1)), ValueError, ["SVD: left must", "(0, 1)"]),
+    (lambda: tnlib.SVD(A, np.ones(2), B, left=(2,)), ValueError, ["SVD: left must", "(2,)"]),
+    (lambda: tnlib.SVD(A, np.ones(2), B, left="0"), TypeError, ["SVD: left must", "'0'"]),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_constructors_refuse_what_cannot_be(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "got", *words):
+        call()

@@ -1,0 +1,286 @@
+"""save and load: bit-for-bit round trips, damaged and foreign files, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+import safetensors.numpy
+from safetensors import safe_open
+
+import tnlib
+
+
+@pytest.mark.parametrize("value", oracles.ALL_FORMATS, ids=oracles.format_id)
+def test_round_trip_bit_for_bit(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "value.safetensors"
+    tnlib.save(path, value)
+    loaded = tnlib.load(path)
+    oracles.assert_same_bits(loaded, value)
+    assert all(not a.flags.writeable for a in loaded.arrays())
+    assert [p.name for p in tmp_path.iterdir()] == ["value.safetensors"]
+
+
+def test_special_numbers_survive(tmp_path: Path) -> None:
+    tiny = np.nextafter(0, 1)
+    special = np.array([[-0.0, tiny, np.inf], [np.nan, 1 / 3, -1e308]])
+    turned = np.empty((3, 2), complex)
+    turned.real, turned.imag = special.T, -special.T
+    value = tnlib.LowRank(special, turned)
+    tnlib.save(tmp_path / "a", value)
+    oracles.assert_same_bits(tnlib.load(tmp_path / "a"), value)
+
+
+@pytest.mark.parametrize("name", oracles.METHODS)
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_results_can_be_saved(name: str, dtype: np.dtype, tmp_path: Path) -> None:
+    value = oracles.METHODS[name](oracles.normal((6, 4), dtype)).value
+    tnlib.save(str(tmp_path / "a"), value)
+    oracles.assert_same_bits(tnlib.load(str(tmp_path / "a")), value)
+
+
+def test_long_lists_keep_their_order(tmp_path: Path) -> None:
+    """cores.10 sorts before cores.2 as text."""
+    value = tnlib.TensorTrain(oracles.random_cores((2,) * 23, (1, *range(2, 24), 1)), center=4, log_scale=0.1)
+    tnlib.save(tmp_path / "a", value)
+    oracles.assert_same_bits(tnlib.load(tmp_path / "a"), value)
+
+
+def test_layouts_do_not_matter(tmp_path: Path) -> None:
+    a, b = oracles.normal((4, 3), np.complex64), oracles.normal((3, 5), np.complex64)
+    for layout in oracles.LAYOUTS.values():
+        tnlib.save(tmp_path / "a", tnlib.LowRank(layout(a), layout(b)))
+        oracles.assert_same_bits(tnlib.load(tmp_path / "a"), tnlib.LowRank(a, b))
+
+
+def test_numpy_integers_in_headers(tmp_path: Path) -> None:
+    train = tnlib.TensorTrain([np.ones((1, 2, 1))], center=np.int64(0), log_scale=np.float32(0.5))
+    split = tnlib.SVD(np.ones((2, 1)), [1.0], np.ones((1, 3)), left=np.array([1]))
+    for value in (train, split):
+        tnlib.save(tmp_path / "a", value)
+        oracles.assert_same_bits(tnlib.load(tmp_path / "a"), value)
+
+
+def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
+    value = tnlib.Tucker(np.ones((1, 2)), [np.ones((3, 1)), np.ones((4, 2))])
+    tnlib.save(tmp_path / "a", value)
+    arrays = safetensors.numpy.load_file(tmp_path / "a")
+    assert {name: a.shape for name, a in arrays.items()} == {"core": (1, 2), "factors.0": (3, 1), "factors.1": (4, 2)}
+
+
+@pytest.mark.parametrize("bad", [np.ones(3), None, {"cores": []}, tnlib.TensorTrain, "a"])
+def test_only_formats_are_saved(bad: Any, tmp_path: Path) -> None:
+    with oracles.refused(TypeError, "save: value must be a format", type(bad).__name__):
+        tnlib.save(tmp_path / "a", bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_fit_the_value_is_asked_for(tmp_path: Path) -> None:
+    with oracles.refused(TypeError, "save: value", "Fit", ".value"):
+        tnlib.save(tmp_path / "a", tnlib.svd(np.eye(2)))
+
+
+# ------------------------------------------------------------------------------------------- files that are not
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good"
+    tnlib.save(path, tnlib.TensorTrain(oracles.random_cores((3, 4), (1, 2, 1), np.complex128), center=1))
+    return path
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with safe_open(path, framework="numpy") as opened:
+        header = json.loads(opened.metadata()["tnlib"])
+    return header, safetensors.numpy.load_file(path)
+
+
+def write(path: Path, header: Any, arrays: dict[str, np.ndarray]) -> None:
+    text = header if isinstance(header, str) else json.dumps(header)
+    safetensors.numpy.save_file(arrays, path, {"tnlib": text})
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(FileNotFoundError, match="load: path must be a file"):
+            tnlib.load(path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 50, 0.5, 0.9, -1])
+def test_a_file_cut_short(good: Path, keep: float) -> None:
+    data = good.read_bytes()
+    good.write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
+    with oracles.refused(ValueError, "load: ", str(good), "not a whole safetensors file"):
+        tnlib.load(good)
+
+
+def test_bytes_behind_the_end(good: Path) -> None:
+    good.write_bytes(good.read_bytes() + b"\0")
+    with oracles.refused(ValueError, "load: ", str(good)):
+        tnlib.load(good)
+
+
+def test_a_foreign_safetensors_file(tmp_path: Path) -> None:
+    for metadata in (None, {"format": "pt"}):
+        safetensors.numpy.save_file({"w": np.ones(3)}, tmp_path / "a", metadata)
+        with oracles.refused(ValueError, "load: ", "without a tnlib header"):
+            tnlib.load(tmp_path / "a")
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("exit 1",)
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a pickle was opened")
+
+    (tmp_path / "a").write_bytes(pickle.dumps(Bomb()))
+    np.save(tmp_path / "b.npy", np.array([1, None], object), allow_pickle=True)
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, explode)
+    for name in ("a", "b.npy"):
+        with oracles.refused(ValueError, "load: ", "not a whole safetensors file"):
+            tnlib.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("version", [2, 99, "1.5", None])
+def test_another_version(good: Path, version: Any) -> None:
+    header, arrays = read(good)
+    write(good, header | {"version": version}, arrays)
+    with oracles.refused(ValueError, f"load: {good} has version {version!r}", "reads version 1", "newer tnlib"):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("name", ["TensorRing", "", 3, None, "dict"])
+def test_an_unknown_format(good: Path, name: Any) -> None:
+    header, arrays = read(good)
+    write(good, header | {"format": name}, arrays)
+    with oracles.refused(ValueError, f"load: {good} holds a format {name!r}", "newer tnlib"):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("header", ["", "{", "[]", "null", "3", '"text"', "{}", '{"version": 1}'])
+def test_a_damaged_header(good: Path, header: str) -> None:
+    write(good, header, read(good)[1])
+    with oracles.refused(ValueError, "load: ", str(good), "save it again"):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("missing", ["version", "format", "complex", "center", "log_scale"])
+def test_a_header_without_a_key(good: Path, missing: str) -> None:
+    header, arrays = read(good)
+    del header[missing]
+    write(good, header, arrays)
+    with oracles.refused(ValueError, "load: ", "damaged tnlib header", missing):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"center": 7}, {"center": "x"}, {"log_scale": "x"}, {"complex": 3}, {"complex": []}, {"format": "Tucker"}],
+)
+def test_a_header_that_does_not_fit_its_arrays(good: Path, change: dict[str, Any]) -> None:
+    header, arrays = read(good)
+    write(good, header | change, arrays)
+    with oracles.refused(ValueError, "load: ", str(good)):
+        tnlib.load(good)
+
+
+def test_arrays_that_do_not_fit(good: Path) -> None:
+    header, arrays = read(good)
+    one = np.ones((2, 3, 1))
+    for changed in (
+        {"cores.0": arrays["cores.0"]},
+        {"cores.0": arrays["cores.0"], "cores.2": arrays["cores.1"]},
+        {"cores.0": arrays["cores.0"], "cores.x": arrays["cores.1"]},
+        {},
+        arrays | {"cores.1": one},
+        arrays | {"cores.1": one.astype(np.float16)},
+        arrays | {"cores.1": np.ones((2, 4, 1, 3))},
+    ):
+        write(good, header, changed)
+        with oracles.refused(ValueError, "load: ", str(good)):
+            tnlib.load(good)
+
+
+def test_a_flipped_bit_gives_a_file_error_or_a_format(good: Path) -> None:
+    data = good.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    for position in range(end):
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        good.write_bytes(changed)
+        with contextlib.suppress(tnlib.FileFormatError):  # anything else is a failure
+            value = tnlib.load(good)
+            assert value.full().shape == value.shape
+
+
+# ------------------------------------------------------------------------------------------------- whole or not
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace", "chmod"])
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, kind: type[BaseException]
+) -> None:
+    path = tmp_path / "a"
+    tnlib.save(path, tnlib.LowRank(np.ones((2, 1)), np.ones((1, 2))))
+    before = path.read_bytes()
+
+    def broken(*args: Any) -> None:
+        raise kind("no space left")
+
+    monkeypatch.setattr(os, fails, broken)
+    with pytest.raises(kind):
+        tnlib.save(path, tnlib.LowRank(np.zeros((2, 1)), np.zeros((1, 2))))
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert path.read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="no space left"):
+        tnlib.save(tmp_path / "a", tnlib.LowRank(np.ones((2, 1)), np.ones((1, 2))))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_readers_see_the_old_or_the_new_file_and_no_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = (tnlib.LowRank(c * np.ones((2, 1)), np.ones((1, 2))) for c in (1.0, 2.0))
+    path, real, seen = tmp_path / "a", os.replace, []
+    tnlib.save(path, old)
+
+    def watched(source: Any, target: Any) -> None:
+        oracles.assert_same_bits(tnlib.load(path), old)
+        oracles.assert_same_bits(tnlib.load(source), new)
+        assert Path(source).parent == path.parent, "a rename across file systems is not atomic"
+        seen.append(source)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    tnlib.save(path, new)
+    assert len(seen) == 1
+    oracles.assert_same_bits(tnlib.load(path), new)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permission bits are those of POSIX")
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        tnlib.save(tmp_path / "a", tnlib.LowRank(np.ones((2, 1)), np.ones((1, 2))))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640

@@ -1,0 +1,114 @@
+"""Sums of Kronecker products: action on (positions, features), adjoint, norm, mixed terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+
+import tnlib
+
+
+def terms(kind: str, n_terms: int, dtype: Any, shape: tuple[int, int] = (5, 4)) -> list[Any]:
+    dense = [oracles.normal(shape, dtype, seed=h) for h in range(n_terms)]
+    factored = [
+        tnlib.LowRank(oracles.normal((shape[0], 2), dtype, 10 + h), oracles.normal((2, shape[1]), dtype, 20 + h))
+        for h in range(n_terms)
+    ]
+    return {"dense": dense, "factored": factored, "mixed": [*factored[:1], *dense[1:]]}[kind]
+
+
+def matrices(right: list[Any]) -> list[np.ndarray]:
+    return [b.left @ b.right if isinstance(b, tnlib.LowRank) else b for b in right]
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
+@pytest.mark.parametrize("n_terms", [1, 2, 9])
+def test_apply_is_the_sum_of_two_sided_products(dtype: np.dtype, kind: str, n_terms: int) -> None:
+    left, right = oracles.normal((n_terms, 2, 3), dtype, seed=40), terms(kind, n_terms, dtype)
+    k = tnlib.KroneckerTerms(left, right)
+    x = oracles.normal((3, 4), dtype, seed=50)
+    want = sum(a @ x @ b.T for a, b in zip(left, matrices(right), strict=True))
+    dense = sum(np.kron(a, b) for a, b in zip(left, matrices(right), strict=True))
+    with oracles.unchanged(x):
+        oracles.assert_close(k.apply(x), want, dtype, 200)
+    oracles.assert_close(k.apply(x).ravel(), dense @ x.ravel(), dtype, 200)
+    oracles.assert_close(k.full(), dense, dtype, 200)
+    oracles.assert_close(k.H.full(), dense.conj().T, dtype, 200)
+    oracles.assert_close(k.H.H.full(), dense, dtype, 200)
+    assert k.norm() == pytest.approx(oracles.norm(dense), rel=200 * oracles.eps(dtype))
+    assert k.apply(x).dtype == dtype
+    assert (k.shape, k.ranks, k.dtype) == ((10, 12), (n_terms,), dtype)
+
+
+def test_apply_takes_any_layout() -> None:
+    k = tnlib.KroneckerTerms(oracles.normal((2, 3, 3)), terms("factored", 2, np.float64))
+    x = oracles.normal((3, 4))
+    for layout in oracles.LAYOUTS.values():
+        oracles.assert_close(k.apply(layout(x)), k.apply(x))
+
+
+def test_terms_of_low_rank_stay_factored() -> None:
+    k = tnlib.KroneckerTerms(np.ones((2, 3, 3)), terms("factored", 2, np.float64))
+    assert all(isinstance(b, tnlib.LowRank) for b in k.right)
+    assert k.n_parameters == 2 * 9 + 2 * (5 * 2 + 2 * 4)
+    assert all(isinstance(b, tnlib.LowRank) for b in k.H.right)
+
+
+def test_a_stack_of_matrices_is_a_sequence_of_them() -> None:
+    k = tnlib.KroneckerTerms(np.ones((2, 3, 3)), np.ones((2, 4, 5)))
+    assert len(k.right) == 2
+    assert k.shape == (12, 15)
+
+
+def test_nothing_of_full_size_is_formed() -> None:
+    """(p q)^2 would be 10^16 numbers here."""
+    p = q = 10_000
+    k = tnlib.KroneckerTerms(np.ones((1, 1, p)), [tnlib.LowRank(np.ones((q, 1)), np.ones((1, q)))])
+    assert k.norm() == pytest.approx(np.sqrt(p) * q)
+    assert k.apply(np.ones((p, q)))[0, 0] == p * q
+
+
+def test_terms_that_cancel() -> None:
+    a, b = oracles.normal((4, 4)), oracles.normal((5, 5))
+    assert tnlib.KroneckerTerms(np.stack([a, -a]), [b, b]).norm() <= 1e-14 * np.linalg.norm(a) * np.linalg.norm(b)
+
+
+def test_products_mix_as_documented() -> None:
+    """Head 2 after head 1: (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1."""
+    a1, a2 = oracles.normal((2, 1, 3, 3))
+    b1, b2 = oracles.normal((2, 4, 4), seed=1)
+    x = oracles.normal((3, 4), seed=2)
+    after = tnlib.KroneckerTerms(a2, [b2]).apply(tnlib.KroneckerTerms(a1, [b1]).apply(x))
+    oracles.assert_close(tnlib.KroneckerTerms(a2 @ a1, [b2 @ b1]).apply(x), after)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: tnlib.KroneckerTerms(np.ones((2, 3, 3)), [np.ones((4, 4))]), ValueError, ["2 and 1", "terms"]),
+        (
+            lambda: tnlib.KroneckerTerms(np.ones((2, 3, 3)), [np.ones((4, 4)), np.ones((4, 5))]),
+            ValueError,
+            ["one shape", "(4, 4)", "(4, 5)", "term 1"],
+        ),
+        (lambda: tnlib.KroneckerTerms(np.ones((3, 3)), [np.ones((4, 4))]), ValueError, ["left must have 3 legs"]),
+        (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), [np.ones(4)]), ValueError, ["right 0 must have 2 legs"]),
+        (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), []), TypeError, ["right must be a non-empty sequence"]),
+        (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), np.float64(2)), TypeError, ["right must be a non-empty"]),
+        (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), "a"), TypeError, ["right 0"]),
+    ],
+)
+def test_impossible_terms_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "KroneckerTerms", "got", *words):
+        call()
+
+
+@pytest.mark.parametrize("shape", [(12,), (4, 3), (3, 5), (1, 3, 4), ()])
+def test_apply_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+    k = tnlib.KroneckerTerms(np.ones((1, 3, 3)), [np.ones((4, 4))])
+    with oracles.refused(ValueError, "KroneckerTerms.apply: x must have shape", "(3, 4)", str(shape)):
+        k.apply(np.ones(shape))

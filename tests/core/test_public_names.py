@@ -1,0 +1,144 @@
+"""The table of contents: its names, what importing it costs, and the signatures that others rely on."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tnlib
+
+STUB = Path(tnlib.__file__).with_suffix(".pyi")
+
+# name -> parameters as "name", "name=default" or "name=" for a default of the library's own choice; "*" as in Python
+PINNED = {
+    "svd": ["a", "*", "left=None", "rtol=None", "max_rank=None"],
+    "tt_svd": ["x", "*", "rtol=None", "max_rank=None"],
+    "ttm_svd": ["a", "row_shape", "col_shape", "*", "rtol=None", "max_rank=None"],
+    "tucker": ["x", "*", "rtol=None", "ranks=None", "n_iter=0"],
+    "cp": ["x", "rank", "*", "rtol=", "n_iter=", "n_starts=1", "rng=None", "constraint=None"],
+    "tt_cross": ["f", "shape", "*", "rtol", "max_calls=", "rng=None"],
+    "round": ["t", "*", "rtol=None", "max_rank=None"],
+    "canonicalize": ["tt", "center"],
+    "vidal": ["tt"],
+    "schmidt_values": ["tt", "bond"],
+    "entropy": ["tt", "bond"],
+    "inner": ["a", "b"],
+    "save": ["path", "value"],
+    "load": ["path"],
+    "draw": ["value"],
+}
+MAY_GROW = {"canonicalize", "vidal", "schmidt_values", "entropy", "inner", "draw"}  # by keywords with defaults
+
+FORMATS = {
+    "SVD": ["u", "s", "vh"],
+    "LowRank": ["left", "right"],
+    "TensorTrain": ["cores"],
+    "TTMatrix": ["cores"],
+    "Tucker": ["core", "factors"],
+    "CP": ["weights", "factors"],
+    "KroneckerTerms": ["left", "right"],
+}
+EVERY_FORMAT = ["shape", "dtype", "ranks", "n_parameters", "full", "norm", "__array__"]
+EVERY_OPERATOR = ["matvec", "rmatvec", "matmat", "rmatmat", "__matmul__", "__rmatmul__"]
+
+
+def test_the_stub_and_the_module_name_the_same() -> None:
+    named = set()
+    for node in ast.parse(STUB.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                assert alias.asname == alias.name, "a re-export is written `import X as X`"
+                assert getattr(tnlib, alias.name).__module__ == node.module
+                named.add(alias.name)
+        elif isinstance(node, ast.AnnAssign):
+            named.add(node.target.id)
+    assert named - {"__all__"} == set(tnlib.__all__)
+
+
+def test_every_name_resolves_and_is_documented() -> None:
+    assert len(set(tnlib.__all__)) == len(tnlib.__all__)
+    for name in tnlib.__all__:
+        value = getattr(tnlib, name)
+        assert name.startswith("__") or inspect.getdoc(value), f"{name} has no docstring"
+    assert set(tnlib.__all__) <= set(dir(tnlib))
+
+
+def test_other_names_do_not() -> None:
+    with pytest.raises(AttributeError, match="module 'tnlib' has no attribute 'svd_'"):
+        tnlib.svd_  # noqa: B018
+
+
+def test_star_import_and_version() -> None:
+    namespace: dict[str, object] = {}
+    exec("from tnlib import *", namespace)
+    assert set(tnlib.__all__) <= namespace.keys()
+    assert tnlib.__version__.count(".") == 2
+
+
+@pytest.mark.parametrize(
+    "statement", ["import tnlib", "import tnlib; dir(tnlib); tnlib.__version__", "import tnlib; tnlib.TnlibError"]
+)
+def test_importing_costs_nothing(statement: str) -> None:
+    heavy = ["numba", "scipy.linalg", "quimb", "tensorly", "matplotlib", "torch", "transformers", "safetensors", "h5py"]
+    code = f"import sys; {statement}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_decomposing_loads_no_framework() -> None:
+    heavy = ["quimb", "tensorly", "matplotlib", "torch", "transformers"]
+    code = (
+        "import sys, numpy as np, tnlib; x = np.ones((2, 2, 2)); tnlib.tt_svd(x); tnlib.tucker(x); tnlib.cp(x, 1);"
+        f"print([m for m in {heavy} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def spelled(name: str) -> list[str]:
+    words: list[str] = []
+    for parameter in inspect.signature(getattr(tnlib, name)).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        assert parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        words.append(parameter.name + default)
+    return words
+
+
+@pytest.mark.parametrize("name", [name for name in PINNED if name in tnlib.__all__])
+def test_pinned_signatures(name: str) -> None:
+    got, want = spelled(name), PINNED[name]
+    if name in MAY_GROW:
+        assert all("=" in word or word == "*" for word in got[len(want) :]), "a new parameter needs a default"
+        got = got[: len(want)]
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert one == other or (other.endswith("=") and one.startswith(other)), f"{name}: {one}, pinned {other}"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_pinned_formats(name: str) -> None:
+    cls = getattr(tnlib, name)
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen
+    fields = [f.name for f in dataclasses.fields(cls)]
+    assert fields[: len(FORMATS[name])] == FORMATS[name]
+    assert all(f.default is not dataclasses.MISSING for f in dataclasses.fields(cls)[len(FORMATS[name]) :])
+    for attribute in EVERY_FORMAT + (EVERY_OPERATOR if name in ("LowRank", "TTMatrix", "KroneckerTerms") else []):
+        assert hasattr(cls, attribute), f"{name} has no {attribute}"
+    assert name != "KroneckerTerms" or hasattr(cls, "apply")
+
+
+def test_pinned_results() -> None:
+    assert [f.name for f in dataclasses.fields(tnlib.Fit)][:5] == ["value", "error", "certified", "converged", "n_iter"]
+
+
+def test_what_others_measure_through_exists() -> None:
+    assert {"svd", "tt_svd", "ttm_svd", "tucker", "cp", "save", "load", *FORMATS} <= set(tnlib.__all__)
