@@ -49,7 +49,7 @@ def shard(folder: Path) -> Path:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(tensors)
-    halves = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    halves = {"one.safetensors": names[1::2], "two.safetensors": names[::2]}
     for file, held in halves.items():
         save_file({name: tensors[name] for name in held}, folder / file)
     weight_map = {name: file for file, held in halves.items() for name in held}

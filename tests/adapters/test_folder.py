@@ -184,6 +184,7 @@ def set_tensor(name: str, values: np.ndarray | Callable[[np.ndarray], np.ndarray
 def point_index(folder: Path, to: Any) -> None:
     index = shard(folder)
     content = json.loads(index.read_text())
+    assert content["weight_map"][QUERY] == "two.safetensors"
     content["weight_map"][QUERY] = to
     index.write_text(json.dumps(content))
 

@@ -110,6 +110,15 @@ def _is_described(piece: Any) -> bool:
     )
 
 
+def held_biases(described: Mapping[str, Any], d_model: int) -> str:
+    """Return the projections whose biases the factors hold as well: a last row, or column, beyond d_model."""
+    if described["kind"] != "heads":
+        return ""
+    first, second = list(described["of"])
+    rows, columns = described["shapes"]["left"][0], described["shapes"]["right"][1]
+    return (first if rows > d_model else "") + (second if columns > d_model else "")
+
+
 def check_factors(folder: Folder, prefix: str, layers: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Raise unless every described factor is there, in the described shape."""
     for layer, pieces in enumerate(layers):

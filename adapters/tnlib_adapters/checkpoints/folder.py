@@ -100,9 +100,9 @@ def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
                 )
         files = tuple(folder / name for name in sorted(set(weight_map.values())))
         for file in files:
-            if not file.is_file():
+            if not os.path.isfile(file):  # Path.is_file raises where a name is longer than the system allows
                 raise FileFormatError(
-                    f"open_checkpoint: {INDEX} names {file.name}, which is missing from {folder}; download it too."
+                    f"open_checkpoint: {INDEX} names {file.name:.80}, which is missing from {folder}; download it too."
                 )
         return files, weight_map
     pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)

@@ -107,8 +107,8 @@ def _draw_bars(ax: Axes, pairs: Sequence[tuple[float, float]], unit: str, form: 
     ax.barh(names, attention, color=QK, label="attention")
     ax.barh(names, other, left=attention, color=GREY, label="everything else")
     widest = max(a + b for a, b in pairs)
-    for name, a, b in zip(names, attention, other, strict=True):
-        ax.text(a + b + 0.01 * widest, name, f"{form.format(a)} in attention", va="center", fontsize=8)
+    for y, (a, b) in enumerate(pairs):
+        ax.text(a + b + 0.01 * widest, y, f"{form.format(a)} in attention", va="center", fontsize=8)
     ax.invert_yaxis()
     ax.set(xlabel=unit, xlim=(0, 1.45 * widest))
     ax.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,303 @@
+"""The float64 forward pass against transformers' own in double precision, and the built-in model's loss."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import CONFIG, builtin_copy, change_config, change_tensors
+from oracles import assert_close, refused, unchanged
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
+from tnlib_adapters import builtin_path, open_checkpoint
+from tnlib_adapters.data.repeats import repeated_segments
+from tnlib_adapters.forward.layers import ACTIVATIONS
+from tnlib_adapters.forward.model import Forward, loss, run
+from tnlib_adapters.forward.weights import Weights, read_weights
+
+CASES = ["bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_untied", "gpt2_unscaled", "gpt2_by_layer", "minilm"]
+CHANCE = math.log(128)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return read_weights(open_checkpoint(builtin_path()))
+
+
+# ------------------------------------------------------------------------------------------- against transformers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_agrees_with_the_model_in_double_precision(name: str, saved: Any) -> None:
+    model, folder = saved(name)
+    from transformers_models import record
+
+    tokens = np.random.default_rng(1).integers(1, model.config.vocab_size, size=(2, 12))
+    want, got = record(copy.deepcopy(model).double(), tokens), run(open_checkpoint(folder), tokens)
+    per_layer = [(got.patterns, want.patterns), (got.inputs, want.inputs), (got.outputs, want.outputs)]
+    for ours, theirs in [*per_layer, (got.residuals[:-1], want.residuals)]:
+        assert len(ours) == len(theirs) == model.config.num_hidden_layers
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.dtype == np.float64
+            assert_close(one, other, factor=1000)
+    assert_close(got.hidden, want.hidden, factor=1000)
+    if want.logits is not None:
+        assert_close(got.logits, want.logits, factor=1000)
+    assert (got.logits is None) == ("bert" in name or name == "minilm")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_states_agree_with_the_model_as_it_runs(name: str, saved: Any, recorded: Any) -> None:
+    want = recorded(name)
+    assert_close(run(open_checkpoint(saved(name)[1]), want.tokens).hidden, want.hidden, np.float32)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gpt2_untied"])
+def test_the_loss_is_that_of_the_model(name: str, saved: Any) -> None:
+    torch = pytest.importorskip("torch")
+    model, folder = saved(name)
+    tokens = np.random.default_rng(2).integers(0, 50, size=(3, 10))
+    mask = np.random.default_rng(3).random((3, 10)) < 0.5
+    mask[:, 0] = False
+    labels = torch.from_numpy(np.where(mask, tokens, -100))
+    with torch.no_grad():
+        want = copy.deepcopy(model).double()(torch.from_numpy(tokens), labels=labels).loss
+    assert_close(loss(open_checkpoint(folder), tokens, mask), float(want), factor=1000)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_are_those_of_transformers(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.activations import ACT2FN
+
+    x = np.concatenate([np.linspace(-12, 12, 97), [-800.0, 800.0]])
+    np.testing.assert_allclose(ACTIVATIONS[name](x), ACT2FN[name](torch.from_numpy(x)).numpy(), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_pytorch_tanh"])
+def test_the_activation_is_the_one_of_the_config(activation: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("transformers_models")
+    models.quiet()
+    config = models.BertConfig(**models._BERT, hidden_act=activation, layer_norm_eps=0.1)
+    torch = models.torch
+    torch.manual_seed(0)
+    model = models.BertModel(config).eval().double()
+    model.save_pretrained(tmp_path)
+    tokens = np.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        want = model(torch.from_numpy(tokens)).last_hidden_state.numpy()
+    assert_close(run(open_checkpoint(tmp_path), tokens).hidden, want, factor=1000)
+
+
+def test_older_names_of_layer_norms_are_read(saved: Any, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved("bert")[1], tmp_path / "older"))
+
+    def older(name: str) -> str:
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+    def rename(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            tensors[older(name)] = tensors.pop(name)
+
+    change_tensors(folder, rename)
+    tokens = np.arange(8)
+    want = run(open_checkpoint(saved("bert")[1]), tokens).hidden
+    np.testing.assert_array_equal(run(open_checkpoint(folder), tokens).hidden, want)
+
+
+# ---------------------------------------------------------------------------------------------- the built-in model
+
+
+def test_the_built_in_model_continues_repeated_segments(weights: Weights) -> None:
+    tokens, repeated = repeated_segments(64, rng=np.random.default_rng(0))
+    assert loss(weights, tokens, repeated) < 0.5
+    elsewhere = ~repeated
+    elsewhere[:, 0] = False
+    assert loss(weights, tokens, elsewhere) > CHANCE - 0.1  # nothing predicts what is random
+
+
+def test_the_built_in_architecture_written_out(weights: Weights) -> None:
+    checkpoint = open_checkpoint(builtin_path())
+    tokens = np.random.default_rng(0).integers(0, 128, size=20)
+    x = checkpoint.read("embed.weight").astype(float)[tokens] + checkpoint.read("positions.weight")[:20]
+    for n in range(2):
+        q, k, v, o = (
+            (checkpoint.read(f"layers.{n}.attention.{m}.weight"), checkpoint.read(f"layers.{n}.attention.{m}.bias"))
+            for m in ("query", "key", "value", "output")
+        )
+        queries, keys, values = ((x @ w.T + b).reshape(20, 4, 16) for w, b in (q, k, v))
+        scores = np.einsum("ihc,jhc->hij", queries, keys) / 4
+        weight = np.exp(scores) * np.tril(np.ones((20, 20)))
+        mixed = np.einsum("hij,jhc->ihc", weight / weight.sum(-1, keepdims=True), values)
+        x = x + mixed.reshape(20, 64) @ o[0].T + o[1]
+    logits = x @ checkpoint.read("unembed.weight").T + checkpoint.read("unembed.bias")
+    got = run(weights, tokens)
+    assert got.logits is not None
+    assert_close(got.hidden[0], x, factor=1000)
+    assert_close(got.logits[0], logits, factor=1000)
+
+
+def test_a_checkpoint_of_factors_computes_the_same(weights: Weights, tmp_path: Path) -> None:
+    from tnlib_adapters.checkpoints.factored import KEY, Piece, describe
+
+    folder = builtin_copy(tmp_path / "factored")
+    names = {n: m for n, m in zip("qkvo", ("query", "key", "value", "output"), strict=True)}
+    pieces: list[list[Piece]] = [[], []]
+
+    def factor(tensors: dict[str, np.ndarray]) -> None:
+        for layer in range(2):
+            for short, module in names.items():
+                weight = tensors.pop(f"layers.{layer}.attention.{module}.weight")
+                arrays = {"left": weight.T, "right": np.eye(64, dtype=np.float32)}
+                pieces[layer].append(Piece("low_rank", short, arrays))
+                for part, a in arrays.items():
+                    tensors[f"layers.{layer}.attention.tnlib.{short}_{part}"] = a
+
+    change_tensors(folder, factor)
+    change_config(folder, **{KEY: describe(pieces, "matrix")})
+    tokens = np.random.default_rng(0).integers(0, 128, size=(2, 96))
+    np.testing.assert_array_equal(run(open_checkpoint(folder), tokens).hidden, run(weights, tokens).hidden)
+
+
+# --------------------------------------------------------------------------------------------------- what it gives
+
+
+def test_shapes(weights: Weights) -> None:
+    got = run(weights, np.zeros((3, 7), int))
+    assert [a.shape for a in got.patterns] == [(3, 4, 7, 7)] * 2
+    assert [a.shape for a in (*got.residuals, *got.inputs, *got.outputs)] == [(3, 7, 64)] * 7
+    assert got.hidden.shape == (3, 7, 64)
+    assert got.logits is not None
+    assert got.logits.shape == (3, 7, 128)
+    assert repr(got) == "Forward(2 layers, hidden (3, 7, 64), logits (3, 7, 128))"
+
+
+def test_the_parts_add_up(weights: Weights) -> None:
+    got = run(weights, np.arange(96))
+    for before, added, after in zip(got.residuals, got.outputs, got.residuals[1:], strict=True):
+        assert_close(after, before + added)
+    for pattern in got.patterns:
+        np.testing.assert_allclose(pattern.sum(-1), 1, rtol=1e-12)
+        assert not np.triu(pattern, 1).any()
+
+
+def test_a_batch_is_its_sequences(weights: Weights) -> None:
+    tokens = np.random.default_rng(0).integers(0, 128, size=(3, 11))
+    together = run(weights, tokens)
+    for i, sequence in enumerate(tokens):
+        assert_close(run(weights, sequence).hidden[0], together.hidden[i], factor=1000)
+
+
+def test_what_comes_later_changes_nothing_before(weights: Weights) -> None:
+    assert_close(run(weights, np.arange(10)).hidden, run(weights, np.arange(20)).hidden[:, :10], factor=1000)
+
+
+def test_weights_are_read_once_for_many_batches(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "fromfile", None)
+    tokens = np.arange(5, dtype=np.uint8)
+    mask = np.arange(5) > 2
+    with unchanged(tokens, mask):
+        assert isinstance(run(weights, tokens), Forward)
+        assert loss(weights, tokens, mask) > 0
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([0, 128], ("between 0 and 127", "got 128")),
+        ([0, -1], ("between 0 and 127", "got -1")),
+        ([0.0, 1.0], ("integers", "float64")),
+        ([True, False], ("integers", "bool")),
+        (["a"], ("integers", "<U1")),
+        ([], ("shape (0,)",)),
+        (3, ("shape ()",)),
+        (np.zeros((2, 0), int), ("shape (2, 0)",)),
+        (np.zeros((1, 2, 3), int), ("shape (1, 2, 3)",)),
+        (np.zeros(97, int), ("at most 96", "got 97")),
+    ],
+)
+def test_impossible_tokens_are_refused(tokens: Any, words: tuple[str, ...], weights: Weights) -> None:
+    with refused(ArgumentError, "run: tokens", *words):
+        run(weights, tokens)
+    with refused(ArgumentError, "loss: tokens", *words):
+        loss(weights, tokens, [False, True])
+
+
+def test_ragged_tokens_are_refused(weights: Weights) -> None:
+    with refused(ArgumentTypeError, "run: tokens"):
+        run(weights, [[1, 2], [3]])
+
+
+@pytest.mark.parametrize(
+    "mask", [[True, True, True], [False, False, False], [False, True], [0, 1, 1], [[False, True, True]] * 2]
+)
+def test_impossible_masks_are_refused(mask: Any, weights: Weights) -> None:
+    with refused(ArgumentError, "loss: mask", "(1, 3)", "False at the first position"):
+        loss(weights, [1, 2, 3], mask)
+
+
+def test_a_loss_without_unembedding_is_refused(saved: Any) -> None:
+    with refused(ArgumentError, "loss: model", "bert", "hidden states"):
+        loss(open_checkpoint(saved("bert")[1]), [1, 2, 3], [False, True, True])
+
+
+def spoiled(saved: Any, name: str, to: Path, **config: Any) -> Path:
+    import shutil
+
+    folder = Path(shutil.copytree(saved(name)[1], to / name))
+    change_config(folder, **config)
+    return folder
+
+
+def test_an_unknown_activation_is_refused(saved: Any, tmp_path: Path) -> None:
+    folder = spoiled(saved, "bert", tmp_path, hidden_act="mish")
+    with refused(ArgumentError, "read_weights", "hidden_act", "gelu_new", "'mish'"):
+        read_weights(open_checkpoint(folder))
+    change_config(folder, hidden_act={"gelu": 1})
+    with refused(ArgumentError, "read_weights", "hidden_act", "{'gelu': 1}"):
+        read_weights(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize("eps", [None, "1e-5", 0.0, -1e-5, float("nan")])
+def test_an_impossible_epsilon_is_refused(eps: Any, saved: Any, tmp_path: Path) -> None:
+    folder = spoiled(saved, "gpt2", tmp_path, layer_norm_epsilon=eps)
+    with refused(FileFormatError, "layer_norm_epsilon", CONFIG, repr(eps)):
+        read_weights(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("embeddings.word_embeddings.weight", (50, 23)),
+        ("embeddings.LayerNorm.bias", (1, 24)),
+        ("encoder.layer.1.intermediate.dense.weight", (24, 40)),
+        ("encoder.layer.1.intermediate.dense.bias", (41,)),
+        ("encoder.layer.1.output.dense.weight", (24, 39)),
+    ],
+)
+def test_shapes_that_contradict_the_config_are_refused(
+    name: str, shape: tuple[int, ...], saved: Any, tmp_path: Path
+) -> None:
+    folder = spoiled(saved, "bert", tmp_path)
+    change_tensors(folder, lambda t: t.update({name: np.ones(shape, np.float32)}))
+    with refused(FileFormatError, "read_weights", repr(name), str(shape)):
+        read_weights(open_checkpoint(folder))
+
+
+def test_missing_and_spoiled_tensors_are_refused_by_name(saved: Any, tmp_path: Path) -> None:
+    folder = spoiled(saved, "gpt2_lm", tmp_path)
+    name = "transformer.h.1.mlp.c_fc.weight"
+    change_tensors(folder, lambda t: t.update({name: t[name] * np.nan}))
+    with refused(FileFormatError, repr(name), "nan"):
+        read_weights(open_checkpoint(folder))
+    change_tensors(folder, lambda t: t.pop(name))
+    with refused(FileFormatError, repr(name)):
+        read_weights(open_checkpoint(folder))
