@@ -90,7 +90,7 @@ def contract(value: Any) -> np.ndarray:
 
 
 def dense_train(cores: Sequence[np.ndarray]) -> np.ndarray:
-    out = np.ones(1)
+    out = np.ones(1, cores[0].dtype)
     for core in cores:
         out = np.einsum("...l,lnr->...nr", out, core)
     return out[..., 0]
@@ -347,6 +347,8 @@ def formats(dtype: Any, seed: int = 0) -> Iterator[Any]:
     yield tnlib.LowRank(a(3, 7), a(7, 4))
     yield tnlib.TensorTrain([a(1, 2, 3), a(3, 4, 2), a(2, 3, 1)])
     yield tnlib.TensorTrain([a(1, 4, 1)], center=0, log_scale=-1.5)
+    yield tnlib.TensorTrain([a(1, 3, 1)])
+    yield tnlib.TTMatrix([a(1, 3, 2, 1)])
     yield tnlib.TTMatrix([a(1, 2, 3, 2), a(2, 4, 1, 3), a(3, 2, 2, 1)], log_scale=0.5)
     yield tnlib.Tucker(a(2, 3, 1), [a(4, 2), a(5, 3), a(2, 1)])
     yield tnlib.CP(a(3), [a(4, 3), a(5, 3), a(2, 3)])

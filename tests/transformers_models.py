@@ -14,8 +14,7 @@ import transformers
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model
 
-# A config writes None for "no token" only if the default, which lies outside these vocabularies, is replaced.
-_BERT = {
+BERT_SIZES = {
     "vocab_size": 50,
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -23,24 +22,24 @@ _BERT = {
     "intermediate_size": 40,
     "max_position_embeddings": 16,
 }
-_GPT2 = {
+GPT2_SIZES = {
     "vocab_size": 50,
     "n_positions": 16,
     "n_embd": 24,
     "n_layer": 3,
     "n_head": 4,
-    "bos_token_id": 0,
+    "bos_token_id": 0,  # the defaults lie outside this vocabulary
     "eos_token_id": 0,
 }
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "bert": lambda: BertModel(BertConfig(**_BERT)),
-    "bert_masked": lambda: BertForMaskedLM(BertConfig(**_BERT)),
-    "gpt2": lambda: GPT2Model(GPT2Config(**_GPT2)),
-    "gpt2_lm": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2)),
-    "gpt2_untied": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2, tie_word_embeddings=False)),
-    "gpt2_unscaled": lambda: GPT2Model(GPT2Config(**_GPT2, scale_attn_weights=False)),
-    "gpt2_by_layer": lambda: GPT2Model(GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True)),
+    "bert": lambda: BertModel(BertConfig(**BERT_SIZES)),
+    "bert_masked": lambda: BertForMaskedLM(BertConfig(**BERT_SIZES)),
+    "gpt2": lambda: GPT2Model(GPT2Config(**GPT2_SIZES)),
+    "gpt2_lm": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES)),
+    "gpt2_untied": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES, tie_word_embeddings=False)),
+    "gpt2_unscaled": lambda: GPT2Model(GPT2Config(**GPT2_SIZES, scale_attn_weights=False)),
+    "gpt2_by_layer": lambda: GPT2Model(GPT2Config(**GPT2_SIZES, scale_attn_by_inverse_layer_idx=True)),
 }
 
 

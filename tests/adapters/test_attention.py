@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from oracles import assert_close, normal, refused, unchanged
-from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib_adapters import Attention
+
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
 
 CASES = ["bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_unscaled", "gpt2_by_layer", "minilm"]
 

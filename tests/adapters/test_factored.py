@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tnlib
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, normal, refused
-from tnlib import FileFormatError
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.checkpoints.factored import (
     KEY,
     Piece,
-    descriptions,
     describe,
+    descriptions,
     expand,
     part_name,
     stack,
     unstack,
 )
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
+
+import tnlib
+from tnlib import FileFormatError
 
 D, HEADS = 12, 3
 DH = D // HEADS
@@ -94,9 +95,7 @@ def test_heads_fill_the_first_columns_of_their_slots(ranks: tuple[int, ...], bia
     found = expand([Piece("heads", "qk", qk, ranks), Piece("heads", "vo", vo, ranks)], SIZES)
     assert set(found.weights) == set(NAMES)
     assert set(found.biases) == (set("qkv") if biases else set())
-    q, k, v = (
-        np.concatenate([found.weights[n], found.biases[n][None]]) if biases else found.weights[n] for n in "qkv"
-    )
+    q, k, v = (np.concatenate([found.weights[n], found.biases[n][None]]) if biases else found.weights[n] for n in "qkv")
     start = 0
     for h, rank in enumerate(ranks):
         slot, own = slice(h * DH, (h + 1) * DH), slice(start, start + rank)

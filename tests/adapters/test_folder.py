@@ -24,10 +24,11 @@ from checkpoint_folders import (
     shard,
 )
 from oracles import refused
-from tnlib import FileFormatError
 from tnlib_adapters import open_checkpoint
 from tnlib_adapters.checkpoints.projections import put_together, take_apart
 from tnlib_adapters.checkpoints.tensor_file import TensorInfo
+
+from tnlib import FileFormatError
 
 QUERY = "layers.0.attention.query.weight"
 
@@ -95,6 +96,14 @@ def test_projections_go_back_into_the_tensors_they_came_from(name: str, saved: A
         assert values.flags.c_contiguous
 
 
+def test_the_masks_that_older_gpt2_files_hold_are_no_biases(saved: Any, tmp_path: Path) -> None:
+    model, original = saved("gpt2")
+    folder = Path(shutil.copytree(original, tmp_path / "gpt2"))
+    mask = np.tril(np.ones((1, 1, 16, 16), np.float32))
+    change_tensors(folder, lambda t: t.update({f"h.{layer}.attn.bias": mask for layer in range(3)}))
+    assert_opens_as(folder, model)
+
+
 def test_a_layer_without_biases_has_none(folder: Path) -> None:
     change_tensors(folder, lambda t: [t.pop(name) for name in list(t) if name.endswith(".bias") and "layers" in name])
     layer = open_checkpoint(folder).attention(0)
@@ -141,7 +150,9 @@ def test_a_layer_reads_its_own_tensors_only(folder: Path, monkeypatch: pytest.Mo
 
 def test_a_file_of_a_terabyte_opens(tmp_path: Path) -> None:
     d, layers = 2**17, 4  # 64 GiB per weight, none of it on the disk
-    names = [f"layers.{layer}.attention.{m}.weight" for layer in range(layers) for m in ("query", "key", "value", "output")]
+    names = [
+        f"layers.{layer}.attention.{m}.weight" for layer in range(layers) for m in ("query", "key", "value", "output")
+    ]
     size = 4 * d * d
     header = {name: entry("F32", [d, d], k * size, (k + 1) * size) for k, name in enumerate(names)}
     end = len(names) * size

@@ -14,8 +14,9 @@ from checkpoint_folders import entry, raw_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
-from tnlib import FileFormatError
 from tnlib_adapters.checkpoints.tensor_file import STORED_AS, Entry, encode, read_header, write_tensor_file
+
+from tnlib import FileFormatError
 
 NATIVE = [name for name in STORED_AS if name != "BF16"]
 
@@ -203,7 +204,7 @@ HEADER = 8 + int.from_bytes(VALID[:8], "little")
 
 
 def check(file: Path, content: bytes) -> None:
-    """`read_header` refuses, or gives tensors that lie in the file, apart from each other, as safetensors reads them."""
+    """`read_header` refuses, or gives tensors that lie apart in the file and are what the package reads there."""
     file.write_bytes(content)
     try:
         tensors, metadata = read_header(file)
@@ -218,7 +219,9 @@ def check(file: Path, content: bytes) -> None:
         assert stored.shape == info.shape
         assert stored.tobytes() == content[info.begin : info.end]
     try:
-        theirs = {name: (one["dtype"], one["shape"], bytes(one["data"])) for name, one in safetensors.deserialize(content)}
+        theirs = {
+            name: (one["dtype"], one["shape"], bytes(one["data"])) for name, one in safetensors.deserialize(content)
+        }
     except safetensors.SafetensorError:  # stricter: no gaps, no bytes after the last tensor
         return
     ours = {name: (info.dtype, list(info.shape), info.read_stored().tobytes()) for name, info in tensors.items()}

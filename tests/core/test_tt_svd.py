@@ -37,6 +37,14 @@ def test_a_long_train_keeps_its_ranks(dtype: np.dtype) -> None:
     oracles.assert_gauge(fit.value)
 
 
+@pytest.mark.parametrize("d", [12, 16])
+@pytest.mark.parametrize("seed", range(6))
+def test_roundoff_of_multiplying_out_is_no_rank(d: int, seed: int) -> None:
+    """Every product of cores rounds every entry; the singular values of that noise grow with the count of cores."""
+    x = oracles.dense_train(oracles.random_cores((2,) * d, [1] * (d + 1), seed=seed))
+    assert tnlib.tt_svd(x).value.ranks == (1,) * (d + 1)
+
+
 @pytest.mark.parametrize("rtol", [1e-12, 1e-6, 1e-2, 0.1, 0.5])
 def test_the_error_of_a_long_train_is_that_of_the_whole(rtol: float) -> None:
     i = np.arange(2**12, dtype=float)

@@ -35,7 +35,7 @@ def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array
 
 def cores_to_dense(cores: Sequence[Array]) -> Array:
     """Contract cores (r[k], n[k], r[k+1]) to the array (n[0], ..., n[d-1])."""
-    out = cores[0].reshape(-1, cores[0].shape[-1])  # n0 r
+    out = np.array(cores[0]).reshape(-1, cores[0].shape[-1])  # n0 r; a copy, since of one core it is the result
     for core in cores[1:]:
         out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (n0 ... [r]) [r] nk r'
     return out.reshape([core.shape[1] for core in cores])

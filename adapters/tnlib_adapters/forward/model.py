@@ -131,8 +131,9 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> segment = list(range(20, 40))
-    >>> loss(model, segment + segment, [False] * 21 + [True] * 19) < 0.5  # chance is ln(128) = 4.85
+    >>> segment = np.random.default_rng(0).permutation(128)[:20]
+    >>> tokens = np.concatenate([segment, segment])
+    >>> loss(model, tokens, np.arange(40) > 20) < 1  # chance is ln(128) = 4.85
     True
     """
     weights = read_weights(model) if isinstance(model, Checkpoint) else model

@@ -80,7 +80,8 @@ class TnlibQuantizer(HfQuantizer):
             modules: dict[str, Any] = {}
             for name, held in row.projections.items():
                 if set(held) <= set(weights):
-                    module = modules[name] = attention.get_submodule(name)
+                    module: Any = attention.get_submodule(name)
+                    modules[name] = module
                     _set_module(attention, name, _Bias(None if set(held) <= set(biases) else module.bias))
             like = next(iter(modules.values())).weight
             attention.add_module(METHOD, _Factors(described, like))
