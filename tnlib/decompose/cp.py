@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
@@ -14,8 +14,9 @@ from tnlib._validate import as_count, as_rng, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.cp import CP
 from tnlib.gauge.cp import fix_components
-from tnlib.linalg.modes import mttkrp, unfold
+from tnlib.linalg.modes import khatri_rao, sum_columns, unfold
 from tnlib.linalg.scale import distance, shift
+from tnlib.linalg.solve import leading_eigenvectors, solve_gram
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
@@ -122,27 +123,51 @@ def _als(x: Array, factors: list[Array], n_iter: int, target: float) -> _Iterate
 
     With K the Khatri-Rao product of the other factors, the least squares problem X_k = A_k K^T has the normal
     equations A_k (K^T conj(K)) = X_k conj(K), and K^T conj(K) is the entrywise product of their Gram matrices.
+
+    The legs form two halves, and X_k conj(K) starts for all legs of one half with the same matrix product, that
+    of x with the Khatri-Rao product of the other half: two such products a sweep, whatever the number of legs
+    (Phan, Tichavsky and Cichocki, "Fast alternating LS algorithms for high order CANDECOMP/PARAFAC tensor
+    factorizations", IEEE Trans. Signal Process. 61 (2013)).
     """
-    factors, rank = list(factors), factors[0].shape[1]
+    split = _halve(x.shape)
+    halves = (range(split), range(split, x.ndim))
+    flat = x.reshape(math.prod(x.shape[:split]), -1)
+    right = khatri_rao(factors[split:])
     residual, previous = np.inf, np.inf
     for sweep in range(1, n_iter + 1):
-        before = list(factors)
-        for k in range(x.ndim):
-            gram: Array = np.ones((rank, rank), x.dtype)
-            for j, factor in enumerate(factors):
-                if j != k:
-                    gram = gram * (factor.T @ factor.conj())  # R R
-            projected = mttkrp(x, [factor.conj() for factor in factors], k)  # nk R
-            factors[k] = _solve(projected, gram)
-            if k < x.ndim - 1:
-                factors[k] = _unit_columns(factors[k])
-        residual = distance(x, CP(np.ones(rank, x.dtype), tuple(factors)).full())
+        before = factors
+        factors = _update(factors, halves[0], flat @ right.conj())  # (left legs) [(right legs)] R
+        left = khatri_rao(factors[:split])
+        factors = _update(factors, halves[1], flat.T @ left.conj())  # (right legs) [(left legs)] R
+        right = khatri_rao(factors[split:])
+        residual = distance(flat, left @ right.T)
         if residual > previous:  # only rounding raises it, where components are nearly collinear
             return _Iterate(before, previous, sweep, True)
         if residual <= target or previous - residual <= _STATIONARY * residual:
             return _Iterate(factors, residual, sweep, True)
         previous = residual
     return _Iterate(factors, residual, n_iter, False)
+
+
+def _halve(shape: tuple[int, ...]) -> int:
+    """Return after how many legs to split, so that the two Khatri-Rao products are small together."""
+    return min(range(1, len(shape)), key=lambda k: math.prod(shape[:k]) + math.prod(shape[k:]))
+
+
+def _update(factors: list[Array], half: range, partial: Array) -> list[Array]:
+    """Solve for the factors of one half; `partial` (legs of the half, R) has the legs of the other summed."""
+    factors, rank = list(factors), partial.shape[-1]
+    partial = partial.reshape(*(len(factors[k]) for k in half), rank)
+    for k in half:
+        gram: Array = np.ones((rank, rank), partial.dtype)
+        for j, factor in enumerate(factors):
+            if j != k:
+                gram = gram * (factor.T @ factor.conj())  # R R
+        projected = sum_columns(partial, [factors[j].conj() for j in half], k - half.start)  # nk R
+        factors[k] = solve_gram(projected, gram)
+        if k < len(factors) - 1:  # the last factor carries the weights
+            factors[k] = _unit_columns(factors[k])
+    return factors
 
 
 def _nonnegative(x: Array, factors: list[Array], n_iter: int, target: float) -> _Iterate:
@@ -162,14 +187,6 @@ def _nonnegative(x: Array, factors: list[Array], n_iter: int, target: float) -> 
     return _Iterate(columns, residual, len(errors), len(errors) < n_iter or residual <= target)
 
 
-def _solve(projected: Array, gram: Array) -> Array:
-    """Return `projected @ pinv(gram)`: over-ranked and collinear factors make the Gram matrix singular."""
-    values, vectors = scipy.linalg.eigh(gram, check_finite=False)
-    floor = len(values) * np.finfo(gram.dtype).eps * max(float(values[-1]), 0.0)
-    inverse = np.where(values > floor, 1 / np.where(values > floor, values, 1), 0)
-    return ((projected @ vectors) * inverse) @ vectors.conj().T  # type: ignore[no-any-return]
-
-
 def _unit_columns(factor: Array) -> Array:
     lengths = np.linalg.norm(factor, axis=0)
     return factor / np.where(lengths > 0, lengths, 1)
@@ -184,9 +201,8 @@ def _singular_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array
     guess = []
     for k, columns in enumerate(_random_guess(x, rank, rng)):
         flat = unfold(x, k)
-        vectors = scipy.linalg.eigh(flat @ flat.conj().T, check_finite=False)[1][:, ::-1]
         count = min(rank, len(flat))
-        columns[:, :count] = vectors[:, :count]
+        columns[:, :count] = leading_eigenvectors(flat @ flat.conj().T, count)
         guess.append(columns)
     return guess
 

@@ -28,21 +28,14 @@ def khatri_rao(factors: Sequence[Array]) -> Array:
     return out
 
 
-def mttkrp(x: Array, factors: Sequence[Array], mode: int) -> Array:
-    """Return the unfolding of `x` along `mode` times the Khatri-Rao product of all other factors, (n[mode], R).
+def sum_columns(x: Array, factors: Sequence[Array], mode: int) -> Array:
+    """Return `x` (n[0], n[1], ..., R) summed over all legs but `mode`, (n[mode], R).
 
-    The Khatri-Rao product is never formed: one matrix product with an outer factor brings the size down by
-    n / R, and the other legs are summed column by column.
+    Column j of the result is the contraction of x[..., j] with the j-th columns of the other factors (n[k], R).
     """
-    last = x.ndim - 1
-    if mode == last:
-        y = np.tensordot(x, factors[0], axes=([0], [0]))  # [n0] n1 ... n(last) R
-        inner = factors[1:last]
-    else:
-        y = x @ factors[last]  # n0 ... [n(last)] R
-        for factor in factors[last - 1 : mode : -1]:
-            y = np.einsum("...jr,jr->...r", y, factor)  # n0 ... [nj] R
-        inner = factors[:mode]
-    for factor in inner:
+    y = x
+    for factor in factors[:mode:-1]:
+        y = np.einsum("...jr,jr->...r", y, factor)  # n0 ... [nj] R
+    for factor in factors[:mode]:
         y = np.einsum("i...r,ir->...r", y, factor)  # [ni] ... R
     return y

@@ -142,14 +142,18 @@ def _tensor(file: Path, name: str, entry: Any, start: int) -> TensorInfo:
 
 
 def _check_extents(file: Path, tensors: Iterable[TensorInfo], start: int, total: int) -> None:
-    """Raise unless the tensors follow each other without overlap, inside the file."""
+    """Raise unless the tensors fill the file without overlap and without gaps."""
     reached, previous = start, "the header"
     for tensor in sorted(tensors, key=lambda one: (one.begin, one.end)):
         if tensor.begin < reached:
             raise _damaged(file, f"tensor {tensor.name!r} overlaps {previous}")
         if tensor.end > total:
             raise _damaged(file, f"tensor {tensor.name!r} ends at byte {tensor.end:,} of {total:,}")
+        if tensor.begin > reached:
+            raise _damaged(file, f"{tensor.begin - reached:,} bytes before tensor {tensor.name!r} belong to no tensor")
         reached, previous = tensor.end, f"tensor {tensor.name!r}"
+    if reached != total:
+        raise _damaged(file, f"its last {total - reached:,} bytes belong to no tensor")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
