@@ -167,3 +167,7 @@ def _show_comparison(found: Comparison, out: Path) -> None:
     for what, reason in found.refused.items():
         console.print(f"without {what}: {reason}")
     console.print(f"written to {out}: compare.csv, compare.png", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,8 @@ BATCH, STEPS, WARM_UP, PEAK, DECAY = 64, 6000, 200, 3e-3, 0.1
 # learn. Independent tokens after: the model meets chance matches, too briefly to grow a second head, two
 # tokens back, that would tell them from the segment.
 DISTINCT_STEPS = 3500
-# At weight 1 a chance match, as frequent as a true one, would halve the confidence of every copy.
+# The mean loss off the repeats counts this much beside the mean on them. Weighing all tokens alike would
+# halve the confidence of every copy, since a match by chance is as frequent as a true one.
 ELSEWHERE = 0.1
 FRESH = 2**32  # seed of the sequences to measure on; training seeds are smaller
 

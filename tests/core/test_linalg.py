@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tnlib._fit import roundoff
 from tnlib.gauge.cp import fix_components
 from tnlib.linalg import modes, orthogonal, rank, scale, signs
+from tnlib.linalg.solve import solve_gram
 from tnlib.linalg.svd import truncated_svd
 from tnlib.sweeps.budget import Budget
 
@@ -156,15 +157,31 @@ def test_products_along_legs(dtype: type) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (2, 3, 4, 5), (2, 1, 3, 2, 4)], ids=str)
-def test_khatri_rao_and_mttkrp(dtype: type, shape: tuple[int, ...]) -> None:
-    x, factors = oracles.normal(shape, dtype), [oracles.normal((n, 3), dtype, k) for k, n in enumerate(shape)]
+def test_khatri_rao_and_column_sums(dtype: type, shape: tuple[int, ...]) -> None:
+    factors = [oracles.normal((n, 3), dtype, k) for k, n in enumerate(shape)]
     oracles.assert_close(
         modes.khatri_rao(factors[:2]), np.einsum("ir,jr->ijr", *factors[:2]).reshape(shape[0] * shape[1], 3)
     )
     for mode in range(len(shape)):
         others = [f for k, f in enumerate(factors) if k != mode]
-        flat = np.moveaxis(x, mode, 0).reshape(shape[mode], -1)
-        oracles.assert_close(modes.mttkrp(x, factors, mode), flat @ modes.khatri_rao(others), factor=200)
+        columns = oracles.normal((*shape, 3), dtype, 9)
+        flat = np.moveaxis(columns, mode, 0).reshape(shape[mode], -1, 3)
+        expected = np.einsum("kir,ir->kr", flat, modes.khatri_rao(others))
+        oracles.assert_close(modes.sum_columns(columns, factors, mode), expected, factor=200)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 9])  # of a 6 x 6 Gram matrix: singular, singular, regular
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_gram_systems_are_solved_or_pseudo_solved(dtype: type, rank: int) -> None:
+    a, target = oracles.normal((rank, 6), dtype), oracles.normal((5, 6), dtype, 1)
+    gram = a.conj().T @ a
+    solved = solve_gram(target, gram)
+    rcond = 6 * np.finfo(dtype).eps
+    expected = target.astype(complex) @ np.linalg.pinv(gram.astype(complex), rcond=rcond, hermitian=True)
+    assert solved.dtype == dtype
+    assert np.linalg.norm(solved - expected) <= 1e3 * np.finfo(dtype).eps * np.linalg.cond(a) ** 2 * np.linalg.norm(
+        expected
+    )
 
 
 def diagonal(*s: float) -> np.ndarray:

@@ -20,6 +20,7 @@ from tnlib.linalg.solve import leading_eigenvectors, solve_gram
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
+_GUESS_NOISE = 0.1  # beside unit vectors
 
 
 def cp(
@@ -197,13 +198,17 @@ def _random_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
 
 
 def _singular_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
-    """Take leading left singular vectors of every unfolding, and random columns where there are too few."""
-    guess = []
-    for k, columns in enumerate(_random_guess(x, rank, rng)):
+    """Take leading left singular vectors of every unfolding, and random columns where there are too few.
+
+    A little noise goes with them: singular vectors share the symmetries of x, and so can be a saddle point that
+    least squares never leaves.
+    """
+    guess = _random_guess(x, rank, rng)
+    for k, columns in enumerate(guess):
         flat = unfold(x, k)
         count = min(rank, len(flat))
-        columns[:, :count] = leading_eigenvectors(flat @ flat.conj().T, count)
-        guess.append(columns)
+        columns[:, :count] *= _GUESS_NOISE
+        columns[:, :count] += leading_eigenvectors(flat @ flat.conj().T, count)
     return guess
 
 

@@ -118,27 +118,27 @@ def _measure(checkpoint: Checkpoint, found: Factorisation, keep: float, shared: 
 
 
 def draw(comparison: Comparison) -> Figure:
-    """Draw error against numbers, one line per method: the mean over layers, and the layers as a band."""
-    import numpy as np
+    """Draw error against numbers, a line per method through the mean over layers, and a dot per layer."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, name in zip(axes, ("qk_error", "ov_error"), strict=True):
         for method in dict.fromkeys(row.method for row in comparison.rows):
             mine = [row for row in comparison.rows if row.method == method]
-            keeps = sorted({row.keep for row in mine})
-            errors = [[getattr(row, name) for row in mine if row.keep == keep] for keep in keeps]
-            kept = [
-                sum(r.n_after for r in mine if r.keep == k) / sum(r.n_before for r in mine if r.keep == k)
-                for k in keeps
-            ]
-            (line,) = ax.plot(kept, [np.mean(e) for e in errors], "o-", ms=4, label=method)
-            ax.fill_between(
-                kept, [min(e) for e in errors], [max(e) for e in errors], color=line.get_color(), alpha=0.12
-            )
-        ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the numbers kept", ylim=(0, None))
+            kept, mean = zip(*[_mean(mine, keep, name) for keep in sorted({row.keep for row in mine})], strict=True)
+            (line,) = ax.plot(kept, mean, "o-", ms=5, label=method)
+            each = [row.n_after / row.n_before for row in mine], [getattr(row, name) for row in mine]
+            ax.plot(*each, ".", ms=4, alpha=0.35, color=line.get_color())
+        ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the numbers kept", ylim=(0, 1.05))
         ax.grid(alpha=0.3)
-    axes[0].set_ylabel("relative error: mean over layers, and range")
+    axes[0].set_ylabel("relative error: mean, and each layer")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
+
+
+def _mean(rows: Sequence[Row], keep: float, name: str) -> tuple[float, float]:
+    """Return the fraction that all layers keep together, and the mean of their errors."""
+    mine = [row for row in rows if row.keep == keep]
+    kept = sum(row.n_after for row in mine) / sum(row.n_before for row in mine)
+    return kept, sum(getattr(row, name) for row in mine) / len(mine)

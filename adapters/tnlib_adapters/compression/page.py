@@ -27,6 +27,7 @@ def write_page(report: Report, file: Path) -> None:
     name = html.escape(Path(report.source).name)
     body = [
         f"<h1>{name}, {report.kept:.1%} of its attention kept by method {report.method}</h1>",
+        f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}.</p>",
         _table(["", "before", "after"], _summary(report)),
         "<h2>Where the numbers and the bytes went</h2>",
         _svg(where_it_went(report)),

@@ -60,6 +60,7 @@ def spectra(report: Report) -> Figure:
         heads = [head for head in report.heads if head.layer == layer]
         _draw_spectra(ax, heads)
         ax.set(title=f"layer {layer}", yscale="log", xlabel="singular value", ylabel="relative size")
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.label_outer()
     figure.legend(*_legend(report.heads[0].qk_kept is not None), loc="outside upper center", ncols=3, frameon=False)
     return figure
@@ -102,6 +103,8 @@ def where_it_went(report: Report) -> Figure:
 
 def _draw_bars(ax: Axes, pairs: Sequence[tuple[float, float]], unit: str, form: str) -> None:
     """Draw (attention, everything else) before and after."""
+    from matplotlib.ticker import EngFormatter
+
     names = ["before", "after"]
     attention, other = [a for a, _ in pairs], [b for _, b in pairs]
     ax.barh(names, attention, color=QK, label="attention")
@@ -111,4 +114,6 @@ def _draw_bars(ax: Axes, pairs: Sequence[tuple[float, float]], unit: str, form: 
         ax.text(a + b + 0.01 * widest, y, f"{form.format(a)} in attention", va="center", fontsize=8)
     ax.invert_yaxis()
     ax.set(xlabel=unit, xlim=(0, 1.45 * widest))
+    ax.locator_params(axis="x", nbins=5)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k, 3M
     ax.spines[["top", "right"]].set_visible(False)

