@@ -88,17 +88,15 @@ def report(
     *,
     error: float,
     rtol: float | None,
-    roundoff: float,
     n_iter: int = 0,
     stationary: bool = True,
     notes: tuple[str, ...] = (),
 ) -> Fit[F]:
     """Make the certified `Fit` of `function`, and warn of what it missed.
 
-    `roundoff` is the relative error below which no tolerance can be told from exact; `stationary` is False
-    for an iteration that ran out of steps while it still improved.
+    `stationary` is False for an iteration that ran out of steps while it still improved.
     """
-    missed = rtol is not None and error > max(rtol, roundoff)
+    missed = rtol is not None and error > max(rtol, roundoff(value.dtype, len(value.ranks)))
     if missed:
         text = (
             f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "

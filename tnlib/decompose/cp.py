@@ -106,7 +106,6 @@ def cp(
         value,
         error=residual / norm if norm > 0 else 0.0,
         rtol=rtol,
-        roundoff=roundoff(scaled.dtype),
         n_iter=best.n_iter,
         stationary=best.stationary,
     )

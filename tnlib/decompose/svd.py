@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tnlib._fit import Fit, report, roundoff
+from tnlib._fit import Fit, report
 from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.svd import SVD
@@ -68,4 +68,4 @@ def svd(
         rows,
     )
     notes = ("max_rank separates equal singular values; another rank would be unique",) if budget.cuts else ()
-    return report("svd", value, error=budget.error, rtol=rtol, roundoff=roundoff(x.dtype), notes=notes)
+    return report("svd", value, error=budget.error, rtol=rtol, notes=notes)

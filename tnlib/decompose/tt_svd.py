@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import Fit, report, roundoff
+from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
@@ -59,8 +59,7 @@ def tt_svd(x: Any, *, rtol: float | None = None, max_rank: int | None = None) ->
     budget = Budget(norm, rtol, steps=max(1, scaled.ndim - 1))
     cores = _train(scaled, exponent, budget, max_rank)
     value = TensorTrain(tuple(cores), center=len(cores) - 1)
-    unit = roundoff(scaled.dtype, budget.steps)
-    return report("tt_svd", value, error=budget.error, rtol=rtol, roundoff=unit, notes=_notes(budget))
+    return report("tt_svd", value, error=budget.error, rtol=rtol, notes=_notes(budget))
 
 
 def ttm_svd(
@@ -122,8 +121,7 @@ def ttm_svd(
         for core, m, n in zip(cores, rows, columns, strict=True)
     ]
     value = TTMatrix(tuple(split), center=len(split) - 1)
-    unit = roundoff(matrix.dtype, budget.steps)
-    return report("ttm_svd", value, error=budget.error, rtol=rtol, roundoff=unit, notes=_notes(budget))
+    return report("ttm_svd", value, error=budget.error, rtol=rtol, notes=_notes(budget))
 
 
 def _train(x: Array, exponent: int, budget: Budget, max_rank: int | None) -> list[Array]:

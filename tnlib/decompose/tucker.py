@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import Fit, report, roundoff
+from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
@@ -81,10 +81,9 @@ def tucker(
         error = distance(scaled, Tucker(core, tuple(factors)).full()) / norm
 
     value = Tucker(shift(core, exponent), tuple(factors))
-    unit = roundoff(scaled.dtype, scaled.ndim)
     legs = ", ".join(map(str, budget.cuts))
     notes = (f"ranks separates equal singular values at leg {legs}; another rank would be unique",) if legs else ()
-    return report("tucker", value, error=error, rtol=rtol, roundoff=unit, n_iter=n_iter, notes=notes)
+    return report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=notes)
 
 
 def _as_caps(ranks: int | Sequence[int] | None, ndim: int) -> tuple[int | None, ...]:
