@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
 
 from tnlib._typing import Array
 
 
 def qr_positive(a: Array) -> tuple[Array, Array]:
     """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal; k = min(m, n)."""
-    q, r = scipy.linalg.qr(a, mode="economic", check_finite=False)
+    q, r = np.linalg.qr(a)
     diagonal = np.diagonal(r)
     size = np.abs(diagonal)
     phases = np.where(size > 0, diagonal, 1) / np.where(size > 0, size, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import scipy.linalg
+import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.rank import choose_rank, cuts_group, tails
@@ -27,14 +27,15 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
     Divide and conquer (gesdd) is the fastest driver and, on rare clustered spectra, does not converge; the QR
     iteration (gesvd) is slower and does.
     """
-    # The transpose of a C-ordered matrix is Fortran-ordered, which LAPACK takes without another copy.
-    swap = a.flags.c_contiguous and not a.flags.f_contiguous
-    m = a.T if swap else a
+    # numpy's LAPACK, as for every other factorisation and product: scipy brings threads of its own, and where
+    # calls to both alternate, the idle threads of one spin in the way of the other.
     try:
-        u, s, vh = scipy.linalg.svd(m, full_matrices=False, check_finite=False, lapack_driver="gesdd")
-    except scipy.linalg.LinAlgError:
-        u, s, vh = scipy.linalg.svd(m, full_matrices=False, check_finite=False, lapack_driver="gesvd")
-    return (vh.T, s, u.T) if swap else (u, s, vh)
+        return np.linalg.svd(a, full_matrices=False)
+    except np.linalg.LinAlgError:
+        from scipy.linalg import svd
+
+        u, s, vh = svd(a, full_matrices=False, check_finite=False, lapack_driver="gesvd")
+        return u, s, vh
 
 
 def truncated_svd(a: Array, *, budget: float | None, noise: float, max_rank: int | None = None) -> Truncated:

@@ -87,7 +87,7 @@ def compare_layer(
         errors, spectra = [], []
         for kind in (0, 1):
             a, b = (one.ov(head) if kind else one.qk(head) for one in (before, after))
-            spectrum = product_svd(a.left, a.right)[1]
+            spectrum = product_svd(a.left.astype(np.float64), a.right.astype(np.float64))[1]  # products leave float32
             difference, size = _difference(a, b), float(np.linalg.norm(spectrum))
             totals[kind] += difference**2, size**2
             errors.append(difference / size if size > 0 else 0.0)
