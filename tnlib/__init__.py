@@ -34,6 +34,7 @@ _HOME = {
     "ArgumentError": "tnlib._errors",
     "ArgumentTypeError": "tnlib._errors",
     "FileFormatError": "tnlib._errors",
+    "MissingFileError": "tnlib._errors",
     "ConvergenceWarning": "tnlib._errors",
     "DegenerateCutWarning": "tnlib._errors",
 }

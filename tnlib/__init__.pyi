@@ -3,6 +3,7 @@ from tnlib._errors import ArgumentTypeError as ArgumentTypeError
 from tnlib._errors import ConvergenceWarning as ConvergenceWarning
 from tnlib._errors import DegenerateCutWarning as DegenerateCutWarning
 from tnlib._errors import FileFormatError as FileFormatError
+from tnlib._errors import MissingFileError as MissingFileError
 from tnlib._errors import TnlibError as TnlibError
 from tnlib._fit import Fit as Fit
 from tnlib.decompose.cp import cp as cp

@@ -19,6 +19,12 @@ class FileFormatError(TnlibError, ValueError):
     """A file or folder is not what it should be."""
 
 
+class MissingFileError(FileFormatError, FileNotFoundError):
+    """A file or folder that must be there is not."""
+
+    __str__ = Exception.__str__  # OSError would look for an errno
+
+
 class ConvergenceWarning(UserWarning):
     """The result misses the tolerance that was asked for; its `Fit.converged` is False."""
 

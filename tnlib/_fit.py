@@ -58,8 +58,8 @@ class Fit(Generic[F]):
         error = f"{self.error:.3g}" if self.error > roundoff(value.dtype) else "roundoff"
         kind = "certified" if self.certified else "estimated"
         lines = [
-            f"Fit of {type(value).__name__}, shape {' x '.join(map(str, value.shape))}, {value.dtype}",
-            f"  ranks    {_shorten(value.ranks)}",
+            f"Fit of {type(value).__name__}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
+            f"  ranks    {shorten(value.ranks, ' ')}",
             f"  numbers  {stored:,} of {dense:,}, {ratio}",
             f"  error    {error}, {kind}" + ("" if self.converged else ", NOT converged"),
         ]
@@ -74,12 +74,16 @@ def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
     return 32 * float(np.finfo(dtype).eps) * math.sqrt(n_steps)
 
 
-def _shorten(ranks: tuple[int, ...]) -> str:
-    """List all ranks of a short train, and both ends of a long one."""
-    if len(ranks) <= 16:
-        return " ".join(map(str, ranks))
-    head, tail = " ".join(map(str, ranks[:8])), " ".join(map(str, ranks[-4:]))
-    return f"{head} ... {tail} (largest {max(ranks)})"
+def shorten(sizes: tuple[int, ...], separator: str) -> str:
+    """List all sizes of a short train, and both ends of a long one.
+
+    >>> shorten((2,) * 100, " ")
+    '2 2 2 2 2 2 2 2 ... 2 2 2 2 (100 of them, largest 2)'
+    """
+    if len(sizes) <= 16:
+        return separator.join(map(str, sizes))
+    head, tail = (separator.join(map(str, part)) for part in (sizes[:8], sizes[-4:]))
+    return f"{head} ... {tail} ({len(sizes)} of them, largest {max(sizes)})"
 
 
 def report(
@@ -100,7 +104,7 @@ def report(
     if missed:
         text = (
             f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "
-            "raise max_rank, ranks or n_iter, or ask for less."
+            "raise what limits it, a rank or a count of sweeps, or ask for less."
         )
         warnings.warn(text, ConvergenceWarning, stacklevel=3)
     elif rtol is None and not stationary:

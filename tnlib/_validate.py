@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,11 @@ HALF = ("float16", "bfloat16")  # computed in float32
 
 def to_numpy(function: str, parameter: str, x: Any) -> Array:
     """Return `x` as a numpy array in native byte order, of whatever dtype; no copy where none is needed."""
+    if isinstance(x, np.ma.MaskedArray) or hasattr(x, "toarray"):
+        remedy = ".filled(...)" if isinstance(x, np.ma.MaskedArray) else ".toarray()"
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be dense and without a mask, got a {type(x).__name__}; pass {remedy}."
+        )
     try:
         a = np.asarray(x)
     except (ValueError, TypeError, RuntimeError) as problem:  # torch refuses with a RuntimeError
@@ -50,13 +57,12 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
     if a.ndim == 0 or a.size == 0:
         raise ArgumentError(
             f"{function}: {parameter} must have at least one leg and no leg of size 0, got shape {a.shape}; "
-            "there is nothing to decompose."
+            "there is nothing in it."
         )
     if not np.isfinite(a).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
         raise ArgumentError(
-            f"{function}: {parameter} must be finite, got {a[where]} at index {where}; "
-            "replace NaN and inf before decomposing."
+            f"{function}: {parameter} must be finite, got {a[where]} at index {where}; replace NaN and inf first."
         )
     return a
 
@@ -148,3 +154,12 @@ def _index(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)
+
+
+def as_path(function: str, parameter: str, path: Any) -> Path:
+    """Return a file system path."""
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a path, got {path!r}; pass a string or a pathlib.Path."
+        )
+    return Path(path)

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnlib._errors import ArgumentTypeError, FileFormatError, TnlibError
+from tnlib._errors import ArgumentTypeError, FileFormatError, MissingFileError, TnlibError
 from tnlib._fit import Fit
 from tnlib._typing import Array
+from tnlib._validate import as_path
 from tnlib.formats.cp import CP
 from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.low_rank import LowRank
@@ -40,7 +41,9 @@ def save(path: str | os.PathLike[str], value: Saveable) -> None:
     Raises
     ------
     ArgumentTypeError
-        If `value` is not a format.
+        If `value` is not a format, or `path` is no path.
+    MissingFileError
+        If the folder of `path` does not exist.
 
     Examples
     --------
@@ -52,13 +55,16 @@ def save(path: str | os.PathLike[str], value: Saveable) -> None:
     """
     from safetensors.numpy import save as to_bytes
 
+    target = as_path("save", "path", path)
+    if not target.absolute().parent.is_dir():
+        raise MissingFileError(f"save: the folder of path must exist, found none at {target.parent}; make it first.")
     if not isinstance(value, Saveable):
         hint = "save its .value" if isinstance(value, Fit) else "decompose it first"
         raise ArgumentTypeError(f"save: value must be a format of tnlib, got {type(value).__name__}; {hint}.")
     header = {"version": VERSION, "format": type(value).__name__, **_header(value)}
     tensors = {name: _as_real(a) for name, a in _named(value).items()}
     header["complex"] = [name for name, a in _named(value).items() if np.iscomplexobj(a)]
-    _write_whole(Path(path), to_bytes(tensors, {_KEY: json.dumps(header)}))
+    _write_whole(target, to_bytes(tensors, {_KEY: json.dumps(header)}))
 
 
 def load(path: str | os.PathLike[str]) -> Saveable:
@@ -78,7 +84,7 @@ def load(path: str | os.PathLike[str]) -> Saveable:
     ------
     FileFormatError
         If the file is cut short, is no file of tnlib, or was written by a newer version.
-    FileNotFoundError
+    MissingFileError
         If there is no such file.
 
     Examples
@@ -87,9 +93,9 @@ def load(path: str | os.PathLike[str]) -> Saveable:
     """
     from safetensors import SafetensorError, safe_open
 
-    file = Path(path)
+    file = as_path("load", "path", path)
     if not file.is_file():
-        raise FileNotFoundError(f"load: path must be a file written by tnlib.save, found none at {file}.")
+        raise MissingFileError(f"load: path must be a file written by tnlib.save, found none at {file}.")
     try:
         with safe_open(file, framework="numpy") as opened:
             metadata = opened.metadata() or {}

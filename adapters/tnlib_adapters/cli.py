@@ -27,7 +27,8 @@ def main() -> None:
     """Attention weights of transformer checkpoints as low-rank tensors."""
     # A polite end (kill, a closed terminal) unwinds the stack, so that no unfinished folder stays behind.
     for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
+        # other than by default where nohup, or a program that calls this one, has its own way with it
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
             signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
 
 

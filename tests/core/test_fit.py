@@ -42,7 +42,7 @@ def test_the_report_names_sweeps_and_notes() -> None:
 def test_the_report_of_a_long_train_is_short() -> None:
     fit = tnlib.tt_svd(oracles.random_train((2,) * 17, [1, *[2] * 16, 1]))
     ranks = repr(fit).splitlines()[1]
-    assert ranks == "  ranks    1 2 2 2 2 2 2 2 ... 2 2 2 1 (largest 2)"
+    assert ranks == "  ranks    1 2 2 2 2 2 2 2 ... 2 2 2 1 (18 of them, largest 2)"
 
 
 def test_roundoff_is_named_only_where_it_is() -> None:

@@ -227,9 +227,9 @@ JAGGED = [[1.0, 2.0], [3.0]]
 REFUSED = [
     (lambda: tnlib.LowRank(A, np.ones((3, 4))), ValueError, ["LowRank: left (m, r)", "(3, 2)", "(3, 4)", "B.T"]),
     (lambda: tnlib.LowRank(A[0], B), ValueError, ["LowRank: left must have 2 legs", "(2,)"]),
-    (lambda: tnlib.LowRank(A, np.ones((2, 0))), ValueError, ["LowRank: right must have 2 legs", "(2, 0)"]),
+    (lambda: tnlib.LowRank(A, np.ones((2, 0))), ValueError, ["LowRank: right must have", "(2, 0)"]),
     (lambda: tnlib.LowRank(A.astype(str), B), TypeError, ["LowRank: left must be", "<U32"]),
-    (lambda: tnlib.LowRank(A, B.astype(np.float16)), TypeError, ["LowRank: right must be", "float16"]),
+    (lambda: tnlib.LowRank(A, np.nan * B), ValueError, ["LowRank: right must be finite", "nan"]),
     (lambda: tnlib.LowRank(A, None), TypeError, ["LowRank: right must be", "object"]),
     (lambda: tnlib.LowRank(JAGGED, B), TypeError, ["LowRank: left must be an array", "list"]),
     (lambda: tnlib.TensorTrain(CORES[::-1]), ValueError, ["TensorTrain: the outer bonds", "3 and 3"]),

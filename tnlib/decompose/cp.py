@@ -90,7 +90,7 @@ def cp(
 
     generator = as_rng("cp", rng)
     target = max(rtol or 0.0, roundoff(scaled.dtype)) * norm
-    iterate = _als if constraint is None else _nonnegative
+    iterate = _als if constraint is None or norm == 0 else _nonnegative  # zero is non-negative
     best = iterate(scaled, _singular_guess(scaled, rank, generator), n_iter, target)
     for _ in range(n_starts - 1):
         if best.residual <= target:

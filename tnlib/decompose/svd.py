@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.decompose.prepare import prepare
@@ -53,7 +54,11 @@ def svd(
     (array([4.]), 0.6)
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
-    x, exponent, norm = prepare("svd", "a", a, ndim=2 if left is None else None)
+    x, exponent, norm = prepare("svd", "a", a)
+    if left is None and x.ndim != 2:
+        raise ArgumentError(
+            f"svd: a must be a matrix unless left= names the legs that form its rows, got shape {x.shape}; pass left."
+        )
     rows = (0,) if left is None else as_legs("svd", "left", left, x.ndim)
     columns = [k for k in range(x.ndim) if k not in rows]
     row_shape, column_shape = [x.shape[k] for k in rows], [x.shape[k] for k in columns]

@@ -15,8 +15,8 @@ from tnlib._validate import as_count, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product, unfold
+from tnlib.linalg.orthogonal import fill_columns
 from tnlib.linalg.scale import distance, shift
-from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import truncated_svd
 from tnlib.sweeps.budget import Budget
 
@@ -123,12 +123,5 @@ def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Arra
             rank = factors[k].shape[1]
             factors[k] = truncated_svd(unfold(y, k), budget=0.0, noise=0.0, max_rank=rank).u
             if factors[k].shape[1] < rank:  # the other factors leave less than `rank` of this leg
-                factors[k] = _fill(factors[k], rank)
+                factors[k] = fill_columns(factors[k], rank)
     return np.ascontiguousarray(mode_product(y, factors[-1].conj().T, x.ndim - 1)), factors
-
-
-def _fill(u: Array, rank: int) -> Array:
-    """Append orthonormal columns to `u` (n, r) up to `rank`, and fix the signs that QR left."""
-    padded = np.concatenate([u, np.eye(len(u), dtype=u.dtype)], axis=1)
-    q = np.linalg.qr(padded)[0][:, :rank]
-    return q * leading_phases(q).conj()

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import shorten
 from tnlib._typing import Array
-from tnlib._validate import NATIVE, to_numpy
+from tnlib._validate import as_array, to_numpy
 
 
 class Dense(ABC):
@@ -54,8 +55,12 @@ class Dense(ABC):
         return self.full().astype(dtype or self.dtype, copy=False)
 
     def __repr__(self) -> str:
-        sizes = " x ".join(map(str, self.shape))
-        return f"{type(self).__name__}(shape {sizes}, ranks {self.ranks}, {self.n_parameters:,} numbers, {self.dtype})"
+        name, sizes, ranks = (
+            type(self).__name__,
+            shorten(self.shape, " x "),
+            self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", "),
+        )
+        return f"{name}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
 
 
 class Operator(Dense):
@@ -110,21 +115,8 @@ class Operator(Dense):
 
 
 def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int) -> Array:
-    """Return a read-only view of one stored array, refusing what no format can hold."""
-    array = to_numpy(format_name, parameter, a)
-    if array.dtype.name not in NATIVE:
-        if array.dtype.kind not in "iub":
-            raise ArgumentTypeError(
-                f"{format_name}: {parameter} must be float32, float64, complex64 or complex128, "
-                f"got dtype {array.dtype}; convert it first."
-            )
-        array = array.astype(np.float64)
-    if array.ndim != ndim or array.size == 0:
-        raise ArgumentError(
-            f"{format_name}: {parameter} must have {ndim} legs, none of size 0, got shape {array.shape}; "
-            "reshape it first."
-        )
-    view = array.view()
+    """Return a read-only view of one stored array, finite and of a native dtype (a copy where that needs one)."""
+    view = as_array(format_name, parameter, a, ndim=ndim).view()
     view.flags.writeable = False
     return view
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +34,13 @@ class CP(Dense):
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> t = tnlib.CP([2.0], [np.ones((10, 1)), np.ones((20, 1)), np.ones((30, 1))])
+    >>> t = tnlib.CP(np.array([2.0]), [np.ones((10, 1)), np.ones((20, 1)), np.ones((30, 1))])
     >>> t.shape, t.n_parameters, float(t.full()[0, 0, 0])
     ((10, 20, 30), 61, 2.0)
     """
 
     weights: Array
-    factors: tuple[Array, ...]
+    factors: Sequence[Array]
 
     def __post_init__(self) -> None:
         factors = as_stored_list("CP", lambda k: f"factor {k}", self.factors, ndim=2)

@@ -55,7 +55,7 @@ class KroneckerTerms(Operator):
     """
 
     left: Array
-    right: tuple[Array | LowRank, ...]
+    right: Sequence[Array | LowRank]
 
     def __post_init__(self) -> None:
         left = as_stored("KroneckerTerms", "left", self.left, ndim=3)
@@ -127,7 +127,7 @@ class KroneckerTerms(Operator):
     def H(self) -> KroneckerTerms:
         """The adjoint, term by term."""
         right = [
-            LowRank(term.right.conj().T, term.left.conj().T) if isinstance(term, LowRank) else term.conj().T
+            term.H if isinstance(term, LowRank) else term.conj().T  # q' q
             for term in self.right
         ]
         return KroneckerTerms(self.left.conj().transpose(0, 2, 1), tuple(right))
@@ -146,7 +146,7 @@ def _arrays(term: Array | LowRank) -> tuple[Array, ...]:
     return term.arrays() if isinstance(term, LowRank) else (term,)
 
 
-def _norm_of_sum(coefficients: Array, terms: tuple[Array | LowRank, ...]) -> float:
+def _norm_of_sum(coefficients: Array, terms: Sequence[Array | LowRank]) -> float:
     """Return norm(sum_h coefficients[h] terms[h])."""
     factored = [term for term in terms if isinstance(term, LowRank)]
     if not factored:

@@ -68,6 +68,11 @@ class LowRank(Operator):
         """The transpose, right^T @ left^T."""
         return LowRank(self.right.T, self.left.T)
 
+    @property
+    def H(self) -> LowRank:
+        """The adjoint, right^H @ left^H."""
+        return LowRank(self.right.conj().T, self.left.conj().T)
+
     def full(self) -> Array:
         """Multiply out to (m, n)."""
         return self.left @ self.right

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,16 +12,19 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.formats.base import Dense, Operator, as_stored_list
+from tnlib.linalg.scale import shift
 from tnlib.sweeps.apply import apply_cores
 from tnlib.sweeps.dense import cores_to_dense, fuse_row_and_column, unpair_legs
-from tnlib.sweeps.norm import train_norm
+from tnlib.sweeps.scale import even_out, norm_parts
+
+_MOST_LEGS = 64  # of a numpy array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Train(Dense):
     """What both kinds of train share: a chain of cores, its centre and its scale."""
 
-    cores: tuple[Array, ...]
+    cores: Sequence[Array]
     center: int | None = None
     log_scale: float = 0.0
 
@@ -54,7 +58,7 @@ class _Train(Dense):
 
     def arrays(self) -> tuple[Array, ...]:
         """Return the cores."""
-        return self.cores
+        return tuple(self.cores)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -62,11 +66,22 @@ class _Train(Dense):
         return (1, *(core.shape[-1] for core in self.cores))
 
     def norm(self) -> float:
-        """Frobenius norm, by triangular factors from the left: no cancellation."""
-        return train_norm(fuse_row_and_column(self.cores), self.log_scale)
+        """Frobenius norm, by triangular factors from the left: no cancellation.
 
-    def _scaled(self, x: Array) -> Array:
-        return x if self.log_scale == 0 else x * x.real.dtype.type(math.exp(self.log_scale))
+        Raises ArgumentError where it leaves the range of float64; `log_norm` never does.
+        """
+        try:
+            return math.ldexp(*norm_parts(fuse_row_and_column(self.cores), self.log_scale))
+        except OverflowError:
+            raise ArgumentError(
+                f"{type(self).__name__}.norm: the norm must lie below 1.8e308, got exp({self.log_norm():.1f}); "
+                "use log_norm()."
+            ) from None
+
+    def log_norm(self) -> float:
+        """Natural logarithm of the Frobenius norm; -inf for zero."""
+        mantissa, twos = norm_parts(fuse_row_and_column(self.cores), self.log_scale)
+        return math.log(mantissa) + twos * math.log(2) if mantissa > 0 else -math.inf
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,7 +119,13 @@ class TensorTrain(_Train):
 
     def full(self) -> Array:
         """Contract to the dense array (n[0], ..., n[d-1])."""
-        return self._scaled(cores_to_dense(self.cores))
+        if len(self.cores) > _MOST_LEGS:
+            raise ArgumentError(
+                f"TensorTrain.full: a dense array must have at most {_MOST_LEGS} legs, got {len(self.cores)}; "
+                "contract part of the train first."
+            )
+        cores, twos, factor = even_out(self.cores, self.log_scale)
+        return _rescale(cores_to_dense(cores), twos, factor).reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,13 +173,24 @@ class TTMatrix(_Train, Operator):
 
     def full(self) -> Array:
         """Contract to the dense matrix (prod m, prod n)."""
-        paired = cores_to_dense(fuse_row_and_column(self.cores))
-        return self._scaled(unpair_legs(paired, self.row_shape, self.col_shape))
+        cores, twos, factor = even_out(self.cores, self.log_scale)
+        paired = cores_to_dense(fuse_row_and_column(cores))
+        return _rescale(unpair_legs(paired, self.row_shape, self.col_shape), twos, factor)
+
+    @property
+    def H(self) -> TTMatrix:
+        """The adjoint, core by core."""
+        adjoint = tuple(core.conj().transpose(0, 2, 1, 3) for core in self.cores)  # l n m r
+        return TTMatrix(adjoint, self.center, self.log_scale)
 
     def _matmat(self, x: Array) -> Array:
-        # one core at a time
-        return self._scaled(apply_cores(self.cores, x))
+        cores, twos, factor = even_out(self.cores, self.log_scale)
+        return _rescale(apply_cores(cores, x), twos, factor)
 
     def _rmatmat(self, x: Array) -> Array:
-        adjoint = [core.conj().transpose(0, 2, 1, 3) for core in self.cores]  # l n m r
-        return self._scaled(apply_cores(adjoint, x))
+        return self.H._matmat(x)
+
+
+def _rescale(x: Array, twos: int, factor: float) -> Array:
+    """Return x * factor * 2**twos."""
+    return shift(x, twos) if factor == 1.0 else shift(x * x.real.dtype.type(factor), twos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,7 @@ class Tucker(Dense):
     """
 
     core: Array
-    factors: tuple[Array, ...]
+    factors: Sequence[Array]
 
     def __post_init__(self) -> None:
         factors = as_stored_list("Tucker", lambda k: f"factor {k}", self.factors, ndim=2)

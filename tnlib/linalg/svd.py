@@ -29,13 +29,15 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
     """
     # numpy's LAPACK, as for every other factorisation and product: scipy brings threads of its own, and where
     # calls to both alternate, the idle threads of one spin in the way of the other.
+    wide = a.shape[0] < a.shape[1]
+    tall = a.T if wide else a  # of a long matrix the QR sums along its columns, which rounds less than an LQ along rows
     try:
-        return np.linalg.svd(a, full_matrices=False)
+        u, s, vh = np.linalg.svd(tall, full_matrices=False)
     except np.linalg.LinAlgError:
-        from scipy.linalg import svd
+        import scipy.linalg
 
-        u, s, vh = svd(a, full_matrices=False, check_finite=False, lapack_driver="gesvd")
-        return u, s, vh
+        u, s, vh = scipy.linalg.svd(tall, full_matrices=False, check_finite=False, lapack_driver="gesvd")
+    return (vh.T, s, u.T) if wide else (u, s, vh)
 
 
 def truncated_svd(a: Array, *, budget: float | None, noise: float, max_rank: int | None = None) -> Truncated:

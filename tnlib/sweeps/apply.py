@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tnlib._typing import Array
 
 
@@ -14,9 +12,11 @@ def apply_cores(cores: Sequence[Array], x: Array) -> Array:
 
     Core by core: the column leg n[k] of x is exchanged for the row leg m[k], which joins the end.
     """
-    y = x.reshape(1, *(core.shape[2] for core in cores), -1)  # l n0 n1 ... K
+    columns = x.shape[1]
+    y = x  # (l n0) (n1 ... K)
     for core in cores:
-        y = np.tensordot(y, core, axes=([0, 1], [0, 2]))  # [l] [nk] ... K m0 ... mk r
-        y = np.moveaxis(y, -1, 0)  # r n(k+1) ... K m0 ... mk
-    columns = y.shape[1]
+        left, m, n, right = core.shape
+        exchange = core.transpose(0, 2, 1, 3).reshape(left * n, m * right)  # (l nk) (mk r)
+        y = y.reshape(left * n, -1).T @ exchange  # (n(k+1) ... K m0 ...) [(l nk)] (mk r)
+        y = y.reshape(-1, right).T  # r (n(k+1) ... K m0 ... mk)
     return y.reshape(columns, -1).T  # (m0 ... m(d-1)) K

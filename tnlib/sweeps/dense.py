@@ -34,11 +34,11 @@ def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array
 
 
 def cores_to_dense(cores: Sequence[Array]) -> Array:
-    """Contract cores (r[k], n[k], r[k+1]) to the array (n[0], ..., n[d-1])."""
+    """Contract cores (r[k], n[k], r[k+1]) to the array of size n[0] ... n[d-1], flat."""
     out = np.array(cores[0]).reshape(-1, cores[0].shape[-1])  # n0 r; a copy, since of one core it is the result
     for core in cores[1:]:
         out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (n0 ... [r]) [r] nk r'
-    return out.reshape([core.shape[1] for core in cores])
+    return out.reshape(-1)
 
 
 def fuse_row_and_column(cores: Sequence[Array]) -> list[Array]:
@@ -55,8 +55,9 @@ def pair_legs(a: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> A
 
 
 def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
-    """Undo `pair_legs`: the array (m[0] n[0], m[1] n[1], ...) as the matrix (prod m, prod n)."""
-    d = len(row_shape)
-    split = [size for pair in zip(row_shape, col_shape, strict=True) for size in pair]  # m0 n0 m1 n1 ...
+    """Undo `pair_legs`: the array (m[0] n[0], m[1] n[1], ...), flat or not, as the matrix (prod m, prod n)."""
+    pairs = [(m, n) for m, n in zip(row_shape, col_shape, strict=True) if m * n > 1]  # numpy has at most 64 legs
+    d = len(pairs)
+    split = [size for pair in pairs for size in pair]  # m0 n0 m1 n1 ...
     order = [*range(0, 2 * d, 2), *range(1, 2 * d, 2)]  # m0 m1 ... n0 n1 ...
     return np.ascontiguousarray(x.reshape(split).transpose(order)).reshape(math.prod(row_shape), -1)

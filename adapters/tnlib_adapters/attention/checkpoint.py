@@ -133,7 +133,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
     Raises
     ------
-    FileNotFoundError
+    MissingFileError
         If the folder or its config.json is missing.
     FileFormatError
         If the architecture is not known, a file is damaged or pickled, or a shape contradicts the config.

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tnlib import FileFormatError
+from tnlib import FileFormatError, MissingFileError
+from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES, Architecture
 from tnlib_adapters.checkpoints.tensor_file import TensorInfo, read_header
 
@@ -37,14 +38,14 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 
     Raises
     ------
-    FileNotFoundError
+    MissingFileError
         If the folder or its config.json is missing.
     FileFormatError
         If a file is not what it should be, its architecture is not known, or its weights are pickled.
     """
-    folder = Path(path)
+    folder = as_path("open_checkpoint", "folder", path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"open_checkpoint: folder must exist, found no folder at {folder}; check the path.")
+        raise MissingFileError(f"open_checkpoint: folder must exist, found no folder at {folder}; check the path.")
     config = _read_json(folder / CONFIG, "every checkpoint folder has one; check the path")
     files, weight_map = _weight_files(folder)
 
@@ -116,7 +117,7 @@ def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
 
 def _read_json(file: Path, advice: str) -> dict[str, Any]:
     if not file.is_file():
-        raise FileNotFoundError(f"open_checkpoint: found no {file.name} in {file.parent}; {advice}.")
+        raise MissingFileError(f"open_checkpoint: found no {file.name} in {file.parent}; {advice}.")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:

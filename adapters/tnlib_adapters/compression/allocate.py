@@ -60,7 +60,8 @@ def _hull_steps(curve: Curve) -> list[tuple[float, int, int]]:
     """Return (error saved per number, option, next option) along the lower convex hull, from its first option."""
     hull = [0]
     for k in range(1, len(curve.costs)):
-        while len(hull) > 1 and _gain(curve, hull[-2], hull[-1]) <= _gain(curve, hull[-2], k):
+        # points on a straight line stay: small steps fit a budget better than one large one
+        while len(hull) > 1 and _gain(curve, hull[-2], hull[-1]) < _gain(curve, hull[-1], k):
             hull.pop()
         hull.append(k)
     return [(_gain(curve, a, b), a, b) for a, b in itertools.pairwise(hull)]

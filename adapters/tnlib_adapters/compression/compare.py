@@ -81,6 +81,12 @@ def compare(
                 rows += _measure(checkpoint, found, keep, shared, _named(progress, method))
             except ArgumentError as problem:
                 refused[f"{method} at {keep:g}"] = str(problem).removeprefix("compress: ")
+    if not rows:
+        raise ArgumentError(
+            "compare: at least one method must run at one of the fractions, got "
+            + ("; ".join(f"{what}: {reason.rstrip('.')}" for what, reason in refused.items()) or "no fractions")
+            + "."
+        )
     return Comparison(rows, refused)
 
 

@@ -89,7 +89,8 @@ class TTMatrices(_PerMatrix):
     def _spectrum(self, name: str) -> tuple[Array, int]:
         first, last = self._found[name].cores
         # the first core is isometric and the rows of the last are orthogonal, so their lengths are the spectrum
-        return np.linalg.norm(last.reshape(len(last), -1), axis=1), first[..., 0].size + last[0].size
+        s = np.linalg.norm(last.reshape(len(last), -1).astype(np.float64), axis=1)  # squares leave float32
+        return s, first[..., 0].size + last[0].size
 
     def _piece(self, name: str, rank: int) -> Piece:
         first, last = self._found[name].cores

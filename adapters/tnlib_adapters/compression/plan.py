@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,14 +75,14 @@ class Factorisation:
         if choice is None:
             least = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
             raise ArgumentError(
-                f"compress: keep must be at least {least:.4f} for method {self.method!r} on this model, got {keep}; "
-                "below it not even the smallest factors fit."
+                f"compress: keep must be at least {_rounded_up(least)} for method {self.method!r} on this model, "
+                f"got {keep}; below it not even the smallest factors fit."
             )
         spent = fixed + sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
         if spent < (keep - 0.01) * self.n_before:
             raise ArgumentError(
                 f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
-                f"below it is {spent / self.n_before:.4f}; ask for that, or use another method."
+                f"below it is {_rounded_up(spent / self.n_before)}; ask for that, or use another method."
             )
         layers = self._pieces(choice, progress)
         numbers = [
@@ -99,6 +100,11 @@ class Factorisation:
             start = end
         progress("choosing factors", len(self.layers), len(self.layers))
         return pieces
+
+
+def _rounded_up(fraction: float) -> str:
+    """Return a fraction in four digits, never less than it is: what is asked for must suffice."""
+    return f"{math.ceil(fraction * 1e4) / 1e4:.4f}"
 
 
 def check_keep(keep: Any) -> float:

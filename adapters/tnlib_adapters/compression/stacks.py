@@ -78,7 +78,7 @@ class CPStack:
         self.fixed = sum(bias.size for bias in projections.biases.values())
         unit = sum(self._stack.shape) + 1
         ranks = np.arange(1, (self._stack.size - 1) // unit + 1)
-        self.curves = [Curve(np.append(ranks * unit, self._stack.size), 1.0 / np.append(ranks, ranks[-1] + 1))]
+        self.curves = [Curve(np.append(ranks * unit, self._stack.size), 1.0 / np.arange(1, len(ranks) + 2))]
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
         """Fit rank choice[0] + 1; the last option is the stack as it is."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,28 +42,29 @@ def whole_folder(target: Path) -> Iterator[Path]:
     removed last, so that its files exist under one name or the other until the new ones are in place.
     """
     target = target.absolute()
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    hidden = f".{target.name}.{secrets.token_hex(8)}"
+    partial, aside = target.with_name(f"{hidden}.partial"), target.with_name(f"{hidden}.old")
     try:
+        partial.mkdir()
         yield partial
         _sync(partial)
-        partial.chmod(0o777 & ~_umask())
-        _replace(target, partial)
+        _replace(target, partial, aside)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # gone already where all went well
 
 
-def _replace(target: Path, partial: Path) -> None:
+def _replace(target: Path, partial: Path, aside: Path) -> None:
     if not target.exists() or not any(target.iterdir()):
         os.rename(partial, target)  # POSIX replaces an empty folder in the same step
         return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    os.rename(target, aside)
     try:
+        os.rename(target, aside)
         os.rename(partial, target)
-    except OSError:
-        os.rename(aside, target)
-        raise
-    shutil.rmtree(aside)
+    finally:  # not only after an OSError: a signal may come between the two
+        if not partial.exists():
+            shutil.rmtree(aside)
+        elif aside.exists():
+            os.rename(aside, target)
 
 
 def _sync(folder: Path) -> None:
@@ -74,9 +75,3 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -6,13 +6,21 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.bf16 import from_bf16
 from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
 from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
 from tnlib_adapters.checkpoints.projections import module_names, put_together
 from tnlib_adapters.checkpoints.tensor_file import Entry, encode, write_tensor_file
 from tnlib_adapters.compression.plan import Plan
+
+Array = npt.NDArray[Any]
 
 # The same weights in the formats of other libraries, uncompressed: to copy them would undo the compression.
 OTHER_WEIGHTS = (*PICKLED, ".safetensors", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite")
@@ -67,9 +75,21 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str,
         else:
             row, prefix = checkpoint.architecture, checkpoint.prefix
             tensors = {factor_name(row, prefix, layer, p.of, part): a for p in pieces for part, a in p.arrays.items()}
-        entries = [Entry(name, dtype, encode(values, dtype)) for name, values in tensors.items()]
+        entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in tensors.items()]
         layers.append({vanishing[0]: entries, **{name: [] for name in vanishing[1:]}})
     return layers
+
+
+def _encoded(name: str, values: Array, dtype: str) -> Array:
+    """Return `values` as a dtype of safetensors stores them, refusing numbers beyond its range."""
+    with np.errstate(over="ignore"):  # seen below, where the tensor has a name
+        stored = encode(values, dtype)
+    if not np.isfinite(from_bf16(stored) if dtype == "BF16" else stored).all():
+        raise ArgumentError(
+            f"compress: tensor {name!r} would hold {np.abs(values).max():.3g}, more than its dtype {dtype} can; "
+            "use another method or layout, or convert the checkpoint to F32 first."
+        )
+    return stored
 
 
 def _entries(checkpoint: Checkpoint, file: Path, new: Mapping[str, list[Entry]]) -> list[Entry]:
