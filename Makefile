@@ -17,6 +17,7 @@ export HF_HUB_OFFLINE = 1
 .PHONY: demo test check docs clean
 
 demo: $(VENV)/.installed
+	mkdir -p out
 	$(BIN)/tnlib compress builtin out/smaller --keep 0.5 --force
 	$(BIN)/tnlib compare builtin --out out/compare --force
 	@echo "Pictures: out/smaller/tnlib_report.html and out/compare/compare.png"
@@ -42,7 +43,6 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	mkdir -p out
 	$(PIP) --editable .
 	touch $@
 

@@ -14,6 +14,7 @@ _HOME = {
     "Attention": "tnlib_adapters.attention.attention",
     "FrozenAttention": "tnlib_adapters.attention.attention",
     "compress": "tnlib_adapters.compression.compress",
+    "compare": "tnlib_adapters.compression.compare",
     "builtin_path": "tnlib_adapters.data.builtin",
 }
 

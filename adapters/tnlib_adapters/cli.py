@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE
+
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
     from tnlib_adapters.compression.plan import Progress
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin"
 _IN_HELP = f'IN is a checkpoint folder, or "{BUILTIN}" for the trained model that is part of the package.'
-METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,8 +38,8 @@ def main() -> None:
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--keep", type=float, required=True, help="Fraction of the attention's numbers still stored, in (0, 1].")
 @click.option("--method", type=click.Choice(METHODS), default="heads", show_default=True,
-              help="heads: each head's QK and VO operator as one; matrix: each weight; or a format.")  # fmt: skip
-@click.option("--layout", type=click.Choice(["factored", "dense"]), default="factored", show_default=True,
+              help="heads: each head's QK and OV operator as one; matrix: each weight; or a format.")  # fmt: skip
+@click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
 def compress(source: str, out: Path, keep: float, method: str, layout: str, force: bool) -> None:
@@ -89,8 +90,12 @@ def _errors() -> Iterator[None]:
 
     try:
         yield
-    except (TnlibError, OSError) as problem:
+    except TnlibError as problem:
         click.echo(f"Error: {problem}", err=True)
+        sys.exit(2)
+    except OSError as problem:
+        what = f"{problem.strerror or problem}" + (f": {problem.filename}" if problem.filename else "")
+        click.echo(f"Error: the system refused a file, nothing was written ({what}).", err=True)
         sys.exit(2)
 
 
@@ -133,11 +138,17 @@ def _show_report(report: Report, out: Path) -> None:
     console = Console()
     table = _table(
         f"{report.model_type}, method {report.method}: {report.kept:.4f} of the attention's numbers kept",
-        ["layer", "QK error", "OV error", "worst head", "numbers before", "after"],
+        [
+            "layer",
+            "QK error",
+            "OV error",
+            "worst head",
+            "numbers before",
+            "in factors" if report.layout == "dense" else "after",
+        ],
     )
     for one in report.layers:
-        worst = max(max(h.qk_error, h.ov_error) for h in report.heads if h.layer == one.layer)
-        table.add_row(str(one.layer), f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{worst:.4f}",
+        table.add_row(str(one.layer), f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{one.worst:.4f}",
                       f"{one.n_before:,}", f"{one.n_after:,}")  # fmt: skip
     table.add_section()
     table.add_row("all", "", "", "", f"{report.n_before:,}", f"{report.n_after:,}")
@@ -147,7 +158,7 @@ def _show_report(report: Report, out: Path) -> None:
     for name, value in report.quality.items():
         console.print(f"{name}   {value:.3f}")
     console.print(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")
-    console.print(f"written to {out}, with tnlib_report.html", soft_wrap=True)
+    console.print(f"written to {out}, with {PAGE}", soft_wrap=True)
 
 
 def _show_comparison(found: Comparison, out: Path) -> None:

@@ -15,7 +15,7 @@ from tnlib._validate import to_numpy
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FrozenAttention:
     """A layer whose patterns are fixed: the affine map x -> terms x + constant; unpacks to the two.
 
@@ -29,6 +29,9 @@ class FrozenAttention:
 
     terms: KroneckerTerms
     constant: Array
+
+    def __repr__(self) -> str:
+        return f"FrozenAttention({self.terms!r} and a constant of shape {self.constant.shape})"
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.terms, self.constant))

@@ -89,8 +89,7 @@ class Checkpoint:
         stored = take_apart(self.architecture, self.prefix, layer, self._get)
         if self.pieces is None:
             return stored
-        factored = expand([self._piece(layer, one) for one in self.pieces[layer]], self.sizes)
-        return Projections({**stored.weights, **factored.weights}, {**stored.biases, **factored.biases})
+        return stored.updated(expand([self._piece(layer, one) for one in self.pieces[layer]], self.sizes))
 
     def attention(self, layer: int) -> Attention:
         """Return one attention layer, weights in float32 or, where stored so, float64.

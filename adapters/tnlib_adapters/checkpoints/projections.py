@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tnlib import FileFormatError
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import CONFIG, Folder
+from tnlib_adapters.checkpoints.tensor_file import FLOATS
 
 Array = npt.NDArray[Any]
 NAMES = ("q", "k", "v", "o")
@@ -30,11 +31,6 @@ class Sizes:
         """Width of one head."""
         return self.d_model // self.n_heads
 
-    @property
-    def attention_parameters(self) -> int:
-        """Count of weights and biases of one layer's attention, all biases present."""
-        return 4 * self.d_model * (self.d_model + 1)
-
 
 @dataclass(frozen=True)
 class Projections:
@@ -46,6 +42,10 @@ class Projections:
 
     weights: Mapping[str, Array]
     biases: Mapping[str, Array]
+
+    def updated(self, other: Projections) -> Projections:
+        """Return these with whatever the other ones hold in its place."""
+        return Projections({**self.weights, **other.weights}, {**self.biases, **other.biases})
 
 
 def read_sizes(folder: Folder) -> Sizes:
@@ -110,6 +110,11 @@ def expect(folder: Folder, name: str, shape: tuple[int, ...]) -> None:
         raise FileFormatError(
             f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
             "config.json states more layers than there are, or the download is incomplete."
+        )
+    if folder.tensors[name].dtype not in FLOATS:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} must be of {', '.join(FLOATS)}, got {folder.tensors[name].dtype}; "
+            "dequantize the checkpoint first."
         )
     if folder.tensors[name].shape != shape:
         raise FileFormatError(

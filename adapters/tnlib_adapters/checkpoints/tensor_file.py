@@ -38,7 +38,7 @@ STORED_AS = {
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
 }
-FLOATS = ("F16", "BF16", "F32", "F64")
+FLOATS = ("F16", "BF16", "F32", "F64")  # narrowest first
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors package itself
 _MOST_LEGS = 32  # of a numpy array before version 2
 _LARGEST_SHAPE = 2**59  # numbers of eight bytes that numpy can address

@@ -13,8 +13,8 @@ from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint, as_attention
 from tnlib_adapters.checkpoints.factored import expand
 from tnlib_adapters.checkpoints.projections import Projections
-from tnlib_adapters.compression.methods import METHODS, REFUSE
-from tnlib_adapters.compression.plan import Factorisation, Progress, check_keep, factorise, quiet
+from tnlib_adapters.compression.names import METHODS
+from tnlib_adapters.compression.plan import Factorisation, Progress, check_keep, check_method, factorise, quiet
 from tnlib_adapters.compression.report import compare_layer
 
 if TYPE_CHECKING:
@@ -59,34 +59,35 @@ def compare(
 ) -> Comparison:
     """Run methods (all of them by default) at several fractions of the attention's numbers.
 
+    Factors are measured as they are computed, before they are rounded to the dtype of a file.
+
     Raises
     ------
     ArgumentError
-        If a fraction or a method is off, or no method can run on this model.
+        If a fraction or a method is off, or no method can run on this model at any of the fractions.
     """
     for keep in keeps:
         check_keep(keep)
+    for method in methods:
+        check_method(checkpoint, method)
+    originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for method in methods or METHODS:
-        reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
-        if reason and not methods:  # of all methods; one that was asked for by name is refused below
-            refused[method] = reason
+        try:
+            started = time.perf_counter()
+            found = factorise(checkpoint, method, _named(progress, method))
+            shared = (time.perf_counter() - started) / checkpoint.n_layers
+        except ArgumentError as problem:  # only where all methods are tried; one asked for by name was checked
+            refused[method] = str(problem)
             continue
-        started = time.perf_counter()
-        found = factorise(checkpoint, method, _named(progress, method))
-        shared = (time.perf_counter() - started) / checkpoint.n_layers
         for keep in keeps:
             try:
-                rows += _measure(checkpoint, found, keep, shared, _named(progress, method))
+                rows += _measure(checkpoint, originals, found, keep, shared, _named(progress, method))
             except ArgumentError as problem:
-                refused[f"{method} at {keep:g}"] = str(problem).removeprefix("compress: ")
+                refused[f"{method} at {keep:g}"] = str(problem)
     if not rows:
-        raise ArgumentError(
-            "compare: at least one method must run at one of the fractions, got "
-            + ("; ".join(f"{what}: {reason.rstrip('.')}" for what, reason in refused.items()) or "no fractions")
-            + "."
-        )
+        raise ArgumentError("compare: nothing can be compared; " + "; ".join(refused.values()))
     return Comparison(rows, refused)
 
 
@@ -94,32 +95,26 @@ def _named(progress: Progress, method: str) -> Progress:
     return lambda stage, done, total: progress(f"{method}: {stage}", done, total)
 
 
-def _measure(checkpoint: Checkpoint, found: Factorisation, keep: float, shared: float, progress: Progress) -> list[Row]:
+def _measure(
+    checkpoint: Checkpoint,
+    originals: Sequence[Projections],
+    found: Factorisation,
+    keep: float,
+    shared: float,
+    progress: Progress,
+) -> list[Row]:
     started = time.perf_counter()
     plan = found.plan(keep, progress)
     seconds = shared + (time.perf_counter() - started) / checkpoint.n_layers
+    n_before = plan.n_before // checkpoint.n_layers
     rows = []
-    for layer, pieces in enumerate(plan.layers):
-        before = checkpoint.projections(layer)
-        factored = expand(pieces, checkpoint.sizes)
-        after = Projections({**before.weights, **factored.weights}, {**before.biases, **factored.biases})
-        scale = checkpoint.attention(layer).scale
-        nothing = [(None, None)] * checkpoint.sizes.n_heads
-        _, qk, ov = compare_layer(
-            layer, checkpoint.attention(layer), as_attention(after, checkpoint.sizes, scale), nothing
-        )
-        rows.append(
-            Row(
-                found.method,
-                keep,
-                layer,
-                qk,
-                ov,
-                plan.n_before // checkpoint.n_layers,
-                plan.layer_numbers[layer],
-                seconds,
-            )
-        )
+    for layer, (before, pieces, n_after) in enumerate(zip(originals, plan.layers, plan.layer_numbers, strict=True)):
+        after = before.updated(expand(pieces, checkpoint.sizes))
+        old, new = (
+            as_attention(one, checkpoint.sizes, scale=1.0) for one in (before, after)
+        )  # no operator has a scale
+        _, qk, ov = compare_layer(layer, old, new)
+        rows.append(Row(found.method, keep, layer, qk, ov, n_before, n_after, seconds))
     return rows
 
 

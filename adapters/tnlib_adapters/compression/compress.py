@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from tnlib import ArgumentError
+from tnlib._validate import as_path
 from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT
 from tnlib_adapters.compression.page import write_page
-from tnlib_adapters.compression.plan import Plan, Progress, check_keep, factorise, quiet
+from tnlib_adapters.compression.plan import Plan, Progress, check_keep, check_method, factorise, quiet
 from tnlib_adapters.compression.quality import measure_quality
 from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, stored_bytes
 from tnlib_adapters.compression.whole import check_target, whole_folder
-from tnlib_adapters.compression.write import LAYOUTS, other_files, write_checkpoint
-
-REPORT = "tnlib_report.json"
-PAGE = "tnlib_report.html"
+from tnlib_adapters.compression.write import other_files, write_checkpoint
 
 
 def compress(
@@ -44,7 +43,7 @@ def compress(
         Fraction in (0, 1] of the numbers in the attention's weights and biases that is still stored, every
         factor counted. What is written lies at most 0.01 under it.
     method
-        "heads" truncates each head's QK and VO operator as one, "matrix" each weight matrix; "ttm" stores each
+        "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head).
     layout
         "factored" stores the factors; "dense" the multiplied-out weights under their original names.
@@ -62,7 +61,7 @@ def compress(
     ------
     ArgumentError
         If an argument is off, or the model cannot run the method at this fraction.
-    FileFormatError, FileNotFoundError
+    FileFormatError
         If `source` is no checkpoint that tnlib knows.
 
     Examples
@@ -74,15 +73,16 @@ def compress(
     True
     """
     started = time.perf_counter()
-    keep, target = check_keep(keep), Path(out)
+    keep, target = check_keep(keep), as_path("compress", "out", out)
     if layout not in LAYOUTS:
         raise ArgumentError(
             f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; choose one of them."
         )
     checkpoint = open_checkpoint(source)
     check_target("compress", target, checkpoint.folder.path, force=force)
+    check_method(checkpoint, method)
+    _check_finite(checkpoint, progress)
     plan = factorise(checkpoint, method, progress).plan(keep, progress)
-    _check_others(checkpoint, progress)
 
     with whole_folder(target) as partial:
         for step in write_checkpoint(checkpoint, plan, layout, partial):
@@ -95,8 +95,8 @@ def compress(
     return report
 
 
-def _check_others(checkpoint: Checkpoint, progress: Progress) -> None:
-    """Refuse NaN and inf in the tensors that are only copied, before anything is written."""
+def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
+    """Refuse NaN and inf in any tensor, also one that is only copied, before any work."""
     tensors = list(checkpoint.folder.tensors.values())
     for done, info in enumerate(tensors):
         progress("checking weights", done, len(tensors))
@@ -113,7 +113,9 @@ def _report(
         old, new = before.attention(layer), after.attention(layer)
         found, qk, ov = compare_layer(layer, old, new, _ranks(pieces, before.sizes.n_heads))
         heads += found
-        layers.append(LayerReport(layer, qk, ov, plan.n_before // before.n_layers, plan.layer_numbers[layer]))
+        worst = max(max(head.qk_error, head.ov_error) for head in found)
+        n_before, n_after = plan.n_before // before.n_layers, plan.layer_numbers[layer]
+        layers.append(LayerReport(layer, qk, ov, worst, n_before, n_after))
     progress("measuring errors", before.n_layers, before.n_layers)
     bytes_before, n_other = stored_bytes(before)
     bytes_after, _ = stored_bytes(after)

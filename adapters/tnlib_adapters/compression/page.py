@@ -24,7 +24,7 @@ svg { max-width: 100%; height: auto } p { max-width: 46rem }
 
 def write_page(report: Report, file: Path) -> None:
     """Write the page: a summary, where the numbers went, errors per head and layer, and spectra."""
-    name = html.escape(Path(report.source).name)
+    name = html.escape(Path(report.source).resolve().name)
     body = [
         f"<h1>{name}, {report.kept:.1%} of its attention kept by method {report.method}</h1>",
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}.</p>",
@@ -54,7 +54,8 @@ def write_page(report: Report, file: Path) -> None:
 def _summary(report: Report) -> list[list[str]]:
     before, after = report.bytes_before, report.bytes_after
     rows = [
-        ["numbers in the attention", f"{report.n_before:,}", f"{report.n_after:,}"],
+        ["numbers in the attention", f"{report.n_before:,}", f"{report.n_stored:,}"],
+        ["numbers of its factors", "", f"{report.n_after:,}"],
         ["MB of the attention", f"{before['attention'] / 1e6:.2f}", f"{after['attention'] / 1e6:.2f}"],
         ["MB of all weights", f"{sum(before.values()) / 1e6:.2f}", f"{sum(after.values()) / 1e6:.2f}"],
     ]

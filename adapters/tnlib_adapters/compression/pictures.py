@@ -91,7 +91,7 @@ def where_it_went(report: Report) -> Figure:
     """Draw how many numbers and bytes the attention and the rest of the model hold, before and after."""
     from matplotlib.figure import Figure
 
-    numbers = [(report.n_before, report.n_other), (report.n_after, report.n_other)]
+    numbers = [(report.n_before, report.n_other), (report.n_stored, report.n_other)]
     sizes = [(b["attention"] / 1e6, b["other"] / 1e6) for b in (report.bytes_before, report.bytes_after)]
     figure = Figure(figsize=(9, 2.2), layout="constrained")
     axes = figure.subplots(1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,12 +110,28 @@ def _rounded_up(fraction: float) -> str:
 
 def check_keep(keep: Any) -> float:
     """Return the fraction to keep, in (0, 1]."""
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.0 < keep <= 1.0:
+    if isinstance(keep, bool) or not isinstance(keep, numbers.Real) or not 0.0 < float(keep) <= 1.0:
         raise ArgumentError(
             f"compress: keep must lie in (0, 1], got {keep!r}; it is the fraction of the attention's numbers "
             "that is still stored, for example 0.5."
         )
     return float(keep)
+
+
+def check_method(checkpoint: Checkpoint, method: str) -> None:
+    """Raise unless the method is known and this checkpoint can be compressed by it."""
+    if method not in tuple(METHODS):
+        raise ArgumentError(
+            f"compress: method must be one of {', '.join(METHODS)}, got {method!r}; choose one of them."
+        )
+    if checkpoint.pieces is not None:
+        raise ArgumentError(
+            f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
+            "was made from."
+        )
+    reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
+    if reason:
+        raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")
 
 
 def factorise(checkpoint: Checkpoint, method: str, progress: Progress = quiet) -> Factorisation:
@@ -125,18 +142,7 @@ def factorise(checkpoint: Checkpoint, method: str, progress: Progress = quiet) -
     ArgumentError
         If the method is not known, this model cannot run it, or the checkpoint is already compressed.
     """
-    if method not in METHODS:
-        raise ArgumentError(
-            f"compress: method must be one of {', '.join(METHODS)}, got {method!r}; choose one of them."
-        )
-    if checkpoint.pieces is not None:
-        raise ArgumentError(
-            f"compress: {checkpoint.folder.path} is compressed already; compress the checkpoint it was made from."
-        )
-    reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
-    if reason:
-        raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")
-
+    check_method(checkpoint, method)
     layers, n_before = [], 0
     for layer in range(checkpoint.n_layers):
         progress("factorising", layer, checkpoint.n_layers)

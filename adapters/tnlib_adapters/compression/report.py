@@ -43,13 +43,18 @@ class LayerReport:
     layer: int
     qk_error: float
     ov_error: float
+    worst: float  # the largest error of any operator of any head
     n_before: int
     n_after: int
 
 
 @dataclass(frozen=True)
 class Report:
-    """A compression from end to end. Errors are measured on what was written, rounding to its dtype included."""
+    """A compression from end to end. Errors are measured on what was written, rounding to its dtype included.
+
+    `n_after` counts the numbers of the factors. In the dense layout they are multiplied out, and `n_before` numbers
+    are stored as before.
+    """
 
     source: str
     model_type: str
@@ -69,6 +74,11 @@ class Report:
     left_out: list[str] = field(default_factory=list)  # files of IN that OUT does not have
     quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
 
+    @property
+    def n_stored(self) -> int:
+        """Numbers that the attention of OUT holds."""
+        return self.n_before if self.layout == "dense" else self.n_after
+
     def to_json(self) -> str:
         """Return the report as JSON text."""
         return json.dumps(asdict(self), indent=1)
@@ -79,7 +89,10 @@ class Report:
 
 
 def compare_layer(
-    layer: int, before: Attention, after: Attention, kept: Sequence[tuple[int | None, int | None]]
+    layer: int,
+    before: Attention,
+    after: Attention,
+    kept: Sequence[tuple[int | None, int | None]] | None = None,
 ) -> tuple[list[HeadReport], float, float]:
     """Return the report of every head, and the errors of all QK and of all OV operators of the layer together."""
     heads, totals = [], np.zeros((2, 2))  # (qk, ov) x (squared difference, squared norm)
@@ -92,7 +105,11 @@ def compare_layer(
             totals[kind] += difference**2, size**2
             errors.append(difference / size if size > 0 else 0.0)
             spectra.append([float(s) for s in spectrum])
-        heads.append(HeadReport(layer, head, errors[0], errors[1], spectra[0], spectra[1], *kept[head]))
+        heads.append(
+            HeadReport(
+                layer, head, errors[0], errors[1], spectra[0], spectra[1], *(kept[head] if kept else (None, None))
+            )
+        )
     qk, ov = (float(np.sqrt(d / n)) if n > 0 else 0.0 for d, n in totals)
     return heads, qk, ov
 

@@ -22,7 +22,12 @@ def check_target(function: str, target: Path, source: Path | None, *, force: boo
                 "choose another folder."
             )
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise ArgumentError(f"{function}: OUT must be a folder, got the file {target}; choose another name.")
+        kind = "link" if target.is_symlink() else "file"
+        raise ArgumentError(
+            f"{function}: OUT must be a folder of its own, got the {kind} {target}; choose another name."
+        )
+    if target.resolve() == Path.cwd():
+        raise ArgumentError(f"{function}: OUT must not be the current folder, got {target}; name a new one in it.")
     if target.is_dir() and any(target.iterdir()) and not force:
         raise ArgumentError(
             f"{function}: OUT must not exist or be empty, got {target} with files in it; pass --force to replace it."

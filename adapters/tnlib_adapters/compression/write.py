@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,14 +18,16 @@ from tnlib_adapters.checkpoints.bf16 import from_bf16
 from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
 from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
 from tnlib_adapters.checkpoints.projections import module_names, put_together
-from tnlib_adapters.checkpoints.tensor_file import Entry, encode, write_tensor_file
+from tnlib_adapters.checkpoints.tensor_file import FLOATS, Entry, encode, write_tensor_file
+from tnlib_adapters.compression.names import PAGE, REPORT
 from tnlib_adapters.compression.plan import Plan
 
 Array = npt.NDArray[Any]
 
-# The same weights in the formats of other libraries, uncompressed: to copy them would undo the compression.
+# The same weights in the formats of other libraries, uncompressed: to copy them would undo the compression. Below
+# a folder they belong to another part of the pipeline, such as a pooling layer, but for those of whole exports.
 OTHER_WEIGHTS = (*PICKLED, ".safetensors", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite")
-LAYOUTS = ("factored", "dense")
+EXPORTS = ("onnx", "openvino", "coreml", "gguf")
 
 
 def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
@@ -49,15 +52,26 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
 def other_files(checkpoint: Checkpoint) -> tuple[list[Path], list[Path]]:
     """Return the files that are copied as they are (tokenizer, modules, ...), and weights that are left out."""
     root = checkpoint.folder.path
-    rewritten = {*checkpoint.folder.files, root / CONFIG, root / INDEX}
+    rewritten = {*checkpoint.folder.files, root / CONFIG, root / INDEX, root / REPORT, root / PAGE}
     copied: list[Path] = []
     left_out: list[Path] = []
-    for path in sorted(root.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-        if not path.is_file() or path in rewritten or hidden:
+    for path in _visible_files(root):
+        if path in rewritten:
             continue
-        (left_out if path.suffix in OTHER_WEIGHTS else copied).append(path)
+        folders = path.relative_to(root).parts[:-1]
+        same_weights = folders[0] in EXPORTS if folders else path.suffix in OTHER_WEIGHTS
+        (left_out if same_weights else copied).append(path)
     return copied, left_out
+
+
+def _visible_files(root: Path) -> Iterator[Path]:
+    """Yield all files below `root` that are not hidden, links to files and folders followed, each folder once."""
+    seen = set()
+    for folder, names, files in os.walk(root, followlinks=True):
+        here = Path(folder)
+        seen.add(here.resolve())
+        names[:] = sorted(n for n in names if not n.startswith(".") and (here / n).resolve() not in seen)
+        yield from (here / name for name in sorted(files) if not name.startswith("."))
 
 
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str, list[Entry]]]:
@@ -69,7 +83,7 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str,
         for module, names in module_names(checkpoint.architecture, checkpoint.prefix, layer).items():
             vanishing += [f"{module}.weight"] if set(names) <= found.weights.keys() else []
             vanishing += [f"{module}.bias"] if set(names) <= found.biases.keys() else []
-        dtype = checkpoint.folder.tensors[vanishing[0]].dtype
+        dtype = max((checkpoint.folder.tensors[name].dtype for name in vanishing), key=FLOATS.index)
         if layout == "dense":
             tensors = put_together(checkpoint.architecture, checkpoint.prefix, layer, found)
         else:

@@ -85,6 +85,8 @@ class TnlibQuantizer(HfQuantizer):
                     _set_module(attention, name, _Bias(None if set(held) <= set(biases) else module.bias))
             like = next(iter(modules.values())).weight
             attention.add_module(METHOD, _Factors(described, like))
+            # nothing is missing, whatever an architecture's own initialisation looks for in this module
+            attention._is_hf_initialized = True  # type: ignore[assignment]
             self._set_aside.append(_SetAside(attention, modules))
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:

@@ -1,0 +1,8 @@
+"""What can be asked for, by name: read by the command line before anything heavy is loaded."""
+
+METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
+LAYOUTS = ("factored", "dense")
+
+# files of OUT beside those of the checkpoint
+REPORT = "tnlib_report.json"
+PAGE = "tnlib_report.html"

@@ -1,0 +1,135 @@
+"""One budget shared out over curves, against every combination of options."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tnlib_adapters.compression.allocate import Curve, allocate
+
+
+def cost(curves: Sequence[Curve], choice: Sequence[int]) -> int:
+    return sum(int(curve.costs[k]) for curve, k in zip(curves, choice, strict=True))
+
+
+def error(curves: Sequence[Curve], choice: Sequence[int]) -> float:
+    return sum(float(curve.errors[k]) for curve, k in zip(curves, choice, strict=True))
+
+
+def best(curves: Sequence[Curve], budget: int) -> float | None:
+    """The least error of all combinations within the budget."""
+    combinations = itertools.product(*(range(len(curve.costs)) for curve in curves))
+    return min((error(curves, c) for c in combinations if cost(curves, c) <= budget), default=None)
+
+
+def largest_step(curve: Curve) -> float:
+    """The most error that one step along the lower convex hull saves, hull points found from the definition."""
+    x, y = curve.costs.astype(float), curve.errors
+    corners = [k for k in range(len(x)) if not any(_below(x, y, i, k, j) for i in range(k) for j in range(k + 1, len(x)))]
+    return max((y[a] - y[b] for a, b in itertools.pairwise(corners)), default=0.0)
+
+
+def _below(x: np.ndarray, y: np.ndarray, i: int, k: int, j: int) -> bool:
+    """Whether point k lies above the chord from i to j."""
+    return bool(y[k] > y[i] + (y[j] - y[i]) * (x[k] - x[i]) / (x[j] - x[i]))
+
+
+def can_use_more(curves: Sequence[Curve], choice: Sequence[int], budget: int) -> bool:
+    left = budget - cost(curves, choice)
+    return any(
+        curve.costs[k + 1] - curve.costs[k] <= left
+        for curve, k in zip(curves, choice, strict=True)
+        if k + 1 < len(curve.costs)
+    )
+
+
+# Errors are quarters, so that ties, straight lines and flat stretches are common and sums are exact.
+def drawn_curve(convex: bool, unit: int | None) -> st.SearchStrategy[Curve]:
+    gains = st.lists(st.integers(0, 12), max_size=4).map(lambda g: sorted(g, reverse=True) if convex else g)
+
+    @st.composite
+    def draw(draw: st.DrawFn) -> Curve:
+        steps = draw(gains)
+        prices = [unit] * len(steps) if unit else [draw(st.integers(1, 9)) for _ in steps]
+        start = draw(st.integers(0, 5))
+        if convex and unit is None:  # gains per number descend
+            pairs = sorted(zip(steps, prices, strict=True), key=lambda pair: -pair[0] / pair[1])
+            steps, prices = [s for s, _ in pairs], [p for _, p in pairs]
+        costs = start + np.concatenate([[0], np.cumsum(prices, dtype=int)])
+        errors = np.concatenate([np.cumsum(steps[::-1])[::-1], [0.0]]) / 4
+        return Curve(costs.astype(int), errors)
+
+    return draw()
+
+
+def curves(*, convex: bool, unit: int | None) -> st.SearchStrategy[list[Curve]]:
+    return st.lists(drawn_curve(convex, unit), min_size=1, max_size=4)
+
+
+budgets = st.integers(0, 60)
+
+
+@given(curves(convex=True, unit=3), budgets)
+def test_convex_curves_of_equal_steps_are_shared_out_best(some: list[Curve], budget: int) -> None:
+    choice = allocate(some, budget)
+    wanted = best(some, budget)
+    if wanted is None:
+        assert choice is None
+    else:
+        assert choice is not None
+        assert error(some, choice) == wanted
+
+
+@pytest.mark.parametrize("convex", [True, False])
+def test_any_curves(convex: bool) -> None:
+    @given(curves(convex=convex, unit=None), budgets)
+    def holds(some: list[Curve], budget: int) -> None:
+        choice = allocate(some, budget)
+        wanted = best(some, budget)
+        assert (choice is None) == (wanted is None)
+        if choice is None or wanted is None:
+            return
+        assert len(choice) == len(some)
+        assert cost(some, choice) <= budget
+        assert not can_use_more(some, choice, budget)
+        assert error(some, choice) <= wanted + max(map(largest_step, some))
+
+    holds()
+
+
+def test_nothing_fits() -> None:
+    curve = Curve(np.array([3, 5]), np.array([1.0, 0.0]))
+    assert allocate([curve, curve], 5) is None
+    assert allocate([curve, curve], 6) == [0, 0]
+    assert allocate([curve, curve], -1) is None
+
+
+def test_everything_fits() -> None:
+    curve = Curve(np.array([3, 5, 9]), np.array([1.0, 1.0, 0.0]))
+    assert allocate([curve] * 3, 27) == [2, 2, 2]
+    assert allocate([curve] * 3, 10**9) == [2, 2, 2]
+
+
+def test_a_dear_option_that_saves_most_per_number_is_taken_over_cheap_ones() -> None:
+    """Behind a step that saves nothing stands one that saves all: only the hull shows it."""
+    late = Curve(np.array([0, 1, 2]), np.array([1.0, 1.0, 0.0]))
+    early = Curve(np.array([0, 1, 2]), np.array([0.4, 0.1, 0.0]))
+    assert allocate([late, early], 2) == [2, 0]
+
+
+def test_straight_lines_are_followed_in_small_steps() -> None:
+    """A line taken in one step would not fit, and its room would go to a block that needs it less."""
+    line = Curve(np.arange(5), np.array([4.0, 3.0, 2.0, 1.0, 0.0]))
+    flat = Curve(np.arange(5), np.array([1.2, 0.7, 0.2, 0.1, 0.0]))
+    assert allocate([line, flat], 3) == [3, 0]
+
+
+def test_numbers_that_round_do_not_lose_a_step() -> None:
+    """Gains that are equal but for the last bit come in the order of the curve."""
+    errors = np.linspace(1, 0, 50)
+    curve = Curve(np.arange(50), errors)
+    assert allocate([curve, Curve(np.arange(50), errors / 3)], 49) == [49, 0]
