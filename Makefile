@@ -22,6 +22,8 @@ demo: $(VENV)/.installed
 	$(BIN)/tnlib compare builtin --out out/compare --force
 	@echo "Pictures: out/smaller/tnlib_report.html and out/compare/compare.png"
 
+# The tests' matrices are small: there threads cost more than they give.
+test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --quiet
 

@@ -16,7 +16,7 @@ from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
     from tnlib_adapters.compression.plan import Progress
-    from tnlib_adapters.compression.report import Report
+    from tnlib_adapters.compression.report import LayerReport, Report
 
 BUILTIN = "builtin"
 _IN_HELP = f'IN is a checkpoint folder, or "{BUILTIN}" for the trained model that is part of the package.'
@@ -123,62 +123,56 @@ def _progress() -> Iterator[Progress]:
         yield show
 
 
-def _table(title: str, columns: list[str]) -> Any:
+def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
+    """Print rows in groups with a line between them, all to the right."""
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+    table = Table(*columns)
+    for column in table.columns:
+        column.justify = "right"
+    for group in groups:
+        for row in group:
+            table.add_row(*row)
+        table.add_section()
+    click.echo(title)
+    Console().print(table)
 
 
 def _show_report(report: Report, out: Path) -> None:
-    from rich.console import Console
-
-    console = Console()
-    table = _table(
+    after = "in factors" if report.layout == "dense" else "after"
+    rows = [
+        [str(one.layer), *(f"{e:.4f}" for e in (one.qk_error, one.ov_error, one.worst)), *_counts(one)]
+        for one in report.layers
+    ]
+    _print_table(
         f"{report.model_type}, method {report.method}: {report.kept:.4f} of the attention's numbers kept",
-        [
-            "layer",
-            "QK error",
-            "OV error",
-            "worst head",
-            "numbers before",
-            "in factors" if report.layout == "dense" else "after",
-        ],
+        ["layer", "QK error", "OV error", "worst head", "numbers before", after],
+        [rows, [["all", "", "", "", *_counts(report)]]],
     )
-    for one in report.layers:
-        table.add_row(str(one.layer), f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{one.worst:.4f}",
-                      f"{one.n_before:,}", f"{one.n_after:,}")  # fmt: skip
-    table.add_section()
-    table.add_row("all", "", "", "", f"{report.n_before:,}", f"{report.n_after:,}")
-    console.print(table)
-    sizes = [f"{sum(b.values()) / 1e6:.2f} MB" for b in (report.bytes_before, report.bytes_after)]
-    console.print(f"weights on disk   {sizes[0]} -> {sizes[1]}")
+    before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
+    click.echo(f"weights on disk   {before} -> {after}")
     for name, value in report.quality.items():
-        console.print(f"{name}   {value:.3f}")
-    console.print(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")
-    console.print(f"written to {out}, with {PAGE}", soft_wrap=True)
+        click.echo(f"{name}   {value:.3f}")
+    click.echo(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")
+    click.echo(f"written to {out}, with {PAGE}")
+
+
+def _counts(one: Report | LayerReport) -> list[str]:
+    return [f"{one.n_before:,}", f"{one.n_after:,}"]
 
 
 def _show_comparison(found: Comparison, out: Path) -> None:
-    from rich.console import Console
-
-    console = Console()
-    table = _table(
-        "Relative error of the operators", ["method", "keep", "layer", "QK error", "OV error", "numbers", "seconds"]
-    )
-    previous: tuple[str, float] | None = None
+    groups: dict[tuple[str, float], list[list[str]]] = {}
     for row in found.rows:
-        if previous and previous != (row.method, row.keep):
-            table.add_section()
-        previous = (row.method, row.keep)
-        table.add_row(row.method, f"{row.keep:g}", str(row.layer), f"{row.qk_error:.4f}", f"{row.ov_error:.4f}",
-                      f"{row.n_after:,}", f"{row.seconds:.2f}")  # fmt: skip
-    console.print(table)
+        errors = (f"{row.qk_error:.4f}", f"{row.ov_error:.4f}")
+        cells = [row.method, f"{row.keep:g}", str(row.layer), *errors, f"{row.n_after:,}", f"{row.seconds:.2f}"]
+        groups.setdefault((row.method, row.keep), []).append(cells)
+    columns = ["method", "keep", "layer", "QK error", "OV error", "numbers", "seconds"]
+    _print_table("Relative error of the operators", columns, list(groups.values()))
     for what, reason in found.refused.items():
-        console.print(f"without {what}: {reason}")
-    console.print(f"written to {out}: compare.csv, compare.png", soft_wrap=True)
+        click.echo(f"without {what}: {reason}")
+    click.echo(f"written to {out}: compare.csv, compare.png")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,3 +55,13 @@ def recorded(saved: Callable[[str], Saved]) -> Callable[[str], Any]:
         return record(model, tokens)
 
     return get
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compress without pictures and measurements."""
+    from interruptions import WITHOUT_PICTURES
+
+    module = importlib.import_module("tnlib_adapters.compression.compress")
+    for name, stand_in in WITHOUT_PICTURES.items():
+        monkeypatch.setattr(module, name, stand_in)

@@ -226,14 +226,6 @@ def source(tmp_path: Path) -> Path:
     return builtin_copy(tmp_path / "source")
 
 
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[compress.__module__]
-    monkeypatch.setattr(module, "write_page", module.write_page)
-    monkeypatch.setattr(module, "measure_quality", module.measure_quality)
-    interruptions.without_pictures()
-
-
 def same_but_for_the_clock(folder: Path) -> dict[str, str]:
     return {name: content for name, content in digest(folder).items() if name != "tnlib_report.json"}
 

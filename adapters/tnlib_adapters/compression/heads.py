@@ -1,4 +1,4 @@
-"""Each head's QK and VO operator truncated as one."""
+"""Each head's QK and OV operator truncated as one."""
 
 from __future__ import annotations
 

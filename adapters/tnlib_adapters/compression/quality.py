@@ -11,7 +11,7 @@ from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.forward.model import loss
 
-_SEQUENCES = 500
+_SEQUENCES = 200
 
 
 def _loss_on_repeats(checkpoint: Checkpoint) -> float:

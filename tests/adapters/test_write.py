@@ -1,0 +1,399 @@
+"""What a compressed folder holds beside its errors: numbers, names, dtypes, shards, other files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import CONFIG, INDEX, WEIGHTS, builtin_copy, change_tensors, raw_file, shard
+from compressed_folders import (
+    attention_tensors,
+    dense_layers,
+    digest,
+    metadata,
+    n_attention,
+    read_config,
+    read_file,
+    read_index,
+    read_tensors,
+)
+from oracles import refused
+from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters.compression.methods import METHODS
+
+from tnlib import ArgumentError
+
+MODELS = ["builtin", "bert", "bert_masked", "gpt2", "gpt2_lm"]
+KEEPS = {"builtin": (1.0, 0.97, 0.5, 0.3, 0.05)}  # the others are smaller, and their steps wider
+SMALL = (1.0, 0.8, 0.5, 0.3)
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+@pytest.fixture
+def folder_of(saved: Any) -> Callable[[str], Path]:
+    return lambda name: builtin_path() if name == "builtin" else saved(name)[1]
+
+
+def copied(found: dict[str, Any], like: dict[str, Any], outside: Callable[[str], bool]) -> None:
+    """All tensors outside the attention are there, the same to the last bit."""
+    ours, theirs = ({name: t for name, t in one.items() if outside(name)} for one in (found, like))
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype
+        assert tensor.values.tobytes() == theirs[name].values.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------- the promise of keep
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_stored_lies_at_most_one_percent_under_keep(
+    method: str, name: str, folder_of: Any, tmp_path: Path
+) -> None:
+    """Numbers are counted in the files, factors and biases alike."""
+    source = folder_of(name)
+    before, untouched = n_attention(source), digest(source)
+    for keep in KEEPS.get(name, SMALL):
+        out = tmp_path / f"{keep}"
+        report = compress(source, out, keep=keep, method=method)
+        after = n_attention(out)
+        assert (keep - 0.01) * before <= after <= keep * before
+        assert (report.n_before, report.n_after, report.kept) == (before, after, after / before)
+        inside = set(attention_tensors(source)) | set(attention_tensors(out))
+        copied(read_tensors(out), read_tensors(source), lambda tensor, inside=inside: tensor not in inside)
+        gone = set(attention_tensors(source)) - set(attention_tensors(out))
+        assert all(any(f".{module}." in tensor for module in ("weight", "bias")) or True for tensor in gone)
+        assert len([tensor for tensor in gone if tensor.endswith("weight")]) == len(
+            [tensor for tensor in attention_tensors(source) if tensor.endswith("weight")]
+        )
+    assert digest(source) == untouched
+
+
+def test_a_head_may_lose_all_it_has(tmp_path: Path) -> None:
+    """Factors of rank 0 are tensors without numbers."""
+    report = compress(builtin_path(), tmp_path / "out", keep=0.005)
+    assert n_attention(tmp_path / "out") == report.n_after == 128  # the two output biases
+    assert report.layers[0].qk_error == pytest.approx(1)
+    for layer in range(2):
+        assert not open_checkpoint(tmp_path / "out").attention(layer).W_Q.any()
+
+
+# ------------------------------------------------------------------------------------------------- the two layouts
+
+
+@pytest.mark.parametrize("name", ["builtin", "bert_masked", "gpt2_lm"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_layouts_hold_the_same_model(method: str, name: str, folder_of: Any, tmp_path: Path) -> None:
+    source = folder_of(name)
+    for layout in ("factored", "dense"):
+        compress(source, tmp_path / layout, keep=0.5, method=method, layout=layout)
+    names = {tensor: t.values.shape for tensor, t in read_tensors(source).items()}
+    assert {tensor: t.values.shape for tensor, t in read_tensors(tmp_path / "dense").items()} == names
+    assert read_config(tmp_path / "dense") == read_config(source)
+    assert read_config(tmp_path / "factored").pop("quantization_config")["method"] == method
+
+    factored = open_checkpoint(tmp_path / "factored")
+    for layer, wanted in enumerate(dense_layers(tmp_path / "dense")):
+        found = factored.attention(layer)
+        for head in range(found.n_heads):
+            for ours, name_ in ((found.W_Q, "q"), (found.W_K, "k"), (found.W_V, "v")):
+                np.testing.assert_allclose(ours[head], wanted.per_head(name_, head)[:-1], atol=2e-7, rtol=2e-6)
+            np.testing.assert_allclose(found.W_O[head], wanted.per_head("o", head), atol=2e-7, rtol=2e-6)
+        for ours, name_ in ((found.b_Q, "q"), (found.b_K, "k"), (found.b_V, "v"), (found.b_O, "o")):
+            np.testing.assert_allclose(np.ravel(ours), wanted.biases[name_], atol=2e-7, rtol=2e-6)
+        assert found.scale == open_checkpoint(source).attention(layer).scale
+
+
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize("name", ["builtin", "bert", "gpt2"])
+@pytest.mark.parametrize("method", METHODS)
+def test_all_kept_gives_the_model_back(method: str, name: str, layout: str, folder_of: Any, tmp_path: Path) -> None:
+    source = folder_of(name)
+    compress(source, tmp_path / "out", keep=1.0, method=method, layout=layout)
+    before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out")
+    for layer in range(before.n_layers):
+        for a, b in zip(operators(before, layer), operators(after, layer), strict=True):
+            assert np.linalg.norm(a - b) <= 4e-7 * np.linalg.norm(a)
+        np.testing.assert_array_equal(before.attention(layer).b_O, after.attention(layer).b_O)
+
+
+def operators(checkpoint: Any, layer: int) -> list[np.ndarray]:
+    attention = checkpoint.attention(layer)
+    both = [one(head) for head in range(attention.n_heads) for one in (attention.qk, attention.ov)]
+    return [one.left.astype(float) @ one.right.astype(float) for one in both]
+
+
+# ------------------------------------------------------------------------------------------------ dtypes and shards
+
+
+def saved_as(folder: Path, dtype: str, **options: Any) -> Any:
+    models = pytest.importorskip("transformers_models")
+    models.quiet()
+    model = models.random_model("gpt2_lm").to(getattr(models.torch, dtype))
+    model.save_pretrained(folder, **options)
+    return model
+
+
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("dtype", "short", "roundoff"), [("float16", "F16", 2**-10), ("bfloat16", "BF16", 2**-7)])
+def test_half_precision_stays_half(
+    dtype: str, short: str, roundoff: float, method: str, layout: str, tmp_path: Path
+) -> None:
+    """Factors are rounded once, and the report measures what rounding did."""
+    saved_as(tmp_path / "in", dtype)
+    keep = 1.0 if method != "cp" else 0.8
+    report = compress(tmp_path / "in", tmp_path / "out", keep=keep, method=method, layout=layout)
+    tensors = read_tensors(tmp_path / "out")
+    assert {tensor.dtype for tensor in tensors.values()} == {short}
+    if layout == "factored":
+        assert 0.99 * keep * n_attention(tmp_path / "in") <= n_attention(tmp_path / "out")
+        assert report.bytes_after["attention"] == 2 * report.n_after
+    if method != "cp":
+        assert max(one.qk_error for one in report.layers) < 2 * roundoff
+        assert method != "heads" or min(one.qk_error for one in report.layers) > roundoff / 20
+
+
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["heads", "matrix"])
+def test_shards_stay_shards(method: str, dtype: str, layout: str, tmp_path: Path) -> None:
+    saved_as(tmp_path / "in", dtype, max_shard_size="12KB")
+    source, out = tmp_path / "in", tmp_path / "out"
+    compress(source, out, keep=0.5, method=method, layout=layout)
+    index, was = read_index(out), read_index(source)
+    assert index is not None
+    assert was is not None
+    assert len(set(was["weight_map"].values())) > 3
+    on_disk = {file.name: read_file(file) for file in out.glob("*.safetensors")}
+    assert index["weight_map"] == {name: file for file, held in on_disk.items() for name in held}
+    assert all(on_disk.values()), "a shard without tensors"
+    sizes = {"F32": 4, "BF16": 2}
+    total = sum(t.values.size * sizes[t.dtype] for held in on_disk.values() for t in held.values())
+    assert index["metadata"]["total_size"] == total
+    inside = attention_tensors(source).keys()
+    for name, file in was["weight_map"].items():
+        if name not in inside:
+            assert index["weight_map"][name] == file
+    single = tmp_path / "single"
+    saved_as(single, dtype)
+    compress(single, tmp_path / "one", keep=0.5, method=method, layout=layout)
+    for name, tensor in read_tensors(tmp_path / "one").items():
+        np.testing.assert_array_equal(tensor.values, read_tensors(out)[name].values)
+
+
+def test_a_shard_of_attention_alone_leaves_no_empty_file(tmp_path: Path) -> None:
+    source = builtin_copy(tmp_path / "in")
+    shard(source)
+    tensors = {name: t for name, t in read_tensors(source).items()}
+    files = {name: "two.safetensors" if name.endswith(("key.weight", "value.weight")) else "one.safetensors" for name in tensors}
+    from safetensors.numpy import save_file
+
+    for file in set(files.values()):
+        held = {name: np.ascontiguousarray(tensors[name].values, "f4") for name in tensors if files[name] == file}
+        save_file(held, source / file)
+    (source / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    for layout, left in (("factored", {"one.safetensors"}), ("dense", {"one.safetensors", "two.safetensors"})):
+        compress(source, tmp_path / layout, keep=0.5, layout=layout)
+        index = read_index(tmp_path / layout)
+        assert index is not None
+        assert {file.name for file in (tmp_path / layout).glob("*.safetensors")} == set(index["weight_map"].values())
+        assert left >= set(index["weight_map"].values())
+        open_checkpoint(tmp_path / layout).attention(1)
+
+
+def test_an_index_beside_a_single_file_is_made_to_fit(tmp_path: Path) -> None:
+    source = builtin_copy(tmp_path / "in")
+    (source / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(read_tensors(source), WEIGHTS)}))
+    compress(source, tmp_path / "out", keep=0.5)
+    index = read_index(tmp_path / "out")
+    assert index is not None
+    assert index["weight_map"] == dict.fromkeys(read_file(tmp_path / "out" / WEIGHTS), WEIGHTS)
+
+
+def test_tensors_of_other_kinds_are_copied_bit_for_bit(tmp_path: Path) -> None:
+    """Integers, booleans and doubles beside the weights, and values that only look like weights' names."""
+    source = builtin_copy(tmp_path / "in")
+    others = {
+        "steps": np.array(7),
+        "mask": np.array([True, False]),
+        "ids": np.arange(5, dtype="i8"),
+        "layers.0.attention.bias": np.ones((2, 2), "u1"),
+        "empty": np.zeros((0, 3), "f4"),
+        "wide": np.array([1e300, 5e-324]),
+    }
+    change_tensors(source, lambda tensors: tensors.update(others))
+    compress(source, tmp_path / "out", keep=0.5)
+    from safetensors.numpy import load_file
+
+    found = load_file(tmp_path / "out" / WEIGHTS)
+    for name, value in others.items():
+        assert found[name].dtype == value.dtype
+        assert found[name].shape == value.shape or value.ndim == 0
+        assert found[name].tobytes() == value.tobytes()
+
+
+def with_metadata(folder: Path, values: dict[str, str] | None) -> None:
+    raw = (folder / WEIGHTS).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    raw_file(folder / WEIGHTS, ({} if values is None else {"__metadata__": values}) | header, raw[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [({"format": "pt", "author": "a \u00e9"}, {"format": "pt", "author": "a \u00e9"}), (None, {"format": "pt"})],
+)
+def test_metadata_is_kept(values: dict[str, str] | None, wanted: dict[str, str], tmp_path: Path) -> None:
+    """transformers refuses a file without a format."""
+    source = builtin_copy(tmp_path / "in")
+    with_metadata(source, values)
+    compress(source, tmp_path / "out", keep=0.5)
+    assert metadata(tmp_path / "out" / WEIGHTS) == wanted
+
+
+# ----------------------------------------------------------------------------------- numbers that a dtype cannot hold
+
+
+def enlarged(folder: Path, factor: float, dtype: str) -> Path:
+    """The built-in model with large attention weights, all within the range of its dtype."""
+    builtin_copy(folder)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, tensor in read_tensors(folder).items():
+        values = tensor.values
+        if "attention" in name:
+            values = factor * values / np.abs(values).max()
+        half = values.astype("<f2") if dtype == "F16" else (values.astype("<f4").view("<u4") >> 16).astype("<u2")
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [len(data), len(data) + half.nbytes]}
+        data += half.tobytes()
+    raw_file(folder / WEIGHTS, header, data)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize(("dtype", "factor"), [("F16", 6e4), ("BF16", 3.3e38)])
+@pytest.mark.parametrize("method", METHODS)
+def test_numbers_beyond_the_dtype_are_refused_by_name(
+    method: str, dtype: str, factor: float, layout: str, tmp_path: Path
+) -> None:
+    """Never inf in a file: either everything fits and the folder is whole, or one sentence and no folder."""
+    source = enlarged(tmp_path / "in", factor, dtype)
+    untouched = digest(source)
+    try:
+        compress(source, tmp_path / "out", keep=0.6, method=method, layout=layout)
+    except ArgumentError as problem:
+        for word in ("compress: tensor 'layers.", f"dtype {dtype}", "F32"):
+            assert word in str(problem)
+        assert "\n" not in str(problem)
+        assert [path.name for path in tmp_path.iterdir()] == ["in"]
+        refusals.add((method, dtype, layout))
+    else:
+        assert all(np.isfinite(tensor.values).all() for tensor in read_tensors(tmp_path / "out").values())
+    assert digest(source) == untouched
+
+
+refusals: set[tuple[str, str, str]] = set()
+
+
+def test_formats_that_gather_the_norm_in_one_factor_were_refused() -> None:
+    """Their largest number is larger than any weight's, so the tests above met the refusal."""
+    assert {("tucker", "F16", "factored"), ("cp", "F16", "factored"), ("ttm", "F16", "factored")} <= refusals
+
+
+def test_the_refusal_names_the_factor_and_its_size(tmp_path: Path) -> None:
+    source = enlarged(tmp_path / "in", 6e4, "F16")
+    with refused(ArgumentError, "'layers.0.attention.tnlib.qkvo_core'", "F16", "use another method or layout"):
+        compress(source, tmp_path / "out", keep=0.6, method="tucker")
+
+
+# ------------------------------------------------------------------------------------------------------- other files
+
+
+def test_other_files_come_along_and_other_weights_do_not(tmp_path: Path) -> None:
+    source = builtin_copy(tmp_path / "in")
+    untouched_names = {
+        "tokenizer.json": "{}",
+        "vocab.txt": "a\nb",
+        "1_Pooling/config.json": '{"pooling": true}',
+        "deep/er/notes.md": "notes",
+        "spaces and \u00e9.txt": "text",
+        "tnlib_report.json": "an old report, replaced",
+    }
+    others = ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.ckpt", "w.pt",
+              "extra.safetensors", "onnx/model.onnx", "onnx/model.onnx_data", "openvino/openvino_model.bin",
+              "model.gguf", "checkpoint-5/model.safetensors", "checkpoint-5/optimizer.pt"]  # fmt: skip
+    for name, text in (untouched_names | dict.fromkeys(others, "weights")).items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    untouched = digest(source)
+    report = compress(source, tmp_path / "out", keep=0.5)
+    assert sorted(report.left_out) == sorted(others)
+    assert json.loads((tmp_path / "out/tnlib_report.json").read_text())["left_out"] == report.left_out
+    found = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert found == {*untouched_names, "README.md", CONFIG, WEIGHTS, "tnlib_report.html"}
+    for name in untouched_names.keys() - {"tnlib_report.json"}:
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert digest(source) == untouched
+
+
+@pytest.mark.parametrize("listing", ["listed", "damaged", "nonsense", "absent"])
+def test_weights_of_further_modules_are_no_copies(listing: str, tmp_path: Path) -> None:
+    """A dense layer behind the transformer has weights of its own, which nothing replaces."""
+    source = builtin_copy(tmp_path / "in")
+    (source / "2_Dense").mkdir()
+    (source / "2_Dense/config.json").write_text("{}")
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (source / "2_Dense" / name).write_text("weights")
+    modules = [{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"}, {"idx": 2, "path": "2_Dense"}]
+    text = {"listed": json.dumps(modules), "damaged": "{", "nonsense": "[1, null]", "absent": ""}[listing]
+    if text:
+        (source / "modules.json").write_text(text)
+    (source / "pytorch_model.bin").write_text("the same again")
+    report = compress(source, tmp_path / "out", keep=0.5)
+    inner = ["2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"]
+    assert report.left_out == [*([] if listing == "listed" else inner), "pytorch_model.bin"]
+    assert all((tmp_path / "out" / name).exists() == (listing == "listed") for name in inner)
+
+
+def test_links_become_files_and_hidden_files_stay(tmp_path: Path) -> None:
+    """A download cache holds links to blobs elsewhere; OUT stands on its own."""
+    source, blobs = builtin_copy(tmp_path / "in"), tmp_path / "blobs"
+    blobs.mkdir()
+    for name in (WEIGHTS, CONFIG, "README.md"):
+        shutil.move(source / name, blobs / name)
+        (source / name).symlink_to(Path("..") / "blobs" / name)
+    (source / "dangling.txt").symlink_to("nowhere")
+    (source / ".git").mkdir()
+    (source / ".git/config").write_text("private")
+    (source / ".cache.txt").write_text("private")
+    untouched = digest(source), digest(blobs)
+    compress(source, tmp_path / "out", keep=0.5)
+    shutil.rmtree(blobs)
+    files = list((tmp_path / "out").rglob("*"))
+    assert not any(path.is_symlink() for path in files)
+    expected = {WEIGHTS, CONFIG, "README.md", "tnlib_report.json", "tnlib_report.html"}
+    assert {path.name for path in files} == expected
+    open_checkpoint(tmp_path / "out").attention(0)
+    assert (untouched[0], digest(source)) == (digest(source), untouched[0])
+
+
+def test_config_keeps_what_it_said(tmp_path: Path) -> None:
+    source = builtin_copy(tmp_path / "in")
+    config = read_config(source) | {"note": "\u00fcber", "nested": {"a": [1, 2.5, None]}}
+    (source / CONFIG).write_text(json.dumps(config))
+    for layout in ("factored", "dense"):
+        compress(source, tmp_path / layout, keep=0.5, layout=layout)
+        found = read_config(tmp_path / layout)
+        section = found.pop("quantization_config", None)
+        assert (section is not None) == (layout == "factored")
+        assert found == config
+    assert section is None

@@ -1,0 +1,37 @@
+"""What README and docs show is what the command line prints, and no page is left half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tnlib_adapters.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    result = CliRunner().invoke(main, ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"])
+    assert result.exit_code == 0, result.output
+    printed = [line.rstrip() for line in result.stdout.splitlines()]
+    table = printed[: next(k for k, line in enumerate(printed) if line.startswith("weights on disk")) + 1]
+    shown = "\n".join(f"    {line}" for line in table)
+    assert len(table) > 8
+    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/compress.md", "docs/conventions.md"])
+def test_no_page_is_left_half_written(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not any(word in text for word in ("MEASURED", "TODO", "TBD", "XXX"))
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    import re
+
+    for page in ("README.md", "docs/compress.md", "docs/conventions.md", "CONTRIBUTING.md"):
+        folder = (ROOT / page).parent
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert (folder / target).exists(), f"{page} links to {target}"

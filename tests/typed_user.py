@@ -1,0 +1,32 @@
+"""A user's file: `make check` runs mypy --strict over it, so that stubs and constructors fit what people write."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import tnlib_adapters
+
+import tnlib
+
+
+def formats(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> list[tuple[int, ...]]:
+    train = tnlib.TensorTrain([a, b])
+    matrix = tnlib.TTMatrix([a, b], center=0)
+    tucker = tnlib.Tucker(a, [b, b, b])
+    cp = tnlib.CP(np.ones(2), [a, b])
+    terms = tnlib.KroneckerTerms(a, [tnlib.LowRank(a, b), b])
+    return [one.ranks for one in (train, matrix, tucker, cp, terms)]
+
+
+def fits(x: npt.NDArray[np.float32]) -> tuple[float, bool]:
+    fit: tnlib.Fit[tnlib.TensorTrain] = tnlib.tt_svd(x, rtol=1e-6)
+    u, s, vh = tnlib.svd(x, left=[0, 1], max_rank=3).value
+    tnlib.save("train.safetensors", fit.value)
+    best = tnlib.cp(x, 2, n_starts=3, rng=np.random.default_rng(1))
+    return float(u.sum() + s[0] + vh[0, 0]) + best.error, fit.converged
+
+
+def adapters() -> tuple[tuple[int, int], tuple[int, int], float]:
+    layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    terms, constant = layer.frozen(np.ones((4, 3, 3)) / 3)
+    return layer.qk(0).shape, terms.shape, float(constant[0, 0])
