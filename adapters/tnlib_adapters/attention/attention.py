@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
+from tnlib._typing import Array
 from tnlib._validate import to_numpy
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

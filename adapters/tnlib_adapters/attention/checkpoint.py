@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import FileFormatError
+from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention, as_index
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.factored import Piece, check_factors, descriptions, expand, factor_name
@@ -24,8 +24,6 @@ from tnlib_adapters.checkpoints.projections import (
     take_apart,
 )
 from tnlib_adapters.checkpoints.tensor_file import TensorInfo
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import CP, FileFormatError, TTMatrix, Tucker
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import Folder
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect
-
-Array = npt.NDArray[Any]
 
 KEY = "quantization_config"  # of config.json: where transformers looks for how weights are stored
 METHOD = "tnlib"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import FileFormatError
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import CONFIG, Folder
 from tnlib_adapters.checkpoints.tensor_file import FLOATS
 
-Array = npt.NDArray[Any]
 NAMES = ("q", "k", "v", "o")
 
 

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import FileFormatError
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.bf16 import from_bf16, to_bf16
-
-Array = npt.NDArray[Any]
 
 # safetensors name -> how numpy holds the same bytes
 STORED_AS = {

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from tnlib._typing import Array
 from tnlib.linalg.product import product_svd
 from tnlib.linalg.rank import tails
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
 
-Array = npt.NDArray[Any]
 PAIRS = (("q", "k"), ("v", "o"))
 
 

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import tnlib
+from tnlib._typing import Array
 from tnlib.linalg.rank import tails
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
-
-Array = npt.NDArray[Any]
 
 
 class _PerMatrix(ABC):

@@ -6,17 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import LowRank
 from tnlib.linalg.product import product_svd
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import tnlib
 from tnlib_adapters.checkpoints.factored import Piece, stack
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
 
-Array = npt.NDArray[Any]
 OF = "qkvo"
 _CANDIDATES = 128  # ranks considered for one leg
 _SWEEPS = 20  # of the alternating least squares; more lower the error of a trained layer by less than 1 %

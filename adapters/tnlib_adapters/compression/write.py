@@ -7,12 +7,11 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import ArgumentError
+from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.bf16 import from_bf16
 from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
@@ -21,8 +20,6 @@ from tnlib_adapters.checkpoints.projections import module_names, put_together
 from tnlib_adapters.checkpoints.tensor_file import FLOATS, Entry, encode, write_tensor_file
 from tnlib_adapters.compression.names import PAGE, REPORT
 from tnlib_adapters.compression.plan import Plan
-
-Array = npt.NDArray[Any]
 
 # The same weights in the formats of other libraries, uncompressed: to copy them would undo the compression. Below
 # a folder they belong to another part of the pipeline, such as a pooling layer, but for those of whole exports.

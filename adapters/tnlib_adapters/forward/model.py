@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import ArgumentError
+from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.forward.layers import Norm, log_softmax, softmax
 from tnlib_adapters.forward.weights import Weights, read_weights
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, repr=False)

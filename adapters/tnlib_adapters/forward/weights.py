@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tnlib import ArgumentError, FileFormatError
+from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.architectures import Mlp
 from tnlib_adapters.forward.layers import ACTIVATIONS, Affine, FeedForward, Norm
 
-Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
 # A few checkpoints, bert-base-uncased among them, keep the older names.
