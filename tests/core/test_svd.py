@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import oracles
@@ -86,7 +87,7 @@ def test_any_legs_can_be_the_rows(left: int | tuple[int, ...], dtype: type) -> N
     oracles.assert_fit(fit, x)
     oracles.assert_gauge(fit.value)
     oracles.assert_close(fit.value.full(), x, dtype)
-    matrix = x.transpose(*rows, *columns).reshape(fit.value.matrix_shape)
+    matrix = x.transpose(*rows, *columns).reshape(math.prod(fit.value.u.shape[:-1]), -1)
     np.testing.assert_allclose(fit.value.s, np.linalg.svd(matrix, compute_uv=False), rtol=1000 * oracles.eps(dtype))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -100,8 +99,3 @@ class SVD(Dense):
     def norm(self) -> float:
         """Frobenius norm: that of s, since u and vh are isometric."""
         return norm(self.s)
-
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """Shape (left, right) of the matrix that was decomposed."""
-        return math.prod(self.u.shape[:-1]), math.prod(self.vh.shape[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
-from tnlib._validate import to_numpy
+from tnlib._validate import as_array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +92,9 @@ class Attention:
     def __post_init__(self) -> None:
         for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
             value = getattr(self, name)
-            object.__setattr__(self, name, value if value is None else to_numpy("Attention", name, value))
+            object.__setattr__(self, name, value if value is None else as_array("Attention", name, value))
+        if not isinstance(self.scale, numbers.Real) or isinstance(self.scale, bool):
+            raise ArgumentTypeError(f"Attention: scale must be a real number, got {self.scale!r}; pass 1/sqrt(d_head).")
         if self.W_Q.ndim != 3 or self.W_K.ndim != 3 or not len(self.W_K) or len(self.W_Q) % len(self.W_K):
             raise ArgumentError(
                 "Attention: W_Q must have shape (heads, d_model, d_head) and W_K (kv_heads, d_model, d_head) with "
@@ -191,7 +194,7 @@ class Attention:
         ArgumentError
             If there is not one matrix per head.
         """
-        patterns = to_numpy("Attention.frozen", "patterns", patterns)
+        patterns = as_array("Attention.frozen", "patterns", patterns)
         if patterns.ndim != 3 or len(patterns) != self.n_heads:
             raise ArgumentError(
                 f"Attention.frozen: patterns must have shape (heads, n, n') with {self.n_heads} heads, "
@@ -223,7 +226,7 @@ class Attention:
         return head, head // (self.n_heads // self.kv_heads)
 
     def _input(self, method: str, x: Array) -> Array:
-        x = to_numpy(f"Attention.{method}", "x", x)
+        x = as_array(f"Attention.{method}", "x", x)
         if x.ndim != 2 or x.shape[1] != self.d_model:
             raise ArgumentError(
                 f"Attention.{method}: x must have shape (positions, {self.d_model}), got {x.shape}; "

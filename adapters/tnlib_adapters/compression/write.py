@@ -32,6 +32,7 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     replaced = _replaced(checkpoint, plan, layout)
     new = {name: entries for layer in replaced for name, entries in layer.items()}
     names = {file: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
+    names = {file: entries for file, entries in names.items() if entries}  # a shard may have held nothing else
     total, done = sum(len(entries) for entries in names.values()), 0
     for file, entries in names.items():
         for _ in write_tensor_file(out / file.name, entries, checkpoint.folder.metadata or {"format": "pt"}):

@@ -1,0 +1,1 @@
+"""A trained sentence encoder, compressed, embeds nearly what it did."""

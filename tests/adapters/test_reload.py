@@ -1,0 +1,1 @@
+"""Compressed folders in transformers: factored and dense are one model, which can be saved and loaded again."""
