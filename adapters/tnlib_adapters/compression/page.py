@@ -55,10 +55,11 @@ def _summary(report: Report) -> list[list[str]]:
     before, after = report.bytes_before, report.bytes_after
     rows = [
         ["numbers in the attention", f"{report.n_before:,}", f"{report.n_stored:,}"],
-        ["numbers of its factors", "", f"{report.n_after:,}"],
         ["MB of the attention", f"{before['attention'] / 1e6:.2f}", f"{after['attention'] / 1e6:.2f}"],
         ["MB of all weights", f"{sum(before.values()) / 1e6:.2f}", f"{sum(after.values()) / 1e6:.2f}"],
     ]
+    if report.layout == "dense":
+        rows.insert(1, ["numbers of the factors it was multiplied from", "", f"{report.n_after:,}"])
     names = [key.removesuffix(", before") for key in report.quality if key.endswith(", before")]
     rows += [[n, f"{report.quality[f'{n}, before']:.3f}", f"{report.quality[f'{n}, after']:.3f}"] for n in names]
     rows += [["seconds", "", f"{report.seconds:.1f}"], ["peak memory, MB", "", f"{report.peak_memory / 1e6:.0f}"]]

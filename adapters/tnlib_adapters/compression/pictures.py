@@ -92,16 +92,16 @@ def where_it_went(report: Report) -> Figure:
     from matplotlib.figure import Figure
 
     numbers = [(report.n_before, report.n_other), (report.n_stored, report.n_other)]
-    sizes = [(b["attention"] / 1e6, b["other"] / 1e6) for b in (report.bytes_before, report.bytes_after)]
+    sizes = [(b["attention"], b["other"]) for b in (report.bytes_before, report.bytes_after)]
     figure = Figure(figsize=(9, 2.2), layout="constrained")
     axes = figure.subplots(1, 2)
-    _draw_bars(axes[0], numbers, "numbers", "{:,.0f}")
-    _draw_bars(axes[1], sizes, "MB on disk", "{:,.2f}")
+    _draw_bars(axes[0], numbers, "numbers", "")
+    _draw_bars(axes[1], sizes, "bytes on disk", "B")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
-def _draw_bars(ax: Axes, pairs: Sequence[tuple[float, float]], unit: str, form: str) -> None:
+def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str) -> None:
     """Draw (attention, everything else) before and after."""
     from matplotlib.ticker import EngFormatter
 
@@ -110,10 +110,11 @@ def _draw_bars(ax: Axes, pairs: Sequence[tuple[float, float]], unit: str, form: 
     ax.barh(names, attention, color=QK, label="attention")
     ax.barh(names, other, left=attention, color=GREY, label="everything else")
     widest = max(a + b for a, b in pairs)
+    rounded = EngFormatter(unit, places=2)
     for y, (a, b) in enumerate(pairs):
-        ax.text(a + b + 0.01 * widest, y, f"{form.format(a)} in attention", va="center", fontsize=8)
+        ax.text(a + b + 0.01 * widest, y, f"{rounded(a)} in attention", va="center", fontsize=8)
     ax.invert_yaxis()
-    ax.set(xlabel=unit, xlim=(0, 1.45 * widest))
+    ax.set(xlabel=label, xlim=(0, 1.5 * widest))
     ax.locator_params(axis="x", nbins=5)
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k, 3M
+    ax.xaxis.set_major_formatter(EngFormatter(unit))  # 20 k, 3 MB
     ax.spines[["top", "right"]].set_visible(False)
