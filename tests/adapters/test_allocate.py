@@ -26,11 +26,21 @@ def best(curves: Sequence[Curve], budget: int) -> float | None:
     return min((error(curves, c) for c in combinations if cost(curves, c) <= budget), default=None)
 
 
-def largest_step(curve: Curve) -> float:
-    """The most error that one step along the lower convex hull saves, hull points found from the definition."""
+def corners(curve: Curve) -> list[int]:
+    """The options on the lower convex hull, straight stretches included, from its definition."""
     x, y = curve.costs.astype(float), curve.errors
-    corners = [k for k in range(len(x)) if not any(_below(x, y, i, k, j) for i in range(k) for j in range(k + 1, len(x)))]
-    return max((y[a] - y[b] for a, b in itertools.pairwise(corners)), default=0.0)
+    n = len(x)
+    return [k for k in range(n) if not any(_below(x, y, i, k, j) for i in range(k) for j in range(k + 1, n))]
+
+
+def largest_step(curve: Curve) -> float:
+    """The most error that one step along the hull saves."""
+    return max((float(curve.errors[a] - curve.errors[b]) for a, b in itertools.pairwise(corners(curve))), default=0.0)
+
+
+def dearest_step(curve: Curve) -> int:
+    """The most numbers that one step along the hull costs."""
+    return max((int(curve.costs[b] - curve.costs[a]) for a, b in itertools.pairwise(corners(curve))), default=0)
 
 
 def _below(x: np.ndarray, y: np.ndarray, i: int, k: int, j: int) -> bool:
@@ -99,6 +109,14 @@ def test_any_curves(convex: bool) -> None:
         assert error(some, choice) <= wanted + max(map(largest_step, some))
 
     holds()
+
+
+@given(curves(convex=False, unit=None), budgets)
+def test_one_step_less_of_budget_is_never_enough_to_do_better(some: list[Curve], budget: int) -> None:
+    choice = allocate(some, budget)
+    if choice is not None:
+        wanted = best(some, budget - max(map(dearest_step, some)))
+        assert wanted is None or error(some, choice) <= wanted
 
 
 def test_nothing_fits() -> None:

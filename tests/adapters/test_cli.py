@@ -1,1 +1,452 @@
 """The commands as a user types them: tables, exit statuses, one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tnlib_adapters
+from checkpoint_folders import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    builtin_copy,
+    change_config,
+    change_tensors,
+    entry,
+    raw_file,
+)
+from click.testing import CliRunner, Result
+from compressed_folders import attention_tensors, digest, n_attention, read_config
+from tnlib_adapters import builtin_path, cli, open_checkpoint
+from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.names import LAYOUTS
+
+KEY = "layers.1.attention.key.weight"
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command takes signals over, as it may in a process of its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def tnlib(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(one) for one in arguments], env={"COLUMNS": "120"})
+
+
+# --------------------------------------------------------------------------------------------------------- compress
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_compress(method: str, layout: str, tmp_path: Path) -> None:
+    source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"
+    untouched = digest(source)
+    result = tnlib("compress", source, out, "--keep", "0.5", "--method", method, "--layout", layout)
+    assert result.exit_code == 0, result.output
+    assert digest(source) == untouched
+    report = json.loads((out / "tnlib_report.json").read_text())
+    assert (report["method"], report["layout"], report["keep"]) == (method, layout, 0.5)
+    assert n_attention(out) == (report["n_after"] if layout == "factored" else report["n_before"])
+    for layer in report["layers"]:
+        cells = (layer["layer"], f"{layer['qk_error']:.4f}", f"{layer['ov_error']:.4f}", f"{layer['worst']:.4f}",
+                 f"{layer['n_before']:,}", f"{layer['n_after']:,}")  # fmt: skip
+        assert [line for line in result.stdout.splitlines() if all(str(cell) in line for cell in cells)]
+    assert f"{report['kept']:.4f} of the attention's numbers" in result.stdout
+    assert f"{sum(report['bytes_after'].values()) / 1e6:.2f} MB" in result.stdout
+    assert f"written to {out}" in result.stdout
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_defaults(tmp_path: Path) -> None:
+    assert tnlib("compress", "builtin", tmp_path / "out", "--keep", "0.5").exit_code == 0
+    section = read_config(tmp_path / "out")["quantization_config"]
+    assert section["method"] == "heads"
+    assert section["quant_method"] == "tnlib"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_progress_goes_to_the_terminal_and_tables_to_the_pipe(tmp_path: Path) -> None:
+    result = tnlib("compress", "builtin", tmp_path / "out", "--keep", "0.5")
+    for stage in ("checking weights", "factorising", "writing tensors", "measuring errors"):
+        assert stage in result.stderr
+        assert stage not in result.stdout
+    assert "QK error" not in result.stderr
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_force_replaces_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old.txt").write_text("old")
+    refusal = tnlib("compress", "builtin", out, "--keep", "0.5")
+    assert refusal.exit_code == 2
+    assert "--force" in refusal.stderr
+    assert os.listdir(out) == ["old.txt"]
+    assert tnlib("compress", "builtin", out, "--keep", "0.5", "--force").exit_code == 0
+    assert not (out / "old.txt").exists()
+    assert open_checkpoint(out).n_layers == 2
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_an_empty_out_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert tnlib("compress", "builtin", tmp_path / "out", "--keep", "0.5").exit_code == 0
+    assert (tmp_path / "out" / CONFIG).exists()
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_folder_called_builtin_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builtin_copy(tmp_path / "builtin")
+    change_tensors(tmp_path / "builtin", lambda t: t.update({KEY: 2 * t[KEY]}))
+    monkeypatch.chdir(tmp_path)
+    assert tnlib("compress", "builtin", "out", "--keep", "1").exit_code == 0
+    ours, theirs = (open_checkpoint(folder).attention(1).qk(0).norm() for folder in ("out", builtin_path()))
+    assert ours > 1.5 * theirs
+
+
+# ---------------------------------------------------------------------------------------------------------- compare
+
+
+def test_compare(tmp_path: Path) -> None:
+    source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"
+    untouched = digest(source)
+    result = tnlib("compare", source, "--keep", "0.2", "--keep", "0.6", "--keep", "0.2", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert digest(source) == untouched
+    assert sorted(os.listdir(out)) == ["compare.csv", "compare.png"]
+    with (out / "compare.csv").open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert [(r["method"], r["keep"], r["layer"]) for r in rows] == [
+        (method, keep, layer) for method in METHODS for keep in ("0.6", "0.2") for layer in "01"
+    ]
+    for row in rows:
+        cells = (row["method"], row["keep"], f"{float(row['qk_error']):.4f}", f"{int(row['n_after']):,}")
+        assert [line for line in result.stdout.splitlines() if all(cell in line for cell in cells)]
+    png = (out / "compare.png").read_bytes()
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    assert png.endswith(b"IEND\xaeB`\x82")
+    from matplotlib.image import imread
+
+    picture = imread(out / "compare.png")
+    assert min(picture.shape[:2]) > 300
+    assert picture[..., :3].std() > 0.05, "a blank picture"
+    assert f"written to {out}" in result.stdout
+
+
+def test_compare_says_what_it_left_out(tmp_path: Path) -> None:
+    result = tnlib("compare", "builtin", "--keep", "0.5", "--keep", "0.01", "--method", "heads", "--method", "matrix",
+                   "--out", tmp_path / "out")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("without"))
+    assert "matrix at 0.01" in line
+    assert "at least" in line
+
+
+def test_compare_writes_beside_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["compare", "builtin", "--method", "matrix", "--keep", "0.5"]
+    assert tnlib(*arguments).exit_code == 0
+    assert os.listdir("tnlib-compare")
+    again = tnlib(*arguments)
+    assert again.exit_code == 2
+    assert "--force" in again.stderr
+    assert tnlib(*arguments, "--force").exit_code == 0
+    assert os.listdir() == ["tnlib-compare"]
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+def shorten(file: Path, by: int) -> None:
+    file.write_bytes(file.read_bytes()[:-by])
+
+
+def put(name: str, value: float) -> Callable[[Path], None]:
+    return lambda folder: change_tensors(folder, lambda t: t[name].__setitem__((3, 5), value))
+
+
+def narrow(folder: Path) -> None:
+    def cut(tensors: dict[str, np.ndarray]) -> None:
+        for name, a in tensors.items():
+            tensors[name] = a[tuple(slice(61) if n == 64 else slice(None) for n in a.shape)]
+
+    change_tensors(folder, cut)
+    change_config(folder, hidden_size=61, num_attention_heads=1)
+
+
+def pickled(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def index_outside(folder: Path) -> None:
+    shutil.move(folder / WEIGHTS, folder.parent / "escaped.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {KEY: "../escaped.safetensors"}}))
+
+
+def overlapping(folder: Path) -> None:
+    raw_file(folder / WEIGHTS, {"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}, b"123456")
+
+
+def out_of_range(folder: Path) -> None:
+    raw_file(folder / WEIGHTS, {"a": entry("U8", [9], 0, 9)}, b"123456")
+
+
+def too_large_for_half(folder: Path) -> None:
+    """Every weight fits; a factor that gathers the norm of them all does not."""
+
+    def enlarge(tensors: dict[str, np.ndarray]) -> None:
+        for name, a in tensors.items():
+            tensors[name] = (a * (6e4 / np.abs(a).max() if "attention" in name else 1)).astype("f2")
+
+    change_tensors(folder, enlarge)
+
+
+def compressed(folder: Path) -> None:
+    small = folder.parent / "small"
+    tnlib_adapters.compress(folder, small, keep=0.5)
+    shutil.rmtree(folder)
+    small.rename(folder)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """How to break IN, what to type instead of the usual, and what the sentence must say."""
+
+    words: tuple[str, ...]
+    damage: Callable[[Path], Any] = lambda folder: None
+    options: dict[str, str] = field(default_factory=dict)
+    out: str = "out"
+    source: str = "in"
+
+
+BAD: dict[str, Bad] = {
+    "missing IN": Bad(("nowhere", "check the path"), source="nowhere"),
+    "IN is a file": Bad(("file.txt",), source="file.txt"),
+    "no config": Bad((CONFIG,), lambda f: (f / CONFIG).unlink()),
+    "config cut short": Bad((CONFIG, "JSON"), lambda f: shorten(f / CONFIG, 5)),
+    "unknown architecture": Bad(
+        ("'mamba'", "bert", "gpt2", "tnlib_attention_only"), lambda f: change_config(f, model_type="mamba")
+    ),
+    "no weights": Bad((WEIGHTS,), lambda f: (f / WEIGHTS).unlink()),
+    "weights cut short": Bad((WEIGHTS,), lambda f: shorten(f / WEIGHTS, 100)),
+    "header longer than the file": Bad((WEIGHTS, "header"), lambda f: raw_file(f / WEIGHTS, {}, length=10**9)),
+    "overlapping offsets": Bad((WEIGHTS, "overlaps"), overlapping),
+    "offsets out of range": Bad((WEIGHTS, "'a'"), out_of_range),
+    "shape against the config": Bad(
+        (KEY.replace("1", "0").replace("key", "query"), "(32, 32)"), lambda f: change_config(f, hidden_size=32)
+    ),
+    "NaN in the attention": Bad((KEY, "nan"), put(KEY, np.nan)),
+    "inf in a tensor that is only copied": Bad(("'unembed.weight'", "inf"), put("unembed.weight", np.inf)),
+    "NaN in a tensor that is only copied": Bad(("'positions.weight'", "nan"), put("positions.weight", np.nan)),
+    "index that leads outside": Bad((INDEX, "../escaped.safetensors"), index_outside),
+    "pickled weights": Bad(("pytorch_model.bin", "safetensors"), pickled),
+    "compressed already": Bad(("compressed already",), compressed),
+    "prime width": Bad(("'ttm'", "61 is prime"), narrow, {"--method": "ttm"}),
+    "too large for the dtype": Bad(("F16", "tnlib.qkvo_core"), too_large_for_half, {"--method": "tucker"}),
+    **{f"keep {keep}": Bad(("(0, 1]",), options={"--keep": keep}) for keep in ("0", "-1", "1.5", "nan", "inf")},
+    "too little kept": Bad(("at least 0.0462", "'matrix'"), options={"--keep": "0.02", "--method": "matrix"}),
+    "OUT has files": Bad(("full", "--force"), out="full"),
+    "OUT is a file": Bad(("file.txt",), out="file.txt"),
+    "OUT is a link": Bad(("link",), out="link"),
+    "OUT is IN": Bad(("outside IN",), out="in"),
+    "OUT in IN": Bad(("outside IN",), out="in/out"),
+    "OUT around IN": Bad(("outside IN",), out="../place"),
+    "no place for OUT": Bad(("missing", "make it first"), out="missing/out"),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with IN, and with what else OUT may meet."""
+    place = tmp_path / "place"
+    place.mkdir()
+    builtin_copy(place / "in")
+    (place / "file.txt").write_text("text")
+    (place / "full").mkdir()
+    (place / "full/kept.txt").write_text("kept")
+    (place / "link").symlink_to("full")
+    monkeypatch.chdir(tmp_path)
+    return place
+
+
+def command(bad: Bad, place: Path) -> list[str]:
+    options = {"--keep": "0.5"} | bad.options
+    return [
+        "compress",
+        str(place / bad.source),
+        str(place / bad.out),
+        *(word for pair in options.items() for word in pair),
+    ]
+
+
+def assert_one_sentence(stderr: str, words: tuple[str, ...]) -> None:
+    """Bars may stand above it."""
+    assert "Traceback" not in stderr
+    assert "Warning" not in stderr
+    *above, last = stderr.splitlines()
+    assert last.startswith("Error: ")
+    assert last.endswith(".")
+    assert not any("Error" in line for line in above)
+    for word in words:
+        assert word in last, f"{word!r} is not in {last!r}"
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_no_change(case: str, place: Path) -> None:
+    bad = BAD[case]
+    bad.damage(place / "in")
+    untouched = digest(place)
+    result = tnlib(*command(bad, place))
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert_one_sentence(result.stderr, bad.words)
+    assert digest(place) == untouched
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("case", [name for name, bad in BAD.items() if bad.out == "out" and bad.source == "in"])
+def test_with_force_the_old_folder_outlives_every_refusal(case: str, place: Path) -> None:
+    bad = BAD[case]
+    bad.damage(place / "in")
+    untouched = digest(place)
+    result = tnlib(*command(Bad(bad.words, options=bad.options, out="full"), place), "--force")
+    assert result.exit_code == 2
+    assert_one_sentence(result.stderr, bad.words)
+    assert digest(place) == untouched
+
+
+@pytest.mark.parametrize("case", ["missing IN", "NaN in a tensor that is only copied", "too large for the dtype"])
+def test_a_real_process_says_the_same(case: str, place: Path) -> None:
+    bad = BAD[case]
+    bad.damage(place / "in")
+    untouched = digest(place)
+    done = subprocess.run(
+        [sys.executable, "-m", "tnlib_adapters.cli", *command(bad, place)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "80"},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert_one_sentence(done.stderr, bad.words)
+    assert digest(place) == untouched
+
+
+USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "no number": (["--keep", "abc"], ("--keep", "'abc'")),
+    "no fraction": ([], ("--keep",)),
+    "unknown method": (["--keep", "0.5", "--method", "fourier"], ("fourier", *METHODS)),
+    "unknown layout": (["--keep", "0.5", "--layout", "sparse"], ("sparse", *LAYOUTS)),
+    "unknown option": (["--keep", "0.5", "--kep", "1"], ("--kep",)),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_wrong_usage_is_explained(case: str, place: Path) -> None:
+    options, words = USAGE[case]
+    untouched = digest(place)
+    result = tnlib("compress", place / "in", place / "out", *options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert all(word in result.stderr for word in words)
+    assert "Traceback" not in result.stderr
+    assert digest(place) == untouched
+
+
+COMPARE: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "keep 0": (["in", "--keep", "0"], ("(0, 1]",)),
+    "nothing runs": (["in", "--keep", "0.001"], ("at least",)),
+    "missing IN": (["nowhere"], ("nowhere",)),
+    "OUT has files": (["in", "--out", "full"], ("--force",)),
+    "OUT in IN": (["in", "--out", "in/table"], ("outside IN",)),
+    "OUT is a file": (["in", "--out", "file.txt"], ("file.txt",)),
+    "no place for OUT": (["in", "--out", "missing/table"], ("make it first",)),
+}
+
+
+@pytest.mark.parametrize("case", COMPARE)
+def test_compare_refuses_in_one_sentence(case: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, words = COMPARE[case]
+    untouched = digest(place)
+    monkeypatch.chdir(place)
+    result = tnlib("compare", *arguments)
+    assert result.exit_code == 2
+    assert_one_sentence(result.stderr, words)
+    assert digest(place) == untouched
+
+
+def test_a_prime_width_is_refused_only_where_ttm_was_asked_for(place: Path) -> None:
+    narrow(place / "in")
+    named = tnlib("compare", place / "in", "--method", "ttm", "--out", place / "table")
+    assert named.exit_code == 2
+    assert_one_sentence(named.stderr, ("61 is prime",))
+    assert not (place / "table").exists()
+    every = tnlib("compare", place / "in", "--keep", "0.5", "--out", place / "table")
+    assert every.exit_code == 0
+    assert "61 is prime" in every.stdout
+
+
+# ------------------------------------------------------------------------------------------------------ light to load
+
+
+HEAVY = ("torch", "transformers", "matplotlib", "numba", "quimb", "tensorly", "scipy.linalg", "sentence_transformers")
+HELP = "from tnlib_adapters.cli import main; main(['compress', '--help'], standalone_mode=False)"
+LIGHT = {
+    "import": ("import tnlib_adapters; dir(tnlib_adapters)", HEAVY),
+    "help": (HELP, (*HEAVY, "numpy", "rich")),
+}
+
+
+@pytest.mark.parametrize("case", LIGHT)
+def test_nothing_heavy_is_loaded_before_it_is_used(case: str) -> None:
+    code, unwanted = LIGHT[case]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint('\\nLOADED', *sys.modules)"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=True,
+    )
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert "tnlib_adapters" in loaded
+    assert loaded.isdisjoint(unwanted)
+
+
+def test_help_names_every_method_and_option() -> None:
+    for name in ("compress", "compare"):
+        shown = " ".join(tnlib(name, "--help").stdout.split())
+        assert "|".join(METHODS) in shown
+        assert "--keep" in shown
+        assert '"builtin"' in shown
+        assert tnlib(name, "-h").stdout == tnlib(name, "--help").stdout
+    assert "compress" in tnlib("--help").stdout
+    assert tnlib("--version").exit_code == 0
+
+
+def test_attention_alone_shrinks(tmp_path: Path) -> None:
+    """The command in one process from end to end, pictures included."""
+    assert tnlib("compress", "builtin", tmp_path / "out", "--keep", "0.25", "--method", "matrix").exit_code == 0
+    ours, theirs = attention_tensors(tmp_path / "out"), attention_tensors(builtin_path())
+    assert sum(t.values.size for t in ours.values()) <= 0.25 * sum(t.values.size for t in theirs.values())
+    assert (tmp_path / "out/tnlib_report.html").read_text().count("<svg") == 3

@@ -1,1 +1,283 @@
 """What a compression says of itself: as data, as a page, and in whole-model measures."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import builtin_copy, change_tensors
+from compressed_folders import attention_tensors, dense_layers, read_config, read_tensors, relative, tail
+from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.page import write_page
+from tnlib_adapters.compression.report import HeadReport, LayerReport, Report, compare_layer, stored_bytes
+from tnlib_adapters.forward.model import run
+
+BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+
+
+@pytest.fixture
+def folder_of(saved: Any) -> Callable[[str], Path]:
+    return lambda name: builtin_path() if name == "builtin" else saved(name)[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize("name", ["builtin", "bert_masked", "gpt2_lm"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("without_pictures")
+def test_errors_are_those_of_the_operators_multiplied_out(
+    method: str, name: str, folder_of: Any, tmp_path: Path
+) -> None:
+    source = folder_of(name)
+    dense = compress(source, tmp_path / "dense", keep=0.5, method=method, layout="dense")
+    heads = iter(dense.heads)
+    layers = zip(dense_layers(source), dense_layers(tmp_path / "dense"), dense.layers, strict=True)
+    for number, (before, after, layer) in enumerate(layers):
+        sums = np.zeros((2, 2))
+        for head, one in zip(range(before.n_heads), heads, strict=False):
+            assert (one.layer, one.head) == (number, head)
+            for kind, (error, spectrum) in enumerate(
+                [(one.qk_error, one.qk_spectrum), (one.ov_error, one.ov_spectrum)]
+            ):
+                a, b = before.operators()[kind][head], after.operators()[kind][head]
+                assert error == pytest.approx(relative(a, b), rel=1e-6)
+                s = np.linalg.svd(a, compute_uv=False)[: len(spectrum)]
+                np.testing.assert_allclose(spectrum, s, rtol=1e-6, atol=1e-7 * s[0])
+                sums[kind] += np.sum((a - b) ** 2), np.sum(a**2)
+        whole = np.sqrt(sums[:, 0] / sums[:, 1])
+        assert (layer.qk_error, layer.ov_error) == pytest.approx(tuple(whole), rel=1e-6)
+        mine = [max(h.qk_error, h.ov_error) for h in dense.heads if h.layer == number]
+        assert layer.worst == max(mine)
+
+    factored = compress(source, tmp_path / "factored", keep=0.5, method=method)
+    for a, b in zip(factored.heads, dense.heads, strict=True):
+        assert (a.qk_error, a.ov_error) == pytest.approx((b.qk_error, b.ov_error), rel=1e-5)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_heads_err_by_the_tail_of_their_spectrum(folder_of: Any, tmp_path: Path) -> None:
+    """Nothing of that rank is closer: the error that is written is the one of Eckart and Young."""
+    for name in ("builtin", "gpt2"):
+        report = compress(folder_of(name), tmp_path / name, keep=0.5)
+        for head in report.heads:
+            assert head.qk_kept is not None
+            assert head.ov_kept is not None
+            assert head.qk_error == pytest.approx(tail(np.array(head.qk_spectrum), head.qk_kept), rel=1e-4, abs=1e-6)
+            assert head.ov_error == pytest.approx(tail(np.array(head.ov_spectrum), head.ov_kept), rel=1e-4, abs=1e-6)
+        assert len({head.qk_kept for head in report.heads}) > 1, "every head has the same rank"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_ranks_are_per_head_only_where_factors_are(tmp_path: Path) -> None:
+    report = compress(builtin_path(), tmp_path / "out", keep=0.5, method="matrix")
+    assert {(head.qk_kept, head.ov_kept) for head in report.heads} == {(None, None)}
+
+
+def attention(seed: int, scale: float = 1.0) -> Attention:
+    rng = np.random.default_rng(seed)
+    return Attention(
+        *(scale * rng.standard_normal((2, 5, 3)) for _ in range(3)),
+        scale * rng.standard_normal((2, 3, 5)),
+        scale=0.3,
+        b_Q=scale * rng.standard_normal((2, 3)),
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_tiny_and_huge_weights_err_alike(scale: float) -> None:
+    """Products of such float32 leave their range, their errors do not."""
+    small = Attention(
+        **{k: v.astype("f4") if isinstance(v, np.ndarray) else v for k, v in vars(attention(0, scale)).items()}
+    )
+    other = Attention(
+        **{k: v.astype("f4") if isinstance(v, np.ndarray) else v for k, v in vars(attention(1, scale)).items()}
+    )
+    heads, qk, ov = compare_layer(7, small, other)
+    ours, same_qk, same_ov = compare_layer(7, attention(0), attention(1))
+    assert (qk, ov) == pytest.approx((same_qk, same_ov), rel=1e-5)
+    for a, b in zip(heads, ours, strict=True):
+        assert (a.qk_error, a.ov_error) == pytest.approx((b.qk_error, b.ov_error), rel=1e-5)
+        assert a.layer == 7
+
+
+def test_no_error_at_all() -> None:
+    heads, qk, ov = compare_layer(0, attention(0), attention(0))
+    assert max(qk, ov, *(max(h.qk_error, h.ov_error) for h in heads)) < 1e-14
+    zero = attention(0, 0.0)
+    heads, qk, ov = compare_layer(0, zero, zero)
+    assert (qk, ov) == (0, 0)
+    assert all(h.qk_error == h.ov_error == 0 for h in heads)
+
+
+# ----------------------------------------------------------------------------------------------------------- counts
+
+
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize("name", ["builtin", "bert_masked", "gpt2_lm"])
+@pytest.mark.usefixtures("without_pictures")
+def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder_of: Any, tmp_path: Path) -> None:
+    source, out = folder_of(name), tmp_path / "out"
+    report = compress(source, out, keep=0.5, layout=layout)
+    for folder, found in ((source, report.bytes_before), (out, report.bytes_after)):
+        inside, everything = attention_tensors(folder), read_tensors(folder)
+        sizes = {tensor: t.values.size * BYTES[t.dtype] for tensor, t in everything.items()}
+        assert found["attention"] == sum(sizes[tensor] for tensor in inside)
+        assert sum(found.values()) == sum(sizes.values())
+        assert (stored_bytes(open_checkpoint(folder))[0]) == found
+        n_other = sum(t.values.size for tensor, t in everything.items() if tensor not in inside)
+        assert report.n_other == n_other
+    stored = sum(t.values.size for t in attention_tensors(out).values())
+    assert report.n_stored == stored
+    assert (stored == report.n_after) == (layout == "factored")
+    assert sum(layer.n_after for layer in report.layers) == report.n_after
+    assert sum(layer.n_before for layer in report.layers) == report.n_before
+    assert report.kept == report.n_after / report.n_before
+    assert report.seconds > 0
+    assert report.peak_memory > 10**7
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_report_says_what_was_asked_for(tmp_path: Path) -> None:
+    report = compress(builtin_path(), tmp_path / "out", keep=0.45, method="tucker", layout="dense")
+    assert (report.keep, report.method, report.layout) == (0.45, "tucker", "dense")
+    assert report.source == str(builtin_path())
+    assert report.model_type == "tnlib_attention_only"
+    assert report.left_out == []
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_report_goes_through_json_unchanged(tmp_path: Path) -> None:
+    report = compress(builtin_path(), tmp_path / "out", keep=0.5)
+    found = json.loads((tmp_path / "out/tnlib_report.json").read_text(encoding="utf-8"))
+    assert found == asdict(report)
+    layers, heads = (
+        [kind(**one) for one in found.pop(key)] for key, kind in (("layers", LayerReport), ("heads", HeadReport))
+    )
+    assert Report(**found, layers=layers, heads=heads) == report
+    assert found["n_after"] == report.n_after
+
+
+# ---------------------------------------------------------------------------------------------- the model as a whole
+
+
+def test_loss_of_the_built_in_model_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from interruptions import WITHOUT_PICTURES
+
+    monkeypatch.setattr("tnlib_adapters.compression.compress.write_page", WITHOUT_PICTURES["write_page"])
+    quality = {keep: compress(builtin_path(), tmp_path / f"{keep}", keep=keep).quality for keep in (1.0, 0.9, 0.4)}
+    before, after = (f"loss on repeated segments (nats), {when}" for when in ("before", "after"))
+    assert all(set(found) == {before, after} for found in quality.values())
+    assert len({found[before] for found in quality.values()}) == 1
+    assert quality[1.0][before] < 0.5
+    assert quality[1.0][after] == pytest.approx(quality[1.0][before], abs=1e-6)
+    assert quality[1.0][after] < quality[0.9][after] < quality[0.4][after] < np.log(128)
+    assert json.loads((tmp_path / "0.4/tnlib_report.json").read_text())["quality"] == quality[0.4]
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_models_whose_text_is_not_at_hand_have_no_such_measure(saved: Any, tmp_path: Path) -> None:
+    from tnlib_adapters.compression.quality import measure_quality
+
+    checkpoint = open_checkpoint(saved("bert")[1])
+    assert measure_quality(checkpoint, checkpoint) == {}
+
+
+@pytest.mark.parametrize("name", ["builtin", "bert", "gpt2_lm"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("without_pictures")
+def test_the_forward_pass_is_one_in_both_layouts(method: str, name: str, folder_of: Any, tmp_path: Path) -> None:
+    source, tokens = folder_of(name), np.random.default_rng(0).integers(1, 50, size=(2, 11))
+    for layout in ("factored", "dense"):
+        compress(source, tmp_path / layout, keep=0.5, method=method, layout=layout)
+    found = [run(open_checkpoint(folder), tokens) for folder in (tmp_path / "factored", tmp_path / "dense", source)]
+    factored, dense, before = ([*one.patterns, one.hidden] for one in found)
+    for a, b in zip(factored, dense, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max())
+    assert relative(before[-1], dense[-1]) > 1e-3, "half of the numbers are gone, and nothing changed"
+
+
+# ------------------------------------------------------------------------------------------------------------- page
+
+
+class Parts(HTMLParser):
+    """Start tags with their attributes, and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    out = tmp_path_factory.mktemp("page") / "out"
+    report = compress(builtin_path(), out, keep=0.5)
+    return report, (out / "tnlib_report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_holds_its_pictures_and_nothing_from_elsewhere(reported: tuple[Report, str]) -> None:
+    _, page = reported
+    parts = Parts(page)
+    names = [tag for tag, _ in parts.tags]
+    assert names.count("svg") == 3
+    assert not {"script", "img", "link", "iframe", "object", "embed"} & set(names)
+    for tag, attributes in parts.tags:
+        for key, value in attributes.items():
+            if key.rpartition(":")[2] in ("href", "src") and value:
+                assert value.startswith(("#", "data:")), f"{tag} refers to {value}"
+    assert not re.search(r"@import|url\((?!#)", page)
+    for picture in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        drawn = ET.fromstring(picture)
+        assert len(list(drawn.iter())) > 50
+
+
+def test_the_page_says_what_the_report_says(reported: tuple[Report, str]) -> None:
+    report, page = reported
+    text = " ".join(Parts(page).text)
+    for layer in report.layers:
+        for number in (f"{layer.qk_error:.4f}", f"{layer.ov_error:.4f}", f"{layer.n_after:,}"):
+            assert number in text
+    for number in (f"{report.n_before:,}", f"{report.n_after:,}", report.method, report.source):
+        assert number in text
+    for name, value in report.quality.items():
+        assert name.rpartition(",")[0] in text
+        assert f"{value:.3f}" in text
+
+
+def test_names_are_no_markup(reported: tuple[Report, str], tmp_path: Path) -> None:
+    report, _ = reported
+    strange = replace(report, source="/tmp/<script>alert(1)</script>&", left_out=["<img src=x>.bin"])
+    write_page(strange, tmp_path / "page.html")
+    parts = Parts((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert not {"script", "img"} & {tag for tag, _ in parts.tags}
+    assert "<script>alert(1)</script>&" in "".join(parts.text)
+    assert "<img src=x>.bin" in "".join(parts.text)
+
+
+@pytest.mark.parametrize("method", ["heads", "cp"])
+def test_a_page_of_an_odd_model(method: str, tmp_path: Path) -> None:
+    """A layer of zeros: nothing to divide by, and still a page without warnings."""
+    source = builtin_copy(tmp_path / "in")
+    change_tensors(source, lambda t: [t[name].fill(0) for name in t if "layers.1.attention" in name])
+    report = compress(source, tmp_path / "out", keep=0.5, method=method)
+    assert report.layers[1].qk_error == 0
+    assert read_config(tmp_path / "out")["quantization_config"]["method"] == method
+    assert (tmp_path / "out/tnlib_report.html").read_text().count("<svg") == 3

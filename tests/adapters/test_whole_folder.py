@@ -19,7 +19,7 @@ import interruptions
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy
-from compressed_folders import digest, read_tensors
+from compressed_folders import digest
 from interruptions import At, fail
 from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint

@@ -10,6 +10,8 @@ import numpy as np
 
 from tnlib._typing import Array
 
+_SEARCHABLE = 100_000  # numbers; a larger budget has options fine enough to be spent without a search
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -27,12 +29,13 @@ class Curve:
     errors: Array
 
 
-def allocate(curves: Sequence[Curve], budget: int) -> list[int] | None:
+def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:
     """Choose one option of every curve, with the sum of errors as small as the budget of numbers allows.
 
     On convex curves the steps with the largest gain per number, taken until the budget is spent, are the best
     choice but for the last step; a curve that is not convex is replaced by its lower convex hull. What is left
-    of the budget then goes to whichever single options still fit.
+    of the budget then goes to whichever single options still fit. Where that spends less than `least`, which
+    happens with few and coarse options, all sums are searched.
 
     Returns None where even the smallest options exceed the budget.
 
@@ -51,7 +54,38 @@ def allocate(curves: Sequence[Curve], budget: int) -> list[int] | None:
         if choice[block] == start and price <= left:
             choice[block] = end
             left -= price
-    return _spend_rest(curves, choice, left)
+    choice = _spend_rest(curves, choice, left)
+    if sum(int(c.costs[k]) for c, k in zip(curves, choice, strict=True)) < least and budget <= _SEARCHABLE:
+        return _search(curves, budget, least) or choice
+    return choice
+
+
+def _search(curves: Sequence[Curve], budget: int, least: int) -> list[int] | None:
+    """Return the best choice whose sum lies between `least` and `budget`, by dynamic programming over sums.
+
+    After block k, error[s] is the smallest error of the first k blocks at the sum s, and taken[k][s] the option
+    of block k that gives it.
+    """
+    error = np.full(budget + 1, np.inf)
+    error[0] = 0.0
+    taken = []
+    for curve in curves:
+        best, option = np.full(budget + 1, np.inf), np.zeros(budget + 1, np.int32)
+        for k, (cost, more) in enumerate(zip(curve.costs.tolist(), curve.errors.tolist(), strict=True)):
+            if cost <= budget:
+                moved = np.concatenate([np.full(cost, np.inf), error[: budget + 1 - cost] + more])
+                better = moved < best
+                best[better], option[better] = moved[better], k
+        error = best
+        taken.append(option)
+    total = least + int(np.argmin(error[least:]))
+    if not np.isfinite(error[total]):
+        return None
+    choice = []
+    for curve, option in zip(reversed(curves), reversed(taken), strict=True):
+        choice.append(int(option[total]))
+        total -= int(curve.costs[choice[-1]])
+    return choice[::-1]
 
 
 def _hull_steps(curve: Curve) -> list[tuple[float, int, int]]:

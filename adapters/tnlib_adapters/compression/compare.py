@@ -66,6 +66,8 @@ def compare(
     ArgumentError
         If a fraction or a method is off, or no method can run on this model at any of the fractions.
     """
+    if not keeps:
+        raise ArgumentError("compare: keeps must hold at least one fraction, got none; pass for example [0.5].")
     for keep in keeps:
         check_keep(keep)
     for method in methods:
@@ -79,15 +81,16 @@ def compare(
             found = factorise(checkpoint, method, _named(progress, method))
             shared = (time.perf_counter() - started) / checkpoint.n_layers
         except ArgumentError as problem:  # only where all methods are tried; one asked for by name was checked
-            refused[method] = str(problem)
+            refused[method] = str(problem).removeprefix("compress: ")
             continue
         for keep in keeps:
             try:
                 rows += _measure(checkpoint, originals, found, keep, shared, _named(progress, method))
             except ArgumentError as problem:
-                refused[f"{method} at {keep:g}"] = str(problem)
+                refused[f"{method} at {keep:g}"] = str(problem).removeprefix("compress: ")
     if not rows:
-        raise ArgumentError("compare: nothing can be compared; " + "; ".join(refused.values()))
+        reasons = "; ".join(f"{what}: {reason.rstrip('.')}" for what, reason in refused.items())
+        raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
     return Comparison(rows, refused)
 
 

@@ -69,18 +69,20 @@ class Factorisation:
         ArgumentError
             If not even the smallest factors fit, or sizes are too coarse to come within 1 % of the fraction.
         """
-        budget = int(keep * self.n_before * (1 + 1e-12))  # 0.3 * 10 must allow 3 numbers
+        budget, least = int(keep * self.n_before), math.ceil((keep - 0.01) * self.n_before)
+        if (budget + 1) / self.n_before <= keep:  # the product was rounded below a whole number
+            budget += 1
         fixed = sum(layer.fixed for layer in self.layers)
         curves = [curve for layer in self.layers for curve in layer.curves]
-        choice = allocate(curves, budget - fixed)
+        choice = allocate(curves, budget - fixed, max(0, least - fixed))
         if choice is None:
-            least = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
+            smallest = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
             raise ArgumentError(
-                f"compress: keep must be at least {_rounded_up(least)} for method {self.method!r} on this model, "
+                f"compress: keep must be at least {_rounded_up(smallest)} for method {self.method!r} on this model, "
                 f"got {keep}; below it not even the smallest factors fit."
             )
         spent = fixed + sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
-        if spent < (keep - 0.01) * self.n_before:
+        if spent < least:
             raise ArgumentError(
                 f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
                 f"below it is {_rounded_up(spent / self.n_before)}; ask for that, or use another method."

@@ -48,12 +48,12 @@ def _best_blocks(found: tnlib.Tucker, size: int) -> tuple[list[tuple[int, ...]],
     energy = np.square(found.core, dtype=np.float64)
     for leg in range(energy.ndim):
         energy = np.cumsum(energy, axis=leg)
-    whole = energy[(-1,) * energy.ndim] or 1.0
+    whole = energy[(-1,) * energy.ndim]
 
     candidates = [np.unique(np.linspace(1, n, min(n, _CANDIDATES)).astype(int)) for n in found.ranks]
     ranks = np.stack(np.meshgrid(*candidates, indexing="ij"), axis=-1).reshape(-1, energy.ndim)
     costs = ranks.prod(axis=1) + ranks @ np.array(found.shape)
-    errors = 1 - energy[tuple(ranks.T - 1)] / whole
+    errors = 1 - energy[tuple(ranks.T - 1)] / whole if whole > 0 else np.zeros(len(ranks))
 
     order = np.lexsort((errors, costs))
     order = order[costs[order] < size]

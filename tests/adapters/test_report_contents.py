@@ -1,0 +1,250 @@
+"""The report of a compression: what it says is what lies on the disk, as data and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import builtin_copy
+from compressed_folders import attention_tensors, dense_layers, n_attention, read_tensors, relative
+from random_checkpoints import random_folder
+from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters.compression.page import write_page
+from tnlib_adapters.compression.report import HeadReport, LayerReport, Report
+
+REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
+N_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Report]:
+    """The built-in model compressed by heads: where it came from, where it is, and the report."""
+    base = tmp_path_factory.mktemp("report")
+    source = builtin_copy(base / "in")
+    (source / "pytorch_model.bin").write_bytes(b"pickled")
+    return source, base / "out", compress(source, base / "out", keep=0.4, layout="dense")
+
+
+def test_it_reads_back_as_it_was(compressed: Any) -> None:
+    _, out, report = compressed
+    found = json.loads((out / REPORT).read_text())
+    assert found == json.loads(report.to_json())
+    assert found.keys() == {field.name for field in dataclasses.fields(Report)}
+    layers = [LayerReport(**one) for one in found.pop("layers")]
+    heads = [HeadReport(**one) for one in found.pop("heads")]
+    assert Report(**found, layers=layers, heads=heads) == report
+
+
+def test_no_number_in_it_is_beyond_json(compressed: Any) -> None:
+    def fail(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads((compressed[1] / REPORT).read_text(), parse_constant=fail)
+
+
+def test_errors_are_those_of_the_written_weights(compressed: Any) -> None:
+    source, out, report = compressed
+    before, after = dense_layers(source), dense_layers(out)
+    heads = iter(report.heads)
+    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
+        for kind, said in enumerate((report.layers[layer].qk_error, report.layers[layer].ov_error)):
+            a, b = np.stack(old.operators()[kind]), np.stack(new.operators()[kind])
+            assert said == pytest.approx(relative(a, b), rel=1e-6)
+            assert 0.05 < said < 1
+        for head in range(old.n_heads):
+            one = next(heads)
+            assert (one.layer, one.head) == (layer, head)
+            for kind, said in enumerate((one.qk_error, one.ov_error)):
+                assert said == pytest.approx(
+                    relative(old.operators()[kind][head], new.operators()[kind][head]), rel=1e-6
+                )
+    assert next(heads, None) is None
+
+
+def test_spectra_are_those_of_the_original_operators(compressed: Any) -> None:
+    source, _, report = compressed
+    layers = dense_layers(source)
+    for one in report.heads:
+        for kind, said in enumerate((one.qk_spectrum, one.ov_spectrum)):
+            operator = layers[one.layer].operators()[kind][one.head]
+            wanted = np.linalg.svd(operator, compute_uv=False)[: len(said)]
+            np.testing.assert_allclose(said, wanted, rtol=1e-5, atol=1e-6 * wanted[0])
+            assert len(said) == 16
+
+
+def test_what_was_kept_of_a_head_is_its_rank(compressed: Any) -> None:
+    _, out, report = compressed
+    layers = dense_layers(out)
+    for one in report.heads:
+        for kind, said in enumerate((one.qk_kept, one.ov_kept)):
+            operator = layers[one.layer].operators()[kind][one.head]
+            assert np.linalg.matrix_rank(operator, rtol=1e-5) == said
+    assert len({one.qk_kept for one in report.heads}) > 1
+
+
+def test_numbers_and_bytes_are_those_on_the_disk(compressed: Any) -> None:
+    source, out, report = compressed
+    assert report.n_before == n_attention(source) == sum(one.n_before for one in report.layers)
+    assert report.n_after == sum(one.n_after for one in report.layers)
+    assert report.kept == report.n_after / report.n_before
+    assert 0.39 <= report.kept <= report.keep == 0.4
+    for folder, said in ((source, report.bytes_before), (out, report.bytes_after)):
+        inside = attention_tensors(folder).keys()
+        sizes = {name: t.values.size * N_BYTES[t.dtype] for name, t in read_tensors(folder).items()}
+        assert said["attention"] == sum(size for name, size in sizes.items() if name in inside)
+        assert said["other"] == sum(size for name, size in sizes.items() if name not in inside)
+        assert report.n_other == said["other"] // 4
+    assert (report.method, report.layout, report.model_type) == ("heads", "dense", "tnlib_attention_only")
+    assert Path(report.source) == source
+    assert report.left_out == ["pytorch_model.bin"]
+    assert report.seconds > 0
+    assert report.peak_memory > 10**7
+
+
+def test_quality_is_worse_with_less(compressed: Any, tmp_path: Path) -> None:
+    _, _, report = compressed
+    ((before, was), (after, now)) = report.quality.items()
+    assert before.endswith(", before")
+    assert after == before.replace("before", "after")
+    assert was < now < math.log(128)
+
+
+def test_heads_have_no_ranks_of_their_own_in_other_methods(tmp_path: Path) -> None:
+    source = random_folder(tmp_path / "in", d=16, n_heads=4, dtype="BF16")
+    report = compress(source, tmp_path / "out", keep=0.59, method="matrix")
+    assert {one.qk_kept for one in report.heads} == {one.ov_kept for one in report.heads} == {None}
+    assert report.quality == {}
+    assert report.bytes_after["attention"] == 2 * report.n_after
+    for one in report.layers:
+        assert 0 < one.qk_error < 1
+        assert 0 < one.ov_error < 1
+    checkpoint = open_checkpoint(tmp_path / "out")
+    for one in report.heads:
+        old, new = (open_checkpoint(folder).attention(one.layer) for folder in (source, checkpoint.folder.path))
+        a, b = (x.qk(one.head).full().astype(float) for x in (old, new))
+        assert one.qk_error == pytest.approx(relative(a, b), rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------------- the page
+
+
+class Tags(html.parser.HTMLParser):
+    """Tags with their attributes, and the text outside pictures."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "svg" not in self.open and "style" not in self.open:
+            self.text += data + "\n"
+
+
+def test_the_page_holds_three_pictures_and_needs_nothing_else(compressed: Any) -> None:
+    page = (compressed[1] / PAGE).read_text()
+    assert page.startswith("<!doctype html>")
+    found = Tags(page)
+    names = [tag for tag, _ in found.tags]
+    assert names.count("svg") == 3
+    assert not {"script", "link", "iframe", "object", "embed", "video", "base"} & set(names)
+    for tag, attributes in found.tags:
+        for key in ("src", "href", "xlink:href", "data", "action"):
+            value = attributes.get(key)
+            assert value is None or value.startswith(("#", "data:")), f"{tag} refers to {value}"
+    for url in re.findall(r"url\(([^)]*)\)", page):
+        assert url.strip("'\"").startswith("#")
+    assert "@import" not in page
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    links = [a[key] or "" for _, a in found.tags for key in ("href", "xlink:href") if key in a]
+    referred = {link[1:] for link in links if link.startswith("#")}
+    assert referred
+    assert referred <= set(ids)
+
+
+def test_the_page_states_the_numbers(compressed: Any) -> None:
+    _, _, report = compressed
+    text = Tags((compressed[1] / PAGE).read_text()).text
+    for wanted in (f"{report.n_before:,}", f"{report.n_after:,}", f"{report.kept:.1%}", "heads", "pytorch_model.bin"):
+        assert wanted in text
+    for one in report.layers:
+        assert f"{one.qk_error:.4f}" in text
+        assert f"{one.ov_error:.4f}" in text
+
+
+NASTY = "<script>alert('&')</script>\"<b>"
+
+
+def test_names_are_escaped(compressed: Any, tmp_path: Path) -> None:
+    report = dataclasses.replace(
+        compressed[2],
+        source=f"/models/{NASTY.replace('/', '')}",
+        left_out=[NASTY],
+        quality={f"{NASTY}, before": 1.0, f"{NASTY}, after": 2.0},
+    )
+    write_page(report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    found = Tags(page)
+    assert not {"script", "b"} & {tag for tag, _ in found.tags}
+    assert NASTY in found.text
+    assert NASTY.replace("/", "") in found.text
+
+
+def test_a_folder_with_markup_in_its_name(tmp_path: Path) -> None:
+    source = random_folder(tmp_path / "<i>&amp;", "gpt2", d=16, n_heads=4)
+    compress(source, tmp_path / "out", keep=0.5)
+    found = Tags((tmp_path / "out" / PAGE).read_text())
+    assert "i" not in {tag for tag, _ in found.tags}
+    assert "<i>&amp;" in found.text
+
+
+def head(layer: int, index: int, error: float = 0.0, spectrum: tuple[float, ...] = (1.0, 0.5), kept: Any = None) -> Any:
+    return HeadReport(layer, index, error, error, list(spectrum), list(spectrum), kept, kept)
+
+
+@pytest.mark.parametrize("n_layers", [1, 4])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"error": 1.7}, {"spectrum": (0.0, 0.0)}, {"kept": 0}, {"kept": 2}, {"spectrum": (1e-30,), "kept": 1}],
+)
+def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path: Path, compressed: Any) -> None:
+    report = dataclasses.replace(
+        compressed[2],
+        source="/",
+        layers=[LayerReport(layer, 0.0, 0.0, worst=0.0, n_before=10, n_after=0) for layer in range(n_layers)],
+        heads=[head(layer, index, **values) for layer in range(n_layers) for index in range(2)],
+        n_other=0,
+        bytes_before={"attention": 40, "other": 0},
+        bytes_after={"attention": 0, "other": 0},
+        quality={},
+    )
+    write_page(report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 3
+    assert "nan" not in Tags(page).text
+
+
+def test_the_same_model_is_reported_without_error(tmp_path: Path) -> None:
+    source = random_folder(tmp_path / "in", d=16, n_heads=4)
+    report = compress(source, tmp_path / "out", keep=1.0, method="matrix", layout="dense")
+    assert max(max(one.qk_error, one.ov_error) for one in [*report.layers, *report.heads]) < 1e-12
+    assert report.n_after == report.n_before
+    assert report.bytes_after == report.bytes_before
