@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,9 +29,10 @@ def main() -> None:
     """Attention weights of transformer checkpoints as low-rank tensors."""
     # A polite end (kill, a closed terminal) unwinds the stack, so that no unfinished folder stays behind.
     for name in ("SIGTERM", "SIGHUP"):
-        # other than by default where nohup, or a program that calls this one, has its own way with it
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
+        if hasattr(signal, name):
+            number = getattr(signal, name)
+            before = signal.signal(number, lambda number, frame: sys.exit(128 + number))
+            click.get_current_context().call_on_close(functools.partial(signal.signal, number, before))
 
 
 @main.command(epilog=_IN_HELP)

@@ -14,7 +14,15 @@ from tnlib_adapters.attention.checkpoint import Checkpoint, as_attention
 from tnlib_adapters.checkpoints.factored import expand
 from tnlib_adapters.checkpoints.projections import Projections
 from tnlib_adapters.compression.names import METHODS
-from tnlib_adapters.compression.plan import Factorisation, Progress, check_keep, check_method, factorise, quiet
+from tnlib_adapters.compression.plan import (
+    Factorisation,
+    Progress,
+    check_keep,
+    check_method,
+    check_uncompressed,
+    factorise,
+    quiet,
+)
 from tnlib_adapters.compression.report import compare_layer
 
 if TYPE_CHECKING:
@@ -70,6 +78,7 @@ def compare(
         raise ArgumentError("compare: keeps must hold at least one fraction, got none; pass for example [0.5].")
     for keep in keeps:
         check_keep(keep)
+    check_uncompressed(checkpoint)
     for method in methods:
         check_method(checkpoint, method)
     originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]

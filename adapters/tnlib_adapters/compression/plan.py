@@ -120,17 +120,22 @@ def check_keep(keep: Any) -> float:
     return float(keep)
 
 
+def check_uncompressed(checkpoint: Checkpoint) -> None:
+    """Raise if the attention of a checkpoint is stored as factors already."""
+    if checkpoint.pieces is not None:
+        raise ArgumentError(
+            f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
+            "was made from."
+        )
+
+
 def check_method(checkpoint: Checkpoint, method: str) -> None:
     """Raise unless the method is known and this checkpoint can be compressed by it."""
     if method not in tuple(METHODS):
         raise ArgumentError(
             f"compress: method must be one of {', '.join(METHODS)}, got {method!r}; choose one of them."
         )
-    if checkpoint.pieces is not None:
-        raise ArgumentError(
-            f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
-            "was made from."
-        )
+    check_uncompressed(checkpoint)
     reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
     if reason:
         raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")

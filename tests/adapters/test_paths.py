@@ -1,0 +1,138 @@
+"""IN and OUT as they come: with spaces, relative, behind links, read-only."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_folders import builtin_copy
+from click.testing import CliRunner, Result
+from compressed_folders import digest
+from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters.cli import main
+
+WRITTEN = {"README.md", "config.json", "model.safetensors", "tnlib_report.html", "tnlib_report.json"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return builtin_copy(tmp_path / "in")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty folder for OUT, so that whatever is left beside it is seen."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time of a small compression."""
+    module = sys.modules[compress.__module__]
+    monkeypatch.setattr(module, "write_page", lambda report, file: file.write_text("page", encoding="utf-8"))
+    monkeypatch.setattr(module, "measure_quality", lambda before, after: {})
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "120"}).invoke(main, [str(a) for a in arguments])
+
+
+def assert_one_sentence(got: Result, *words: str) -> None:
+    assert got.exit_code == 2, got.output
+    assert "Traceback" not in got.output
+    said = [line for line in got.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(said) == 1, got.output
+    assert got.stderr.rstrip().endswith(said[0])
+    for word in words:
+        assert word in said[0]
+
+
+def link(path: Path, to: Path) -> Path:
+    path.symlink_to(to)
+    return path
+
+
+def test_spaces_brackets_and_slashes(tmp_path: Path, place: Path) -> None:
+    source = builtin_copy(tmp_path / "my [bold]model[/bold] é")
+    got = call("compress", f"{source}/", f"{place}/out [red] here/", "--keep", "0.5")
+    assert got.exit_code == 0, got.output
+    out = place / "out [red] here"
+    assert open_checkpoint(out).n_layers == 2
+    assert out.name in got.stdout
+    assert json.loads((out / "tnlib_report.json").read_text())["source"].endswith(source.name)
+
+
+def test_relative_paths(source: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    assert call("compress", "../in", "out", "--keep", "0.5").exit_code == 0
+    assert open_checkpoint(place / "out").n_layers == 2
+    assert [path.name for path in place.iterdir()] == ["out"]
+    monkeypatch.chdir(source)
+    assert call("compress", ".", "../place/two", "--keep", "0.5").exit_code == 0
+    assert_one_sentence(call("compress", ".", "out", "--keep", "0.5"), "outside IN")
+    monkeypatch.chdir(place / "out")
+    assert_one_sentence(call("compress", "../../in", ".", "--keep", "0.5", "--force"), "current folder")
+    assert {path.name for path in (place / "out").iterdir()} == WRITTEN
+
+
+def test_a_folder_and_files_behind_links(source: Path, place: Path, tmp_path: Path) -> None:
+    """Model hubs keep the files of a folder as links into a store."""
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for path in source.iterdir():
+        (hub / path.name).symlink_to(path)
+    untouched = digest(source), digest(hub)
+    for number, one in enumerate((link(tmp_path / "link", source), hub)):
+        out = place / str(number)
+        assert call("compress", one, out, "--keep", "0.5").exit_code == 0
+        assert not any(path.is_symlink() for path in out.rglob("*"))
+        assert {path.name for path in out.iterdir()} == WRITTEN
+    assert (digest(source), digest(hub)) == untouched
+
+
+def test_a_folder_that_may_only_be_read(source: Path, place: Path) -> None:
+    writable = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+    for path in [*source.iterdir(), source]:
+        path.chmod(path.stat().st_mode & ~writable)
+    try:
+        assert call("compress", source, place / "out", "--keep", "0.5").exit_code == 0
+        assert all(path.stat().st_mode & stat.S_IWUSR for path in [place / "out", *(place / "out").iterdir()])
+        assert call("compress", source, place / "out", "--keep", "0.4", "--force").exit_code == 0
+    finally:
+        for path in [source, *source.iterdir()]:
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+
+
+TARGETS: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
+    "a dangling link": (lambda source, place: link(place / "out", place / "nothing"), "folder"),
+    "IN with dots": (lambda source, place: source / ".." / source.name, "outside IN"),
+    "IN through a link": (lambda source, place: link(place / "out", source), "OUT"),
+    "inside IN through a link": (lambda source, place: link(place / "link", source) / "out", "outside IN"),
+}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("command", ["compress", "compare"])
+@pytest.mark.parametrize("case", TARGETS)
+def test_targets_behind_links(case: str, command: str, force: bool, source: Path, place: Path) -> None:
+    make, words = TARGETS[case]
+    out = make(source, place)
+    untouched = digest(source.parent)
+    where = [out] if command == "compress" else ["--out", out]
+    got = call(command, source, *where, "--keep", "0.5", *(["--force"] if force else []))
+    assert_one_sentence(got, words)
+    assert digest(source.parent) == untouched
+
+
+def test_a_reason_is_given_once_and_not_for_every_method(source: Path, place: Path, tmp_path: Path) -> None:
+    compress(source, tmp_path / "once", keep=0.5)
+    for command, where in (("compress", [place / "out"]), ("compare", ["--out", place / "out"])):
+        got = call(command, tmp_path / "once", *where, "--keep", "0.5")
+        assert_one_sentence(got, "compressed already")
+        assert got.stderr.count("compressed already") == 1
+    assert list(place.iterdir()) == []
