@@ -29,10 +29,11 @@ def main() -> None:
     """Attention weights of transformer checkpoints as low-rank tensors."""
     # A polite end (kill, a closed terminal) unwinds the stack, so that no unfinished folder stays behind.
     for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            number = getattr(signal, name)
-            before = signal.signal(number, lambda number, frame: sys.exit(128 + number))
-            click.get_current_context().call_on_close(functools.partial(signal.signal, number, before))
+        number = getattr(signal, name, None)
+        # other than by default where nohup, or a program that calls this one, has its own way with it
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
+            click.get_current_context().call_on_close(functools.partial(signal.signal, number, signal.SIG_DFL))
 
 
 @main.command(epilog=_IN_HELP)

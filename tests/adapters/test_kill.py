@@ -78,7 +78,7 @@ seconds = time.perf_counter() - started
 sys.stdout.flush()
 os.dup2(stdout, 1), os.dup2(stderr, 2)
 numbers = range(1, counted.seen + 1)
-for at in sorted({*numbers[::few], *numbers[-3:]}):
+for at in sorted({*numbers[::few], *numbers[-2:]}):
     how = "before" if at % 2 else "after"
     fresh()
     note(how, at, child(lambda: killed_at(at, how == "after")))
@@ -143,12 +143,12 @@ def assert_whole(command: str, out: Path, whole: dict[str, str]) -> None:
     assert len(read_tensors(out)) > 3
 
 
-@pytest.mark.parametrize(("command", "force"), [(COMPRESS, False), (COMPRESS, True), (COMPARE, True)])
+@pytest.mark.parametrize(("command", "force"), [(COMPRESS, True), (COMPARE, True)])
 def test_killed(command: list[str], force: bool, source: Path, place: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     untouched = digest(source)
     old = write_old(tmp_path / "old") if force else ""
-    told = [filled(command, source, place / "out"), str(place), str(old), str(tmp_path / "kept"), 9]
+    told = [filled(command, source, place / "out"), str(place), str(old), str(tmp_path / "kept"), 15]
     arguments = [sys.executable, "-c", DRIVER, json.dumps(told)]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
@@ -162,13 +162,13 @@ def test_killed(command: list[str], force: bool, source: Path, place: Path, tmp_
     for line in lines:
         saved = Path(line["saved"])
         states[line["how"]].append(state := _state(command[0], saved, whole))
-        assert line["killed"] or (line["how"] == "timed" and state == "new")
+        assert line["killed"] or (state == "new" and line["status"] == 0)
         assert force or state != "old"
         if force and state == "absent":
             aside = [path for path in saved.iterdir() if path.name != "out" and is_old(path)]
             assert len(aside) == 1, "the old folder is lost"
     assert states["before"][0] == ("old" if force else "absent")  # in front of the first change
-    assert len(states["before"] + states["after"]) >= 5
+    assert sum(line["killed"] for line in lines if line["how"] != "timed") >= 3
     assert len(states["timed"]) == 3
 
 
