@@ -336,12 +336,29 @@ def clean_env() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ the real command
 
 COMMAND = [sys.executable, "-m", "tnlib_adapters.cli", "compress"]
+# The command, which stops in the middle of writing until there is a file of the name that comes last.
+PAUSED = """
+import sys, time
+from pathlib import Path
+from tnlib_adapters.cli import main
+from tnlib_adapters.compression import compress as module
+
+go = Path(sys.argv.pop())
+
+def write_page(report, file):
+    while not go.exists():
+        time.sleep(0.005)
+    file.write_text("page")
+
+module.write_page = write_page
+main()
+"""
 
 
-def started(source: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
-    """A running command that has begun to write."""
+def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Popen[str]:
+    """A running command that has begun to write and waits for `go`."""
     process = subprocess.Popen(
-        [*COMMAND, str(source), str(out), "--keep", "0.5", "--force"],
+        [sys.executable, "-c", PAUSED, "compress", str(source), str(out), "--keep", "0.5", "--force", str(go)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -352,19 +369,24 @@ def started(source: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
     while not any(name.endswith(".partial") for name in beside(out)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
-        time.sleep(0.002)
+        time.sleep(0.005)
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def by_default(number: signal.Signals) -> None:
+    """Whoever runs the tests may have asked not to be interrupted, which children inherit."""
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, source: Path, tmp_path: Path) -> None:
     out, untouched = tmp_path / "place" / "out", digest(source)
     out.parent.mkdir()
     write(out, OLD)
-    process = started(source, out)
+    process = paused(source, out, tmp_path / "go", preexec_fn=lambda: by_default(number))
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == (1 if number == signal.SIGINT else 128 + number)
+    assert process.returncode == (1 if number == signal.SIGINT else 128 + number), errors
     assert "Traceback" not in errors
     assert read(out) == OLD
     assert beside(out) == set()
@@ -372,10 +394,11 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, source: Path, tm
 
 
 def test_a_closed_terminal_does_not_end_what_nohup_started(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "place" / "out"
+    out, go = tmp_path / "place" / "out", tmp_path / "go"
     out.parent.mkdir()
-    process = started(source, out, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = paused(source, out, go, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     process.send_signal(signal.SIGHUP)
+    go.touch()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert open_checkpoint(out).n_layers == 2

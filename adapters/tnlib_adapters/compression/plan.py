@@ -82,7 +82,8 @@ class Factorisation:
                 f"got {keep}; below it not even the smallest factors fit."
             )
         spent = fixed + sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
-        if spent < least:
+        lost = sum(float(curve.errors[option]) for curve, option in zip(curves, choice, strict=True))
+        if spent < least and lost > 0:  # with nothing lost, fewer numbers are no fault
             raise ArgumentError(
                 f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
                 f"below it is {_rounded_up(spent / self.n_before)}; ask for that, or use another method."
