@@ -115,15 +115,19 @@ def _progress() -> Iterator[Progress]:
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Bars(*columns, console=Console(stderr=True))
+    tasks: dict[str, Any] = {}
 
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
+    def show(stage: str, done: int, total: int) -> None:
+        bars.start()  # only now: a refusal that comes first stands alone, without an empty line
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done)
 
+    try:
         yield show
+    finally:
+        bars.stop()
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
