@@ -134,7 +134,7 @@ def test_opening_reads_headers_only(folder: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("tensor data were read")
 
-    monkeypatch.setattr(np, "fromfile", refuse)
+    monkeypatch.setattr(TensorInfo, "read_stored", refuse)
     checkpoint = open_checkpoint(folder)
     with pytest.raises(AssertionError, match="data were read"):
         checkpoint.attention(0)

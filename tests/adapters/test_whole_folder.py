@@ -336,7 +336,8 @@ def clean_env() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ the real command
 
 COMMAND = [sys.executable, "-m", "tnlib_adapters.cli", "compress"]
-# The command, which stops in the middle of writing until there is a file of the name that comes last.
+# The command, which stops in the middle of writing, says so, and goes on once there is a file named by its last word.
+# A signal at any other moment may be lost: some compiled modules drop exceptions while they are imported.
 PAUSED = """
 import sys, time
 from pathlib import Path
@@ -346,6 +347,7 @@ from tnlib_adapters.compression import compress as module
 go = Path(sys.argv.pop())
 
 def write_page(report, file):
+    go.with_suffix(".reached").touch()
     while not go.exists():
         time.sleep(0.005)
     file.write_text("page")
@@ -356,7 +358,7 @@ main()
 
 
 def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Popen[str]:
-    """A running command that has begun to write and waits for `go`."""
+    """A running command that has written nearly everything and waits for `go`."""
     process = subprocess.Popen(
         [sys.executable, "-c", PAUSED, "compress", str(source), str(out), "--keep", "0.5", "--force", str(go)],
         stdout=subprocess.PIPE,
@@ -366,10 +368,11 @@ def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Pope
         **options,
     )
     until = time.monotonic() + 60
-    while not any(name.endswith(".partial") for name in beside(out)):
+    while not go.with_suffix(".reached").exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.005)
+    assert any(name.endswith(".partial") for name in beside(out))
     return process
 
 

@@ -60,8 +60,11 @@ class TensorInfo:
 
     def read_stored(self) -> Array:
         """Read the numbers as stored; BF16 comes as its uint16 bit patterns."""
-        flat = np.fromfile(self.file, STORED_AS[self.dtype], count=self.size, offset=self.begin)
-        if flat.size != self.size:
+        flat = np.empty(self.size, STORED_AS[self.dtype])
+        with self.file.open("rb") as opened:  # numpy.fromfile loses an interrupt that comes while it opens a file
+            opened.seek(self.begin)
+            n_read = opened.readinto(flat.view(np.uint8).data)
+        if n_read != flat.nbytes:
             raise FileFormatError(
                 f"open_checkpoint: {self.file} ends inside tensor {self.name!r}; it was cut short, copy it again."
             )
