@@ -42,6 +42,13 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
     Native input comes back as it is, in whatever memory order; integers and booleans become float64, half
     precision becomes float32. `ndim` demands a number of legs; without it any number from one up will do.
     """
+    a = as_numbers(function, parameter, x, ndim=ndim)
+    refuse_infinite(function, parameter, a)
+    return a
+
+
+def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
+    """Return what `as_array` does without the pass over its entries; `refuse_infinite` is still to be called."""
     a = to_numpy(function, parameter, x)
     if a.dtype.name in HALF:
         a = a.astype(np.float32)
@@ -59,12 +66,16 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
             f"{function}: {parameter} must have at least one leg and no leg of size 0, got shape {a.shape}; "
             "there is nothing in it."
         )
+    return a
+
+
+def refuse_infinite(function: str, parameter: str, a: Array) -> None:
+    """Raise where `a` holds NaN or inf, and name the first place."""
     if not np.isfinite(a).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
         raise ArgumentError(
             f"{function}: {parameter} must be finite, got {a[where]} at index {where}; replace NaN and inf first."
         )
-    return a
 
 
 def as_rtol(function: str, rtol: Any) -> float | None:

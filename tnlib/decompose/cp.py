@@ -17,12 +17,14 @@ from tnlib.gauge.cp import fix_components
 from tnlib.linalg.modes import khatri_rao, sum_columns, unfold
 from tnlib.linalg.scale import distance, shift
 from tnlib.linalg.solve import leading_eigenvectors, solve_gram
+from tnlib.linalg.threads import own_threads
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
 _GUESS_NOISE = 0.1  # beside unit vectors
 
 
+@own_threads
 def cp(
     x: Any,
     rank: int,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib._validate import as_array
-from tnlib.linalg.scale import exponent, norm, shift
+from tnlib._validate import as_numbers, refuse_infinite
+from tnlib.linalg.scale import exponent, in_range, norm, shift, squares
 
 
 class Prepared(NamedTuple):
@@ -21,7 +22,12 @@ class Prepared(NamedTuple):
 
 def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Prepared:
     """Check `x` and scale it by a power of two, exactly, where its squares could leave the range."""
-    checked = as_array(function, parameter, x, ndim=ndim)
-    e = exponent(checked)
-    scaled = np.ascontiguousarray(shift(checked, -e))
+    a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
+    length = math.sqrt(squares(a))  # one pass over a large array: NaN, inf and overflow show in it too
+    if not math.isfinite(length):
+        refuse_infinite(function, parameter, a)
+    if in_range(a, length):
+        return Prepared(a, 0, length)
+    e = exponent(a)
+    scaled = shift(a, -e)
     return Prepared(scaled, e, norm(scaled))

@@ -12,9 +12,13 @@ from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.svd import SVD
 from tnlib.linalg.scale import shift
+from tnlib.linalg.signs import leading_phases
+from tnlib.linalg.svd import thin_svd
+from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
 
 
+@own_threads
 def svd(
     a: Any,
     *,
@@ -64,12 +68,14 @@ def svd(
     row_shape, column_shape = [x.shape[k] for k in rows], [x.shape[k] for k in columns]
 
     matrix = x.transpose(*rows, *columns).reshape(math.prod(row_shape), -1)
-    budget = Budget(norm, rtol, steps=1)
-    kept = budget.truncate(matrix, smaller_side=min(matrix.shape), max_rank=max_rank)
+    budget = Budget(norm, rtol, [min(matrix.shape)], matrix.dtype)
+    u, s, vh = thin_svd(matrix)
+    rank = budget.choose(s, max_rank=max_rank)
+    phases = leading_phases(u[:, :rank])
     value = SVD(
-        kept.u.reshape(*row_shape, -1),
-        shift(kept.s, exponent),
-        kept.vh.reshape(-1, *column_shape),
+        (u[:, :rank] * phases.conj()).reshape(*row_shape, -1),
+        shift(s[:rank], exponent),
+        (phases[:, None] * vh[:rank]).reshape(-1, *column_shape),
         rows,
     )
     notes = ("max_rank separates equal singular values; another rank would be unique",) if budget.cuts else ()

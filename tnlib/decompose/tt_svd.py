@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
@@ -12,10 +15,13 @@ from tnlib._validate import as_max_rank, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.linalg.scale import shift
+from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
-from tnlib.sweeps.dense import dense_to_cores, pair_legs
+from tnlib.sweeps.dense import pair_legs
+from tnlib.sweeps.split import dense_to_cores
 
 
+@own_threads
 def tt_svd(x: Any, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -56,12 +62,12 @@ def tt_svd(x: Any, *, rtol: float | None = None, max_rank: int | None = None) ->
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
     scaled, exponent, norm = prepare("tt_svd", "x", x)
-    budget = Budget(norm, rtol, steps=max(1, scaled.ndim - 1))
-    cores = _train(scaled, exponent, budget, max_rank)
+    cores, budget = _train(scaled, exponent, norm, rtol, max_rank)
     value = TensorTrain(tuple(cores), center=len(cores) - 1)
     return report("tt_svd", value, error=budget.error, rtol=rtol, notes=_notes(budget))
 
 
+@own_threads
 def ttm_svd(
     a: Any,
     row_shape: Sequence[int],
@@ -114,8 +120,8 @@ def ttm_svd(
             f"ttm_svd: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
             "add legs of size 1."
         )
-    budget = Budget(norm, rtol, steps=max(1, len(rows) - 1))
-    cores = _train(pair_legs(matrix, rows, columns), exponent, budget, max_rank)
+    paired = np.ascontiguousarray(pair_legs(matrix, rows, columns))
+    cores, budget = _train(paired, exponent, norm, rtol, max_rank)
     split = [
         core.reshape(len(core), m, n, -1)  # l m n r
         for core, m, n in zip(cores, rows, columns, strict=True)
@@ -124,10 +130,14 @@ def ttm_svd(
     return report("ttm_svd", value, error=budget.error, rtol=rtol, notes=_notes(budget))
 
 
-def _train(x: Array, exponent: int, budget: Budget, max_rank: int | None) -> list[Array]:
-    """Sweep, then give the power of two that was set aside back to the centre."""
+def _train(
+    x: Array, exponent: int, norm: float, rtol: float | None, max_rank: int | None
+) -> tuple[list[Array], Budget]:
+    """Sweep, and give the power of two that was set aside back to the centre."""
+    sides = [min(math.prod(x.shape[:k]), math.prod(x.shape[k:])) for k in range(1, x.ndim)]
+    budget = Budget(norm, rtol, sides, x.dtype)
     *isometries, center = dense_to_cores(x, budget, max_rank)
-    return [*isometries, shift(center, exponent)]
+    return [*isometries, shift(center, exponent)], budget
 
 
 def _notes(budget: Budget) -> tuple[str, ...]:

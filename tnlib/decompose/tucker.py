@@ -16,11 +16,15 @@ from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product, unfold
 from tnlib.linalg.orthogonal import fill_columns
+from tnlib.linalg.left import left_svd
 from tnlib.linalg.scale import distance, shift
+from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import truncated_svd
+from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
 
 
+@own_threads
 def tucker(
     x: Any,
     *,
@@ -72,7 +76,8 @@ def tucker(
     scaled, exponent, norm = prepare("tucker", "x", x)
     caps = _as_caps(ranks, scaled.ndim)
 
-    budget = Budget(norm, rtol, steps=scaled.ndim)
+    sides = [min(n, scaled.size // n) for n in scaled.shape]
+    budget = Budget(norm, rtol, sides, scaled.dtype)
     core, factors = _st_hosvd(scaled, budget, caps)
     error = budget.error
     if n_iter and norm > 0:
@@ -103,11 +108,25 @@ def _st_hosvd(x: Array, budget: Budget, caps: Sequence[int | None]) -> tuple[Arr
     """Truncate one leg after the other; each step works on the core that the steps before it left."""
     core, factors = x, []
     for k, cap in enumerate(caps):
-        side = min(x.shape[k], math.prod(x.shape) // x.shape[k])
-        kept = budget.truncate(unfold(core, k), smaller_side=side, max_rank=cap)
-        factors.append(kept.u)  # nk rk
-        core = mode_product(core, kept.u.conj().T, k)  # r0 ... rk n(k+1) ...
-    return np.ascontiguousarray(core), factors
+        slabs = core.reshape(math.prod(core.shape[:k]), core.shape[k], -1)  # (r0 ...) nk (n(k+1) ...)
+        factor = _leading_vectors(slabs, budget, cap)
+        factors.append(factor)  # nk rk
+        core = (factor.conj().T @ slabs).reshape(*core.shape[:k], -1, *core.shape[k + 1 :])  # r0 ... rk n(k+1) ...
+    return core.astype(x.dtype, copy=False), factors
+
+
+def _leading_vectors(slabs: Array, budget: Budget, cap: int | None) -> Array:
+    """Return the left singular vectors (n, r) of the middle leg of (l, n, m) that the budget keeps."""
+    step = budget.step
+    limit = budget.noise if budget.share is None else budget.share
+    found = left_svd(slabs, exact=False)
+    rank = budget.choose(found.s, max_rank=cap, blur=found.blur)
+    if (found.blur > limit and cap is None) or not budget.clear(step, found.blur):
+        budget.rewind(step)
+        found = left_svd(slabs, exact=True)
+        rank = budget.choose(found.s, max_rank=cap)
+    u = found.u[:, :rank].astype(budget.dtype, copy=False)
+    return u * leading_phases(u).conj()
 
 
 def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Array]]:

@@ -7,8 +7,10 @@ import math
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.threads import count, cut, spread
 
-_BLOCK = 1 << 16  # entries converted to float64 at a time
+_BLOCK = 1 << 18  # entries summed at a time
+_SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in which no part that matters was lost
 
 
 def largest(a: Array) -> float:
@@ -24,11 +26,20 @@ def exponent(a: Array) -> int:
 
     Zero where the data need no scaling: squares summed over any array that fits in memory stay in range.
     """
-    top = largest(a)
-    safe = 2.0**40 if a.dtype in (np.float32, np.complex64) else 2.0**400
+    top, safe = largest(a), _safe(a)
     if top == 0.0 or 1.0 / safe < top < safe:
         return 0
     return math.frexp(top)[1]
+
+
+def in_range(a: Array, length: float) -> bool:
+    """Say whether `exponent` would be 0, where the Frobenius norm `length` alone shows it."""
+    safe = _safe(a)
+    return math.sqrt(a.size) / safe < length < min(safe, _SAFE_SQUARES[1] ** 0.5)
+
+
+def _safe(a: Array) -> float:
+    return 2.0**40 if a.dtype in (np.float32, np.complex64) else 2.0**400
 
 
 def shift(a: Array, e: int) -> Array:
@@ -43,15 +54,34 @@ def shift(a: Array, e: int) -> Array:
 
 
 def norm(a: Array) -> float:
-    """Return the Frobenius norm, summed in float64 and free of overflow and underflow."""
-    e = math.frexp(largest(a))[1]
+    """Return the Frobenius norm, summed in float64 and free of overflow and underflow; inf or NaN where `a` has one."""
+    total = squares(a)
+    if _SAFE_SQUARES[0] < total < _SAFE_SQUARES[1] or math.isnan(total):
+        return math.sqrt(total)
+    top = largest(a)
+    if top == 0.0 or not math.isfinite(top):
+        return top
+    e = math.frexp(top)[1]
     flat = a.reshape(-1)
-    total = 0.0
-    for start in range(0, flat.size, _BLOCK):
-        block = shift(flat[start : start + _BLOCK], -e)
-        wide = block.astype(np.complex128 if np.iscomplexobj(block) else np.float64, copy=False)
-        total += float(np.vdot(wide, wide).real)
-    return math.ldexp(math.sqrt(total), e)
+    parts = (squares(shift(flat[i : i + _BLOCK], -e)) for i in range(0, flat.size, _BLOCK))
+    return math.ldexp(math.sqrt(math.fsum(parts)), e)
+
+
+def squares(a: Array) -> float:
+    """Return the sum of the squares of all moduli in float64: one pass, in blocks so that rounding stays small."""
+    flat = np.ascontiguousarray(a).reshape(-1)  # in one order, so that the layout of `a` does not change a bit
+    if np.iscomplexobj(flat):
+        flat = flat.view(flat.real.dtype)
+    parts = np.zeros(-(-flat.size // _BLOCK))
+
+    def add(first: int, last: int) -> None:
+        with np.errstate(all="ignore"):  # what overflows is seen in the sum
+            for k in range(first, last):
+                block = flat[k * _BLOCK : (k + 1) * _BLOCK].astype(np.float64, copy=False)
+                parts[k] = np.dot(block, block)
+
+    spread(add, cut(len(parts), count() if len(parts) > 8 else 1))
+    return float(parts.sum())
 
 
 def distance(a: Array, b: Array) -> float:

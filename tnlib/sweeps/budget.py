@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.rank import noise_level
-from tnlib.linalg.svd import Truncated, truncated_svd
+from tnlib.linalg.rank import choose_rank, cuts_group, noise_level, tails
+
+# What was discarded is told from the errors of a Gram matrix when it is this many times larger: its square is then
+# right to five percent, and the norm to half of that.
+_CLEAR = 4.5
 
 
 @dataclass
@@ -28,35 +35,79 @@ class Budget:
         Frobenius norm of the tensor.
     rtol
         Relative tolerance of the whole; None keeps numerical ranks.
-    steps
-        How many truncations there will be.
+    sides
+        For each truncation to come, the smaller dimension of the unfolding of the whole tensor that it cuts.
+    dtype
+        That of the tensor.
     """
 
     norm: float
     rtol: float | None
-    steps: int
-    _taken: float = field(default=0.0, init=False)  # squared, out of (rtol * norm) ** 2
+    sides: Sequence[int]
+    dtype: np.dtype[Any]
     _discarded: list[float] = field(default_factory=list, init=False)
-    cuts: list[int] = field(default_factory=list, init=False)  # truncations whose cap split a group
+    _charged: list[float] = field(default_factory=list, init=False)  # squared, out of (rtol * norm) ** 2
+    _reserved: dict[int, float] = field(default_factory=dict, init=False)  # lost before the truncation itself
+    _cuts: list[int] = field(default_factory=list, init=False)
 
-    def truncate(self, a: Array, *, smaller_side: int, max_rank: int | None = None) -> Truncated:
-        """Truncate the next matrix of the sweep with its share, and book what it discarded."""
-        share = self._share()
-        noise = noise_level(self.norm, a.dtype, smaller_side)
-        kept = truncated_svd(a, budget=share, noise=noise, max_rank=max_rank)
-        if share is not None:
-            # What a rank cap discards beyond the share is lost; the rest of the sweep keeps its own shares.
-            self._taken += min(kept.discarded, share) ** 2
-        if kept.cuts_group:
-            self.cuts.append(len(self._discarded))
-        self._discarded.append(kept.discarded)
-        return kept
+    @property
+    def step(self) -> int:
+        """Number of the truncation that comes next."""
+        return len(self._discarded)
 
-    def _share(self) -> float | None:
+    @property
+    def share(self) -> float | None:
+        """Frobenius norm that the next truncation may discard; None where numerical ranks are kept."""
         if self.rtol is None:
             return None
-        left = max(0.0, (self.rtol * self.norm) ** 2 - self._taken)
-        return math.sqrt(left / (self.steps - len(self._discarded)))
+        left = (self.rtol * self.norm) ** 2 - sum(self._charged)
+        equal = left / (len(self.sides) - self.step)
+        return math.sqrt(max(0.0, equal - self._reserved.get(self.step, 0.0) ** 2))
+
+    @property
+    def noise(self) -> float:
+        """Singular values of the next truncation below this are roundoff."""
+        return noise_level(self.norm, self.dtype, self.sides[self.step])
+
+    def choose(self, s: Array, *, max_rank: int | None = None, blur: float = 0.0) -> int:
+        """Return how many of the singular values `s` the next truncation keeps, and book what it discards.
+
+        `blur` is what `left_svd` says of their tails; all of it is counted as discarded.
+        """
+        share, noise = self.share, self.noise
+        if share is not None:
+            share = math.sqrt(max(0.0, share**2 - blur**2))
+        rank = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
+        if rank < choose_rank(s, budget=share, noise=noise):
+            apart = noise + blur**2 / max(float(s[rank - 1]), noise) if blur else noise
+            if cuts_group(s, rank, apart):
+                self._cuts.append(self.step)
+        unseen = math.hypot(blur if rank < len(s) else 0.0, self._reserved.get(self.step, 0.0))
+        lost = math.hypot(float(tails(s)[rank]), unseen)
+        # What a rank cap discards beyond the share is lost; the rest of the sweep keeps its own shares.
+        self._charged.append(min(lost, math.hypot(share or 0.0, unseen)) ** 2)
+        self._discarded.append(lost)
+        return rank
+
+    def reserve(self, step: int, lost: float) -> None:
+        """Book what was lost, inside its share, before the truncation number `step` is made."""
+        self._reserved[step] = math.hypot(lost, self._reserved.get(step, 0.0))
+
+    def rewind(self, step: int) -> None:
+        """Forget the truncations from number `step` on; they are made anew."""
+        del self._discarded[step:], self._charged[step:]
+        self._cuts = [k for k in self._cuts if k < step]
+
+    def clear(self, since: int, blur: float) -> bool:
+        """Say whether what was discarded since step number `since` stands out from an uncertainty `blur` of each."""
+        lost = math.hypot(*self._discarded[since:])
+        roundoff = noise_level(self.norm, self.dtype, 1)
+        return blur <= roundoff or lost == 0.0 or lost >= _CLEAR * blur * math.sqrt(self.step - since)
+
+    @property
+    def cuts(self) -> list[int]:
+        """Truncations whose rank cap separated equal singular values."""
+        return self._cuts
 
     @property
     def discarded(self) -> float:

@@ -1,4 +1,4 @@
-"""A dense array to the cores of a train, and back."""
+"""The cores of a train to a dense array, and the legs of matrices in pairs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.sweeps.budget import Budget
-
-
-def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array]:
-    r"""Split `x` (n[0], ..., n[d-1]) into a train by d - 1 truncated SVDs from the left.
-
-    Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 1. Each step leaves
-
-        |>--|>--|>--(rest)          |>  left-isometric core
-        |   |   |   | | |
-
-    so the last core is the centre and carries the norm.
-    """
-    cores: list[Array] = []
-    rest, left = x.reshape(1, -1), 1  # (r n[k] ... n[d-1])
-    for k, n in enumerate(x.shape[:-1]):
-        side = min(math.prod(x.shape[: k + 1]), math.prod(x.shape[k + 1 :]))
-        kept = budget.truncate(rest.reshape(left * n, -1), smaller_side=side, max_rank=max_rank)
-        cores.append(kept.u.reshape(left, n, -1))  # l n r
-        rest = kept.s[:, None] * kept.vh  # r (n[k+1] ... n[d-1])
-        left = len(kept.s)
-    cores.append(np.array(rest).reshape(left, x.shape[-1], 1))  # l n 1; a copy, since `rest` of one leg is x itself
-    return cores
 
 
 def cores_to_dense(cores: Sequence[Array]) -> Array:

@@ -1,0 +1,173 @@
+"""The inputs: eight cases, the same at every run, each with the error that counts as having solved it.
+
+Trains and CP tensors are random, divided by their norm, plus Gaussian noise: the smallest error possible is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.truth import best_gaussian
+
+SCALES = ("full", "small")
+WITHIN = 1.001  # an iteration has converged where it is within 0.1 % of the best error
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input and what is asked of it."""
+
+    name: str
+    about: str
+    layout: str  # of the results, see truth.py
+    shape: tuple[int, ...]
+    rank: int
+    limit: float  # the largest true error that counts as solved
+    make: Callable[[Case], Any]
+    rtol: float | None = None  # what is asked for, where a tolerance and not a rank is
+
+    @property
+    def n_entries(self) -> int:
+        return math.prod(self.shape)
+
+
+def cases(scale: str) -> dict[str, Case]:
+    """Return all cases at a scale: "full" is what is published, "small" finishes in seconds."""
+    small = scale == "small"
+    trains = {
+        "tt24": ((2,) * (14 if small else 24), 8 if small else 16),
+        "tt32": (((8,) if small else (32,)) * 5, 6 if small else 20),
+        "tt20": (((6,) if small else (20,)) * 5, 4 if small else 10),
+    }
+    found = [
+        Case(
+            name,
+            f"{_times(shape)} float64, a train of rank {rank} plus noise of norm 1e-4; rtol 1e-3",
+            "train",
+            shape,
+            rank,
+            limit=1e-3,
+            make=lambda case: noisy_train(case.shape, case.rank),
+            rtol=1e-3,
+        )
+        for name, (shape, rank) in trains.items()
+    ]
+    found += [_tucker4(*((12, 4) if small else (64, 16))), *_cubes(*((30, 5) if small else (200, 20)))]
+    found += [_matrix(*((200, 25) if small else (2048, 256))), _round(*((12, 6, 12) if small else (60, 32, 64)))]
+    return {case.name: case for case in found}
+
+
+def noisy_train(shape: Sequence[int], rank: int, *, noise: float = 1e-4, seed: int = 0) -> np.ndarray:
+    """A train of norm 1 plus noise; no more memory than the result takes, and its two halves."""
+    half = len(shape) // 2
+    generator = np.random.default_rng(seed)
+    left = _half(generator, shape[:half], rank)  # (n ...) r
+    right = _half(generator, shape[half:][::-1], rank)  # (... n) r, in reverse order of legs
+    d = len(shape) - half
+    right = right.reshape(*shape[half:][::-1], -1).transpose(*range(d)[::-1], d).reshape(-1, right.shape[1])
+    bond = min(left.shape[1], right.shape[1])
+    x = left[:, :bond] @ right[:, :bond].T  # (n ...) [r] (n ...)
+    x /= np.linalg.norm(x)
+    add_noise(x, noise, generator)
+    return x.reshape(shape)
+
+
+def _half(generator: np.random.Generator, shape: Sequence[int], rank: int) -> np.ndarray:
+    """The first cores of a random train, multiplied out: (n[0] n[1] ..., r)."""
+    x = np.ones((1, 1))
+    for n in shape:
+        r = len(x.T)
+        core = generator.standard_normal((r, n, min(rank, len(x) * n))) / math.sqrt(n * r)  # keeps the norm near 1
+        x = np.tensordot(x, core, 1).reshape(-1, core.shape[2])  # (...) [r] n r'
+    return x
+
+
+def add_noise(x: np.ndarray, norm: float, generator: np.random.Generator) -> None:
+    """Add Gaussian noise of that norm in place, a piece at a time."""
+    flat = x.reshape(-1)
+    for start in range(0, flat.size, 1 << 20):
+        piece = flat[start : start + (1 << 20)]
+        piece += norm / math.sqrt(flat.size) * generator.standard_normal(piece.size, piece.dtype)
+
+
+def _tucker4(n: int, rank: int) -> Case:
+    return Case(
+        "tucker4",
+        f"{_times((n,) * 4)} float64, Gaussian; ranks {rank}",
+        "tucker",
+        (n,) * 4,
+        rank,
+        limit=math.sqrt(1 - (rank / n) ** 4),  # what a random subspace leaves
+        make=lambda case: np.random.default_rng(0).standard_normal(case.shape),
+    )
+
+
+def _cubes(n: int, rank: int) -> list[Case]:
+    """The same tensor twice: its Tucker ranks, and its CP rank."""
+    about = f"{_times((n,) * 3)} float64, CP rank {rank} plus noise of norm 1e-2; "
+    free = {"tucker": 3 * (n - rank) * rank + rank**3, "cp": rank * (3 * n - 2)}
+    goal = {layout: WITHIN * best_gaussian(1e-2, n**3, count) for layout, count in free.items()}
+
+    def make(case: Case) -> np.ndarray:
+        generator = np.random.default_rng(0)
+        a, b, c = (generator.standard_normal((size, case.rank)) for size in case.shape)
+        x = np.einsum("ir,jr,kr->ijk", a, b, c, optimize=True)  # i j k [r]
+        x /= np.linalg.norm(x)
+        add_noise(x, 1e-2, generator)
+        return x
+
+    return [
+        Case("tucker3", f"{about}ranks {rank}", "tucker", (n,) * 3, rank, goal["tucker"], make),
+        Case("cp3", f"{about}CP rank {rank} to 0.1 % of the best error", "cp", (n,) * 3, rank, goal["cp"], make),
+    ]
+
+
+def _matrix(n: int, rank: int) -> Case:
+    s = 1 / np.arange(1.0, n + 1)
+
+    def make(case: Case) -> np.ndarray:
+        generator = np.random.default_rng(0)
+        u, v = (np.linalg.qr(generator.standard_normal((n, n)))[0] for _ in range(2))
+        return ((u * s) @ v.T).astype(np.float32)
+
+    best = float(np.linalg.norm(s[rank:]) / np.linalg.norm(s))
+    about = f"{n} x {n} float32, singular values 1/k; rank {rank} to 0.1 % of the optimal error {best:.4g}"
+    return Case("svd", about, "svd", (n, n), rank, WITHIN * best, make)
+
+
+def _round(d: int, rank: int, bond: int) -> Case:
+    return Case(
+        "round",
+        f"{d} cores ({bond}, {rank}, {bond}) float64 whose true rank is {rank}; rtol 1e-6",
+        "train",
+        (rank,) * d,
+        rank,
+        limit=1e-6,
+        make=lambda case: padded_train(case.shape, case.rank, bond),
+        rtol=1e-6,
+    )
+
+
+def padded_train(shape: Sequence[int], rank: int, bond: int, *, seed: int = 0) -> list[np.ndarray]:
+    """Cores of a random train of norm near 1, each bond blown up by a wide matrix and its inverse from the right."""
+    generator = np.random.default_rng(seed)
+    d = len(shape)
+    sizes = [1, *[rank] * (d - 1), 1]
+    cores = [generator.standard_normal((sizes[k], shape[k], sizes[k + 1])) for k in range(d)]
+    cores = [core / math.sqrt(core.shape[0] * core.shape[1]) for core in cores]
+    for k in range(d - 1):
+        wide = generator.standard_normal((rank, bond)) / math.sqrt(bond)
+        cores[k] = np.tensordot(cores[k], wide, 1)  # r n [r'] bond
+        cores[k + 1] = np.tensordot(np.linalg.pinv(wide), cores[k + 1], 1)  # bond [r'] n r
+    return cores
+
+
+def _times(shape: Sequence[int]) -> str:
+    if len(set(shape)) == 1 and len(shape) > 4:
+        return f"{shape[0]}^{len(shape)}"
+    return " x ".join(map(str, shape))

@@ -1,0 +1,93 @@
+"""True errors, from raw arrays alone: what a library says of its own result is not asked.
+
+A result is a list of arrays in one of four layouts:
+
+    train    cores (r[k], n[k], r[k+1])
+    tucker   core, then factors (n[k], r[k])
+    cp       weights (R,), then factors (n[k], R)
+    svd      u (m, r), s (r,), vh (r, n)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Arrays = Sequence[np.ndarray]
+
+
+def full(layout: str, arrays: Arrays) -> np.ndarray:
+    """Multiply out, in the precision of the arrays."""
+    return {"train": _full_train, "tucker": _full_tucker, "cp": _full_cp, "svd": _full_svd}[layout](arrays)
+
+
+def error(layout: str, x: np.ndarray | Arrays, arrays: Arrays) -> float:
+    """Relative Frobenius error of a result; `x` is the dense array, or the cores of the train that was rounded."""
+    if not isinstance(x, np.ndarray):
+        return train_distance(x, arrays) / train_distance(x, [np.zeros((1, n, 1)) for _, n, _ in map(np.shape, x)])
+    y = full(layout, arrays).astype(np.result_type(x.dtype, np.float64), copy=False)
+    difference = np.subtract(x, y, out=y)
+    return float(np.linalg.norm(difference) / np.linalg.norm(x.astype(y.dtype, copy=False)))
+
+
+def ranks(layout: str, arrays: Arrays) -> tuple[int, ...]:
+    if layout == "train":
+        return (*(len(core) for core in arrays), arrays[-1].shape[2])
+    return arrays[0].shape if layout == "tucker" else (arrays[0].shape[-1],)
+
+
+def stored(arrays: Arrays) -> int:
+    return sum(a.size for a in arrays)
+
+
+def train_distance(a: Arrays, b: Arrays) -> float:
+    """Norm of the difference of two trains, from triangular factors of the difference train: no square loses digits."""
+    t = np.array([[1.0, -1.0]])  # p (ra rb)
+    for core_a, core_b in zip(a, b, strict=True):
+        split = len(core_a)
+        ta = np.tensordot(t[:, :split], core_a, 1)  # p [ra] n ra'
+        tb = np.tensordot(t[:, split:], core_b, 1)  # p [rb] n rb'
+        both = np.concatenate([ta, tb], axis=2)  # p n (ra' rb')
+        t = np.linalg.qr(both.reshape(-1, both.shape[2]), mode="r")
+    return float(np.linalg.norm(t.sum(axis=1)))
+
+
+def _full_train(cores: Arrays) -> np.ndarray:
+    """Contract both halves first: from one end alone, the last step would hold r times the result."""
+    half = len(cores) // 2
+    left, right = cores[0], cores[-1]
+    for core in cores[1:half]:
+        left = np.tensordot(left, core, 1)  # 1 n ... [r] n r'
+    for core in cores[half:-1][::-1]:
+        right = np.tensordot(core, right, 1)  # r n [r'] n ... 1
+    if half == 0:
+        return right[0, ..., 0]
+    shape = left.shape[1:-1] + right.shape[1:-1]
+    return (left.reshape(-1, left.shape[-1]) @ right.reshape(len(right), -1)).reshape(shape)
+
+
+def _full_tucker(arrays: Arrays) -> np.ndarray:
+    x, *factors = arrays
+    for factor in factors:
+        x = np.tensordot(x, factor, (0, 1))  # [r0] r1 ... n0: every mode in turn is the first one
+    return x
+
+
+def _full_cp(arrays: Arrays) -> np.ndarray:
+    weights, first, *others = arrays
+    rest = np.ones((1, len(weights)))
+    for factor in others:
+        rest = (rest[:, None] * factor).reshape(-1, len(weights))  # (n n') R
+    return ((first * weights) @ rest.T).reshape([len(f) for f in arrays[1:]])  # n [R] (n n')
+
+
+def _full_svd(arrays: Arrays) -> np.ndarray:
+    u, s, vh = arrays
+    return (u * s) @ vh  # m [r] n
+
+
+def best_gaussian(noise: float, n_entries: int, n_free: int) -> float:
+    """Expected error of the best fit of a model with `n_free` parameters to its own tensor plus Gaussian noise."""
+    return noise / math.hypot(1, noise) * math.sqrt(1 - n_free / n_entries)

@@ -1,0 +1,129 @@
+r"""A dense array to the cores of a train.
+
+Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 1, from the left: each step leaves
+
+    |>--|>--|>--(rest)          |>  left-isometric core
+    |   |   |   | | |
+
+so the last core is the centre and carries the norm. Three things make it fast on large arrays. A truncation from the
+left needs only the left singular vectors of its matrix A, which A A^H has: anything small that stands in for A may be
+decomposed in its place (`left_svd`). So several legs are split off at once, at the price of one pass over the data. And
+an array of low ranks is first cut in the middle (`sampled_split`), after which nothing large is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.left import Left, left_svd
+from tnlib.linalg.sampled import sampled_split
+from tnlib.linalg.scale import norm
+from tnlib.linalg.signs import leading_phases
+from tnlib.linalg.threads import matmul
+from tnlib.sweeps.budget import Budget
+
+# Rows of the matrix whose left singular vectors are found at once: first the smaller count, and where more than half
+# of its singular vectors are needed, so that little is gained, the larger one.
+_ROWS = (64, 512)
+_SAMPLED = 1 << 14  # entries; below, a sample saves nothing
+
+
+def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array]:
+    """Split `x` (n[0], ..., n[d-1]) into a train by d - 1 truncations from the left."""
+    *legs, last = x.shape
+    cores, rest = _sweep(x.reshape(1, -1), tuple(legs), budget, max_rank, whole=True)
+    if rest is x or rest.base is not None:
+        rest = rest.copy()
+    return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
+
+
+def _sweep(
+    x: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, *, whole: bool = False
+) -> tuple[list[Array], Array]:
+    """Split `legs` off `x` (l, legs ... t), a part or the whole; return their cores and what is left, (r, t)."""
+    cores: list[Array] = []
+    rest = x
+    while legs:
+        cut = _cut_in_the_middle(rest, legs, budget, max_rank, whole=whole and not cores)
+        if cut is not None:
+            k, left, right = cut
+            head, center = _sweep(left, legs[:k], budget, max_rank)
+            rest = matmul(center, right)  # r [l'] (n(k+1) ... t)
+        else:
+            head, flat = _peel(rest, legs, budget, max_rank)
+            rest = matmul(_merge(head).conj().T, flat)  # r [(l n0 ... nk)] (n(k+1) ... t)
+        cores += head
+        legs = legs[len(head) :]
+    return cores, rest
+
+
+def _cut_in_the_middle(
+    rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, *, whole: bool
+) -> tuple[int, Array, Array] | None:
+    """Return a count of legs, and `rest` as (l legs, l') times (l', others), where it has so low a rank."""
+    if rest.size < _SAMPLED or (budget.rtol is None and max_rank is not None):
+        return None  # with a cap alone the best error is asked for, not one within bounds
+    rows = [len(rest) * math.prod(legs[: k + 1]) for k in range(len(legs))]
+    k = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))
+    step = budget.step + k
+    limit = budget.noise if budget.share is None else budget.share
+    flat = rest.reshape(rows[k], -1)
+    size = budget.norm if whole else norm(rest)
+    found = sampled_split(flat, norm=size, limit=limit)
+    if found is None:
+        return None
+    budget.reserve(step, found.lost)
+    return k + 1, found.left.reshape(len(rest), -1), found.right
+
+
+def _peel(rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None) -> tuple[list[Array], Array]:
+    """Return the cores of the first few `legs`, and `rest` as the matrix of these legs and all others."""
+    start = budget.step
+    limit = budget.noise if budget.share is None else budget.share
+    for rows in _ROWS:
+        count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])
+        flat = rest.reshape(len(rest) * math.prod(legs[:count]), -1)
+        found = left_svd(flat[None], exact=False)
+        if 2 * np.count_nonzero(found.s > limit) <= len(flat):
+            break
+    if found.blur <= limit or max_rank is not None:
+        cores = _isometries(found, len(rest), legs[:count], budget, max_rank, exact=found.blur == 0.0)
+        if budget.clear(start, found.blur):
+            return cores, flat
+        budget.rewind(start)
+    found = left_svd(flat[None], exact=True)
+    return _isometries(found, len(rest), legs[:count], budget, max_rank, exact=True), flat
+
+
+def _isometries(
+    found: Left, left: int, legs: Sequence[int], budget: Budget, max_rank: int | None, *, exact: bool
+) -> list[Array]:
+    """Return the left-isometric cores (l, n, r) of `legs`, by what stands in for their matrix (l legs, others)."""
+    cores: list[Array] = []
+    if len(legs) == 1:
+        return [_isometry(found, left, budget, max_rank)]
+    rest = found.u * found.s  # (l n0 ... nk) (others)
+    for n in legs:
+        flat = rest.reshape(left * n, -1)
+        cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget, max_rank))
+        rest = _merge(cores[-1:]).conj().T @ flat
+        left = len(rest)
+    return cores
+
+
+def _isometry(found: Left, left: int, budget: Budget, max_rank: int | None) -> Array:
+    rank = budget.choose(found.s, max_rank=max_rank, blur=found.blur)
+    u = found.u[:, :rank].astype(budget.dtype, copy=False)
+    return (u * leading_phases(u).conj()).reshape(left, -1, rank)  # l n r
+
+
+def _merge(cores: Sequence[Array]) -> Array:
+    """Return cores (l, n, r) ... (r', n', r'') as one matrix (l n ... n', r'')."""
+    out = cores[0].reshape(-1, cores[0].shape[-1])
+    for core in cores[1:]:
+        out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (l n [r]) [r] n' r'
+    return out
