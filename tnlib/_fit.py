@@ -106,11 +106,11 @@ def report(
             f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "
             "raise what limits it, a rank or a count of sweeps, or ask for less."
         )
-        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
     elif rtol is None and not stationary:
         text = f"{function}: still improving after {n_iter} sweeps, at error {error:.3g}; raise n_iter."
-        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
     for note in notes:
-        warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=3)
+        warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=4)
     converged = not missed and (stationary or rtol is not None)
     return Fit(value, error, True, converged, n_iter, notes)

@@ -17,6 +17,7 @@ from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product, unfold
 from tnlib.linalg.orthogonal import fill_columns
 from tnlib.linalg.left import left_svd
+from tnlib.linalg.project import adjoint_times
 from tnlib.linalg.scale import distance, shift
 from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import truncated_svd
@@ -110,8 +111,8 @@ def _st_hosvd(x: Array, budget: Budget, caps: Sequence[int | None]) -> tuple[Arr
     for k, cap in enumerate(caps):
         slabs = core.reshape(math.prod(core.shape[:k]), core.shape[k], -1)  # (r0 ...) nk (n(k+1) ...)
         factor = _leading_vectors(slabs, budget, cap)
-        factors.append(factor)  # nk rk
-        core = (factor.conj().T @ slabs).reshape(*core.shape[:k], -1, *core.shape[k + 1 :])  # r0 ... rk n(k+1) ...
+        factors.append(factor.astype(x.dtype, copy=False))  # nk rk
+        core = adjoint_times(factor, slabs).reshape(*core.shape[:k], -1, *core.shape[k + 1 :])  # r0 ... rk n(k+1) ...
     return core.astype(x.dtype, copy=False), factors
 
 
@@ -125,8 +126,8 @@ def _leading_vectors(slabs: Array, budget: Budget, cap: int | None) -> Array:
         budget.rewind(step)
         found = left_svd(slabs, exact=True)
         rank = budget.choose(found.s, max_rank=cap)
-    u = found.u[:, :rank].astype(budget.dtype, copy=False)
-    return u * leading_phases(u).conj()
+    u = found.u[:, :rank]
+    return u * leading_phases(u.astype(budget.dtype, copy=False)).conj()  # of the numbers that will be seen
 
 
 def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Array]]:

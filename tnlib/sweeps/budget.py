@@ -47,7 +47,7 @@ class Budget:
     dtype: np.dtype[Any]
     _discarded: list[float] = field(default_factory=list, init=False)
     _charged: list[float] = field(default_factory=list, init=False)  # squared, out of (rtol * norm) ** 2
-    _reserved: dict[int, float] = field(default_factory=dict, init=False)  # lost before the truncation itself
+    _allowed: list[float] = field(default_factory=list, init=False)  # squared
     _cuts: list[int] = field(default_factory=list, init=False)
 
     @property
@@ -61,13 +61,22 @@ class Budget:
         if self.rtol is None:
             return None
         left = (self.rtol * self.norm) ** 2 - sum(self._charged)
-        equal = left / (len(self.sides) - self.step)
-        return math.sqrt(max(0.0, equal - self._reserved.get(self.step, 0.0) ** 2))
+        return math.sqrt(max(0.0, left) / (len(self.sides) - self.step))
 
     @property
     def noise(self) -> float:
         """Singular values of the next truncation below this are roundoff."""
         return noise_level(self.norm, self.dtype, self.sides[self.step])
+
+    @property
+    def limit(self) -> float:
+        """`share`, or `noise` where numerical ranks are kept."""
+        return self.noise if self.share is None else self.share
+
+    @property
+    def negligible(self) -> float:
+        """Errors below this are roundoff, and need not be known to a few percent."""
+        return noise_level(self.norm, self.dtype, 1)
 
     def choose(self, s: Array, *, max_rank: int | None = None, blur: float = 0.0) -> int:
         """Return how many of the singular values `s` the next truncation keeps, and book what it discards.
@@ -77,32 +86,37 @@ class Budget:
         share, noise = self.share, self.noise
         if share is not None:
             share = math.sqrt(max(0.0, share**2 - blur**2))
+        self._allowed.append((noise if share is None else share) ** 2 + blur**2)
         rank = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
         if rank < choose_rank(s, budget=share, noise=noise):
             apart = noise + blur**2 / max(float(s[rank - 1]), noise) if blur else noise
             if cuts_group(s, rank, apart):
                 self._cuts.append(self.step)
-        unseen = math.hypot(blur if rank < len(s) else 0.0, self._reserved.get(self.step, 0.0))
-        lost = math.hypot(float(tails(s)[rank]), unseen)
+        lost = math.hypot(float(tails(s)[rank]), blur if rank < len(s) else 0.0)
         # What a rank cap discards beyond the share is lost; the rest of the sweep keeps its own shares.
-        self._charged.append(min(lost, math.hypot(share or 0.0, unseen)) ** 2)
+        self._charged.append(min(lost**2, self._allowed[-1]))
         self._discarded.append(lost)
         return rank
 
-    def reserve(self, step: int, lost: float) -> None:
-        """Book what was lost, inside its share, before the truncation number `step` is made."""
-        self._reserved[step] = math.hypot(lost, self._reserved.get(step, 0.0))
+    def settle(self, start: int, lost: float) -> bool:
+        """Book that truncations from number `start` on discarded `lost` together; False where that is too much."""
+        steps = self.step - start
+        booked, allowed = sum(d**2 for d in self._discarded[start:]), sum(self._allowed[start:])
+        if lost**2 > max(booked, allowed):
+            return False
+        self._charged[start:] = [min(lost**2, allowed) / steps] * steps
+        self._discarded[start:] = [lost / math.sqrt(steps)] * steps
+        return True
 
     def rewind(self, step: int) -> None:
         """Forget the truncations from number `step` on; they are made anew."""
-        del self._discarded[step:], self._charged[step:]
+        del self._discarded[step:], self._charged[step:], self._allowed[step:]
         self._cuts = [k for k in self._cuts if k < step]
 
     def clear(self, since: int, blur: float) -> bool:
         """Say whether what was discarded since step number `since` stands out from an uncertainty `blur` of each."""
         lost = math.hypot(*self._discarded[since:])
-        roundoff = noise_level(self.norm, self.dtype, 1)
-        return blur <= roundoff or lost == 0.0 or lost >= _CLEAR * blur * math.sqrt(self.step - since)
+        return blur <= self.negligible or lost == 0.0 or lost >= _CLEAR * blur * math.sqrt(self.step - since)
 
     @property
     def cuts(self) -> list[int]:

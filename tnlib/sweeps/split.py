@@ -20,10 +20,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.left import Left, left_svd
-from tnlib.linalg.sampled import sampled_split
-from tnlib.linalg.scale import norm
+from tnlib.linalg.project import adjoint_times, project
+from tnlib.linalg.sampled import sampled_columns
 from tnlib.linalg.signs import leading_phases
-from tnlib.linalg.threads import matmul
 from tnlib.sweeps.budget import Budget
 
 # Rows of the matrix whose left singular vectors are found at once: first the smaller count, and where more than half
@@ -35,55 +34,61 @@ _SAMPLED = 1 << 14  # entries; below, a sample saves nothing
 def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array]:
     """Split `x` (n[0], ..., n[d-1]) into a train by d - 1 truncations from the left."""
     *legs, last = x.shape
-    cores, rest = _sweep(x.reshape(1, -1), tuple(legs), budget, max_rank, whole=True)
-    if rest is x or rest.base is not None:
-        rest = rest.copy()
+    cores, rest = _sweep(x.reshape(1, -1), tuple(legs), budget, max_rank, budget.norm)
+    if not legs:
+        rest = rest.copy()  # of one leg it is x itself
     return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
 
 
 def _sweep(
-    x: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, *, whole: bool = False
+    x: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, size: float | None = None
 ) -> tuple[list[Array], Array]:
-    """Split `legs` off `x` (l, legs ... t), a part or the whole; return their cores and what is left, (r, t)."""
+    """Split `legs` off `x` (l, legs ... t), of norm `size` if known; return their cores and what is left, (r, t)."""
     cores: list[Array] = []
     rest = x
     while legs:
-        cut = _cut_in_the_middle(rest, legs, budget, max_rank, whole=whole and not cores)
-        if cut is not None:
-            k, left, right = cut
-            head, center = _sweep(left, legs[:k], budget, max_rank)
-            rest = matmul(center, right)  # r [l'] (n(k+1) ... t)
-        else:
-            head, flat = _peel(rest, legs, budget, max_rank)
-            rest = matmul(_merge(head).conj().T, flat)  # r [(l n0 ... nk)] (n(k+1) ... t)
+        found = _by_a_sample(rest, legs, budget, max_rank, size)
+        head, rest = found if found is not None else _by_a_gram_matrix(rest, legs, budget, max_rank)
         cores += head
-        legs = legs[len(head) :]
+        legs, size = legs[len(head) :], None
     return cores, rest
 
 
-def _cut_in_the_middle(
-    rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, *, whole: bool
-) -> tuple[int, Array, Array] | None:
-    """Return a count of legs, and `rest` as (l legs, l') times (l', others), where it has so low a rank."""
+def _by_a_sample(
+    rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, size: float | None
+) -> tuple[list[Array], Array] | None:
+    """Return the cores of half of the `legs` and what they leave, or None where the rank is not seen to be low.
+
+    With few columns C = A V^H in the place of A, V V^H = 1, and E E^H the projection that the cores of C make,
+
+        norm(A - E E^H A)^2  =  norm(C - E E^H C)^2 + norm((1 - E E^H) (A - C V))^2,
+
+    so the sweep over C knows nearly all of the error, and what it cannot know is measured.
+    """
     if rest.size < _SAMPLED or (budget.rtol is None and max_rank is not None):
         return None  # with a cap alone the best error is asked for, not one within bounds
     rows = [len(rest) * math.prod(legs[: k + 1]) for k in range(len(legs))]
-    k = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))
-    step = budget.step + k
-    limit = budget.noise if budget.share is None else budget.share
-    flat = rest.reshape(rows[k], -1)
-    size = budget.norm if whole else norm(rest)
-    found = sampled_split(flat, norm=size, limit=limit)
-    if found is None:
+    half = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))  # a tall one is cheaper to sample
+    flat = rest.reshape(rows[half], -1)
+    columns = sampled_columns(flat, limit=budget.limit)
+    if columns is None:
         return None
-    budget.reserve(step, found.lost)
-    return k + 1, found.left.reshape(len(rest), -1), found.right
-
-
-def _peel(rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None) -> tuple[list[Array], Array]:
-    """Return the cores of the first few `legs`, and `rest` as the matrix of these legs and all others."""
     start = budget.step
-    limit = budget.noise if budget.share is None else budget.share
+    head, _ = _sweep(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
+    below, lost = project(
+        _merge(head), flat, size=size, negligible=budget.negligible
+    )  # r [(l n0 ... nk)] (n(k+1) ... t)
+    if not budget.settle(start, lost):
+        budget.rewind(start)
+        return None
+    return head, below
+
+
+def _by_a_gram_matrix(
+    rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None
+) -> tuple[list[Array], Array]:
+    """Return the cores of the first few `legs` and what they leave."""
+    start, limit = budget.step, budget.limit
     for rows in _ROWS:
         count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])
         flat = rest.reshape(len(rest) * math.prod(legs[:count]), -1)
@@ -93,10 +98,11 @@ def _peel(rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None
     if found.blur <= limit or max_rank is not None:
         cores = _isometries(found, len(rest), legs[:count], budget, max_rank, exact=found.blur == 0.0)
         if budget.clear(start, found.blur):
-            return cores, flat
+            return cores, adjoint_times(_merge(cores), flat[None])[0]
         budget.rewind(start)
     found = left_svd(flat[None], exact=True)
-    return _isometries(found, len(rest), legs[:count], budget, max_rank, exact=True), flat
+    cores = _isometries(found, len(rest), legs[:count], budget, max_rank, exact=True)
+    return cores, adjoint_times(_merge(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
 
 
 def _isometries(
@@ -117,8 +123,9 @@ def _isometries(
 
 def _isometry(found: Left, left: int, budget: Budget, max_rank: int | None) -> Array:
     rank = budget.choose(found.s, max_rank=max_rank, blur=found.blur)
-    u = found.u[:, :rank].astype(budget.dtype, copy=False)
-    return (u * leading_phases(u).conj()).reshape(left, -1, rank)  # l n r
+    u = found.u[:, :rank]
+    phases = leading_phases(u.astype(budget.dtype, copy=False))  # of the numbers that will be seen
+    return (u * phases.conj()).reshape(left, -1, rank)  # l n r
 
 
 def _merge(cores: Sequence[Array]) -> Array:

@@ -1,0 +1,52 @@
+"""Measure, and write the page.
+
+    python -m benchmarks [--scale full|small] [--part speed --part growth ...] [--page-only]
+
+At full scale the page is docs/benchmarks.md, at small scale out/benchmarks.md. What was measured lies in
+out/bench.json or out/bench-small.json; a part that is measured again replaces its own section there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from benchmarks import accuracy, growth, machine, memory, report, speed, startup
+from benchmarks.cases import SCALES
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = {
+    "machine": machine.measure,
+    "startup": startup.measure,
+    "speed": speed.measure,
+    "memory": memory.measure,
+    "growth": growth.measure,
+    "accuracy": accuracy.measure,
+}
+
+
+@click.command()
+@click.option("--scale", type=click.Choice(SCALES), default="full")
+@click.option("--part", "parts", type=click.Choice(list(PARTS)), multiple=True, default=tuple(PARTS))
+@click.option("--page-only", is_flag=True, help="Measure nothing; write the page again.")
+def main(scale: str, parts: tuple[str, ...], page_only: bool) -> None:
+    small = scale == "small"
+    store = ROOT / "out" / ("bench-small.json" if small else "bench.json")
+    page = ROOT / ("out" if small else "docs") / "benchmarks.md"
+    data = json.loads(store.read_text()) if store.exists() else {}
+    data |= {"scale": scale, "command": "make bench SCALE=small" if small else "make bench"}
+    for part in () if page_only else parts:
+        start = time.perf_counter()
+        data[part] = PARTS[part](scale)
+        store.parent.mkdir(exist_ok=True)
+        store.write_text(json.dumps(data, indent=1))
+        print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
+    report.write(data, page)
+    print(f"Page: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,515 @@
+"""The registry: for each case, who solves it and how it is called.
+
+Every entry is at the fastest setting found that meets what the case asks for; where none does, its error says so.
+An entry gets the data in its own class, made beforehand, and its result is taken apart afterwards: neither is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import pkgutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Case
+
+
+def _unchanged(x: Any, case: Case | None = None) -> Any:
+    return x
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to solve a case.
+
+    `run(function, x, case)` is what is timed. `exact`: its spectrum comes from LAPACK's SVD and not from the
+    eigenvalues of a Gram matrix or a random sketch, so that small singular values are right as well.
+    """
+
+    name: str
+    needs: str  # "package.module:function"; an entry whose function cannot be imported is skipped by name
+    run: Callable[[Any, Any, Case], Any]
+    arrays: Callable[[Any], Sequence[Any]]
+    how: str
+    prepare: Callable[[Any, Case], Any] = _unchanged
+    exact: bool = False
+
+    @property
+    def package(self) -> str:
+        return self.needs.partition(":")[0].partition(".")[0]
+
+    def function(self) -> Any:
+        """Import what is timed; raises ImportError or AttributeError where it is missing."""
+        return _resolve(self.needs)
+
+    def missing(self) -> str | None:
+        """Why the entry cannot run here, or None."""
+        try:
+            self.function()
+        except (ImportError, AttributeError):
+            return f"{self.needs.replace(':', '.')} is not installed"
+        return None
+
+    def call(self, x: Any, case: Case) -> Any:
+        """Run on prepared data. Warnings of peers are theirs; one of tnlib is an error like anywhere."""
+        if self.package == "tnlib":
+            return self.run(self.function(), x, case)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.run(self.function(), x, case)
+
+    def solve(self, x: Any, case: Case) -> list[np.ndarray]:
+        """Prepare, run and take apart."""
+        return self.as_arrays(self.call(self.prepare(x, case), case))
+
+    def as_arrays(self, result: Any) -> list[np.ndarray]:
+        """Take a result apart, into one of the layouts of truth.py."""
+        return [np.asarray(a) for a in self.arrays(result)]
+
+
+@functools.cache
+def _resolve(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pkgutil.resolve_name(name)
+
+
+def _torch(x: Any, _: Case) -> Any:
+    torch = importlib.import_module("torch")
+    torch.manual_seed(0)  # svd_lowrank takes no generator
+    return torch.from_numpy(x)
+
+
+def _pyttb(x: np.ndarray, _: Case) -> Any:
+    return importlib.import_module("pyttb").tensor(x)
+
+
+# ---- dense array -> train
+
+SPLIT = "rtol / sqrt(d - 1)"
+
+
+def _per_bond(case: Case) -> float:
+    return (case.rtol or 0.0) / math.sqrt(len(case.shape) - 1)
+
+
+def _quimb_dense(method: str) -> Callable[[Any, Any, Case], Any]:
+    def run(states: Any, x: np.ndarray, case: Case) -> Any:
+        cutoff = _per_bond(case) ** 2  # of the sum of squares, relative
+        return states.from_dense(x, dims=x.shape, method=method, cutoff=cutoff, cutoff_mode="rsum2")
+
+    return run
+
+
+def quimb_cores(state: Any) -> list[np.ndarray]:
+    state.permute_arrays("lpr")
+    first, *middle, last = state.arrays
+    return [first[None], *middle, last[..., None]]
+
+
+def _tenpy_state(x: np.ndarray, _: Case) -> Any:
+    module = importlib.import_module("tenpy.linalg.np_conserved")
+    return module.Array.from_ndarray_trivial(x, labels=[f"p{k}" for k in range(x.ndim)])
+
+
+def _tenpy_dense(states: Any, psi: Any, case: Case) -> Any:
+    site, charge = (importlib.import_module(f"tenpy.{name}") for name in ("networks.site", "linalg.charges"))
+    sites = [site.Site(charge.LegCharge.from_trivial(n)) for n in case.shape]
+    # Each value below the cutoff goes, however many they are: so many of them at most.
+    cutoff = _per_bond(case) / math.sqrt(case.rank * max(case.shape))
+    return states.from_full(sites, psi, cutoff=cutoff, normalize=False, unit_cell_width=len(sites))
+
+
+def _tenpy_cores(state: Any) -> list[np.ndarray]:
+    tensors = [state.get_B(0, form="Th"), *(state.get_B(k, form="B") for k in range(1, state.L))]
+    cores = [tensor.transpose(["vL", "p", "vR"]).to_ndarray() for tensor in tensors]
+    return [state.norm * cores[0], *cores[1:]]
+
+
+def tnlib_cores(fit: Any) -> list[np.ndarray]:
+    *others, last = fit.value.cores
+    return [*others, last * math.exp(fit.value.log_scale)]
+
+
+def _true_ranks(case: Case) -> list[int]:
+    sizes = [math.prod(case.shape[:k]) for k in range(len(case.shape) + 1)]
+    return [min(case.rank, size, sizes[-1] // size) for size in sizes]
+
+
+TRAIN = (
+    Entry(
+        "tnlib", "tnlib:tt_svd", lambda tt_svd, x, case: tt_svd(x, rtol=case.rtol), tnlib_cores, "tt_svd(x, rtol=rtol)"
+    ),
+    Entry(
+        "quimb, Gram mode",
+        "quimb.tensor:MatrixProductState",
+        _quimb_dense("svd:eig"),
+        quimb_cores,
+        f"from_dense(method='svd:eig', cutoff_mode='rsum2', cutoff=({SPLIT})^2)",
+    ),
+    Entry(
+        "quimb",
+        "quimb.tensor:MatrixProductState",
+        _quimb_dense("svd"),
+        quimb_cores,
+        "the same with method='svd'",
+        exact=True,
+    ),
+    Entry(
+        "torchTT",
+        "torchtt:TT",
+        lambda train, x, case: train(x, eps=case.rtol),
+        lambda train: train.cores,
+        "TT(x, eps=rtol)",
+        prepare=_torch,
+        exact=True,
+    ),
+    Entry(
+        "tensorly",
+        "tensorly.decomposition:tensor_train",
+        lambda tensor_train, x, case: tensor_train(x, rank=_true_ranks(case)),
+        lambda train: train.factors,
+        "tensor_train(x, rank=the true ranks); it takes no tolerance",
+        exact=True,
+    ),
+    Entry(
+        "teneva",
+        "teneva:svd",
+        lambda svd, x, case: svd(x, e=_per_bond(case), r=case.rank),  # e is absolute; the data have norm 1
+        _unchanged,
+        f"svd(x, e={SPLIT}, r=the true rank); without r it keeps the noise of long trains",
+        exact=True,
+    ),
+    Entry(
+        "TeNPy",
+        "tenpy.networks.mps:MPS",
+        _tenpy_dense,
+        _tenpy_cores,
+        f"MPS.from_full(cutoff={SPLIT} / sqrt(rows)), of each singular value",
+        prepare=_tenpy_state,
+        exact=True,
+    ),
+)
+
+# ---- train -> smaller train
+
+
+def _quimb_state(cores: Sequence[np.ndarray], _: Case) -> Any:
+    states = _resolve("quimb.tensor:MatrixProductState")
+    return states([cores[0][0], *cores[1:-1], cores[-1][..., 0]], shape="lpr")  # three legs at the ends mean a ring
+
+
+def _torch_train(cores: Sequence[np.ndarray], case: Case) -> Any:
+    return _resolve("torchtt:TT")([_torch(np.ascontiguousarray(core), case) for core in cores])
+
+
+def _quimb_round(method: str) -> Callable[[Any, Any, Case], Any]:
+    def run(_: Any, state: Any, case: Case) -> Any:
+        rounded = state.copy()
+        rounded.compress(method=method, cutoff=_per_bond(case) ** 2, cutoff_mode="rsum2")
+        return rounded
+
+    return run
+
+
+ROUND = (
+    Entry(
+        "tnlib",
+        "tnlib:round",
+        lambda round, train, case: round(train, rtol=case.rtol),
+        tnlib_cores,
+        "round(train, rtol=rtol)",
+        prepare=lambda cores, _: _resolve("tnlib:TensorTrain")(cores),
+    ),
+    Entry(
+        "torchTT",
+        "torchtt:TT",
+        lambda _, train, case: train.round(eps=case.rtol),
+        lambda train: train.cores,
+        "TT(cores).round(eps=rtol)",
+        prepare=_torch_train,
+        exact=True,
+    ),
+    Entry(
+        "teneva, Gram mode",
+        "teneva:truncate",
+        lambda truncate, cores, case: truncate(cores, e=case.rtol),
+        _unchanged,
+        "truncate(cores, e=rtol)",
+    ),
+    Entry(
+        "teneva",
+        "teneva:truncate",
+        lambda truncate, cores, case: truncate(cores, e=case.rtol, is_eigh=False),
+        _unchanged,
+        "the same with is_eigh=False",
+        exact=True,
+    ),
+    Entry(
+        "quimb, Gram mode",
+        "quimb.tensor:MatrixProductState",
+        _quimb_round("svd:eig"),
+        quimb_cores,
+        f"compress(method='svd:eig', cutoff_mode='rsum2', cutoff=({SPLIT})^2)",
+        prepare=_quimb_state,
+    ),
+    Entry(
+        "quimb",
+        "quimb.tensor:MatrixProductState",
+        _quimb_round("svd"),
+        quimb_cores,
+        "the same with method='svd'",
+        prepare=_quimb_state,
+        exact=True,
+    ),
+)
+
+# ---- dense array -> Tucker
+
+
+def _pair(result: Any) -> list[Any]:
+    core, factors = result
+    return [core, *factors]
+
+
+def _pyttb_tucker(tucker_als: Any, x: Any, case: Case) -> Any:
+    np.random.seed(0)  # noqa: NPY002 - the only generator it takes
+    return tucker_als(x, case.rank, printitn=0)[0]
+
+
+TUCKER = (
+    Entry(
+        "tnlib",
+        "tnlib:tucker",
+        lambda tucker, x, case: tucker(x, ranks=case.rank),
+        lambda fit: [fit.value.core, *fit.value.factors],
+        "tucker(x, ranks=ranks)",
+    ),
+    Entry(
+        "pyttb hosvd",
+        "pyttb:hosvd",
+        lambda hosvd, x, case: hosvd(x, tol=0, ranks=[case.rank] * x.ndims, verbosity=0),
+        lambda t: [t.core.data, *t.factor_matrices],
+        "hosvd(x, ranks=ranks), sequential, by Gram matrices",
+        prepare=_pyttb,
+    ),
+    Entry(
+        "pyttb tucker_als",
+        "pyttb:tucker_als",
+        _pyttb_tucker,
+        lambda t: [t.core.data, *t.factor_matrices],
+        "tucker_als(x, ranks)",
+        prepare=_pyttb,
+    ),
+    Entry(
+        "tensorly",
+        "tensorly.decomposition:tucker",
+        lambda tucker, x, case: tucker(x, rank=[case.rank] * x.ndim),
+        _pair,
+        "tucker(x, rank=ranks)",
+        exact=True,
+    ),
+    Entry(
+        "tensorly, one sweep",
+        "tensorly.decomposition:tucker",
+        lambda tucker, x, case: tucker(x, rank=[case.rank] * x.ndim, n_iter_max=1),
+        _pair,
+        "the same with n_iter_max=1",
+        exact=True,
+    ),
+)
+
+# ---- dense array -> CP
+
+# Most starts end in a local minimum. A peer's row is timed from its first random start that does not; the row
+# "all starts" is what it costs to get there without knowing the seed.
+STARTS = 50
+
+Start = Callable[[Any, Any, Case, int], tuple[Any, float]]  # function, data, case, seed -> result, its error
+
+
+def _until_converged(start: Start, function: Any, x: Any, case: Case) -> tuple[Any, int]:
+    """Start from one seed after the other until the error is reached; the result and the last seed."""
+    for seed in range(STARTS):
+        found, error = start(function, x, case, seed)
+        if error <= case.limit:
+            break
+    return found, seed
+
+
+def _tnlib_start(cp: Any, x: np.ndarray, case: Case, seed: int) -> tuple[Any, float]:
+    more = {} if seed == 0 else {"n_starts": 2, "rng": seed}  # the first guess of each call draws nothing
+    fit = cp(x, case.rank, **more)
+    return fit, fit.error
+
+
+def _pyttb_start(cp_als: Any, x: Any, case: Case, seed: int) -> tuple[Any, float]:
+    np.random.seed(seed)  # noqa: NPY002 - the only generator it takes
+    found, _, report = cp_als(x, case.rank, stoptol=1e-5, init="random", printitn=0)
+    return found, 1 - float(report["fit"])
+
+
+def _tensorly_start(parafac: Any, x: np.ndarray, case: Case, seed: int) -> tuple[Any, float]:
+    options = {"init": "random", "random_state": seed, "n_iter_max": 1000, "return_errors": True}
+    found, errors = parafac(x, case.rank, tol=1e-5, **options)
+    return found, float(errors[-1])
+
+
+@functools.cache
+def _pyttb_seed(case: Case) -> int:
+    return _until_converged(_pyttb_start, _resolve("pyttb:cp_als"), _pyttb(case.make(case), case), case)[1]
+
+
+@functools.cache
+def _tensorly_seed(case: Case) -> int:
+    return _until_converged(_tensorly_start, _resolve("tensorly.decomposition:parafac"), case.make(case), case)[1]
+
+
+def _weighted(t: Any) -> list[Any]:
+    return [t.weights, *t.factor_matrices]
+
+
+CP = (
+    Entry(
+        "tnlib",
+        "tnlib:cp",
+        lambda cp, x, case: _until_converged(_tnlib_start, cp, x, case)[0],
+        lambda fit: [fit.value.weights, *fit.value.factors],
+        "cp(x, rank), with more starts until converged",
+    ),
+    Entry(
+        "pyttb",
+        "pyttb:cp_als",
+        lambda cp_als, data, case: _pyttb_start(cp_als, data[0], case, data[1])[0],
+        _weighted,
+        "cp_als(x, rank, stoptol=1e-5, init='random') from the first seed that converges",
+        prepare=lambda x, case: (_pyttb(x, case), _pyttb_seed(case)),
+    ),
+    Entry(
+        "pyttb, all starts",
+        "pyttb:cp_als",
+        lambda cp_als, x, case: _until_converged(_pyttb_start, cp_als, x, case)[0],
+        _weighted,
+        "the same from seed 0 on, until one converges",
+        prepare=_pyttb,
+    ),
+    Entry(
+        "pyttb, singular start",
+        "pyttb:cp_als",
+        lambda cp_als, x, case: cp_als(x, case.rank, stoptol=1e-5, init="nvecs", printitn=0)[0],
+        _weighted,
+        "the same with init='nvecs'",
+        prepare=_pyttb,
+    ),
+    Entry(
+        "tensorly",
+        "tensorly.decomposition:parafac",
+        lambda parafac, data, case: _tensorly_start(parafac, data[0], case, data[1])[0],
+        _pair,
+        "parafac(x, rank, init='random', tol=1e-5) from the first seed that converges",
+        prepare=lambda x, case: (x, _tensorly_seed(case)),
+    ),
+    Entry(
+        "tensorly, all starts",
+        "tensorly.decomposition:parafac",
+        lambda parafac, x, case: _until_converged(_tensorly_start, parafac, x, case)[0],
+        _pair,
+        "the same from seed 0 on, until one converges",
+    ),
+    Entry(
+        "tensorly, singular start",
+        "tensorly.decomposition:parafac",
+        lambda parafac, x, case: parafac(x, case.rank, init="svd", tol=1e-5, n_iter_max=1000),
+        _pair,
+        "the same with init='svd'",
+    ),
+)
+
+# ---- matrix -> truncated SVD
+
+
+def _cut(rank: int, u: Any, s: Any, vh: Any) -> list[Any]:
+    return [u[:, :rank], s[:rank], vh[:rank]]
+
+
+def _torch_lowrank(extra: int, n_iter: int) -> Callable[[Any, Any, Case], Any]:
+    def run(svd_lowrank: Any, a: Any, case: Case) -> Any:
+        u, s, v = svd_lowrank(a, q=case.rank + extra, niter=n_iter)
+        return _cut(case.rank, u, s, v.T)
+
+    return run
+
+
+SVD = (
+    Entry(
+        "tnlib",
+        "tnlib:svd",
+        lambda svd, a, case: svd(a, max_rank=case.rank),
+        lambda fit: [fit.value.u, fit.value.s, fit.value.vh],
+        "svd(a, max_rank=rank)",
+    ),
+    Entry(
+        "scipy",
+        "scipy.linalg:svd",
+        lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
+        _unchanged,
+        "linalg.svd(a, full_matrices=False), cut afterwards",
+        exact=True,
+    ),
+    Entry(
+        "torch",
+        "torch.linalg:svd",
+        lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
+        _unchanged,
+        "linalg.svd(a, full_matrices=False), cut afterwards",
+        prepare=_torch,
+        exact=True,
+    ),
+    Entry(
+        "torch lowrank",
+        "torch:svd_lowrank",
+        _torch_lowrank(0, 2),
+        _unchanged,
+        "svd_lowrank(a, q=rank), its two power iterations",
+        prepare=_torch,
+    ),
+    Entry(
+        "torch lowrank, refined",
+        "torch:svd_lowrank",
+        _torch_lowrank(32, 3),
+        _unchanged,
+        "svd_lowrank(a, q=rank + 32, niter=3), cut afterwards",
+        prepare=_torch,
+    ),
+    Entry(
+        "sklearn randomized",
+        "sklearn.utils.extmath:randomized_svd",
+        lambda svd, a, case: svd(a, case.rank, random_state=0),
+        _unchanged,
+        "randomized_svd(a, rank), its defaults",
+    ),
+    Entry(
+        "sklearn randomized, refined",
+        "sklearn.utils.extmath:randomized_svd",
+        lambda svd, a, case: svd(a, case.rank, n_oversamples=32, n_iter=4, random_state=0),
+        _unchanged,
+        "randomized_svd(a, rank, n_oversamples=32, n_iter=4)",
+    ),
+)
+
+REGISTRY: dict[str, tuple[Entry, ...]] = {
+    "tt24": TRAIN,
+    "tt32": TRAIN,
+    "tt20": TRAIN,
+    "tucker4": TUCKER,
+    "tucker3": TUCKER,
+    "cp3": CP,
+    "svd": SVD,
+    "round": ROUND,
+}

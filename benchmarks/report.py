@@ -1,0 +1,216 @@
+"""Writes the page and its pictures from what was measured; nobody edits the numbers by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import cases
+from benchmarks.machine import FORMULAS
+from benchmarks.peers import REGISTRY
+from benchmarks.results import OURS, TARGETS, Results, Target
+
+CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call")
+
+
+def write(data: dict[str, Any], page: Path) -> None:
+    """Write `page`, and its pictures into a folder `pictures` beside it."""
+    results = Results(data)
+    folder = page.parent / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = draw(results, folder)
+    page.write_text("\n".join(text(results, names)).rstrip() + "\n", encoding="utf-8")
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """Draw what was measured; the names of the pictures."""
+    from benchmarks import pictures
+
+    figures = {}
+    if results.timed:
+        figures["speed"] = pictures.speed(results)
+    if results.data.get("growth"):
+        figures["growth"] = pictures.growth(results)
+    for group in {one["group"] for one in results.data.get("accuracy", {}).get("subjects", [])}:
+        figures[group] = pictures.accuracy(results, group)
+    for name, figure in figures.items():
+        figure.savefig(folder / f"bench-{name}.png", dpi=110)
+    return list(figures)
+
+
+def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    shown = {name: f"![{words}](pictures/bench-{name}.png)" for name, words in CAPTIONS.items() if name in pictures}
+    yield from ("# Benchmarks", "", f"Written by `{results.data['command']}`; the numbers are not edited by hand.", "")
+    yield from _machine(results)
+    yield from _targets(results)
+    if results.timed:
+        yield from ("## Speed", "", SPEED, "", shown.get("speed", ""), "")
+        for case in results.timed:
+            yield from _case(results, case)
+        yield from _bounds(results)
+    if results.data.get("growth"):
+        yield from _growth(results, shown.get("growth", ""))
+    if results.data.get("memory"):
+        yield from _memory(results)
+    if results.data.get("startup"):
+        yield from _startup(results)
+    if results.data.get("accuracy"):
+        yield from ("## Accuracy", "", ACCURACY, "")
+        yield from (line for group in ("operators", "states") if group in shown for line in (shown[group], ""))
+    yield from _skipped(results)
+
+
+CAPTIONS = {
+    "speed": "Seconds of every entry in every case, on a logarithmic axis, with the bound",
+    "growth": "Seconds against entries for tt_svd and against cores for round, with lines of slope one",
+    "operators": "Relative error against stored numbers for the QK and OV matrices and the stack of MiniLM",
+    "states": "Relative error against stored numbers for the ground states of two spin chains",
+}
+
+SPEED = """\
+Every entry takes its turn, then all of them again: seconds are medians over the turns, ratios are between medians of
+the same run. Each library gets the data in its own class, made beforehand, and its result is multiplied out
+afterwards: the true error is that of what came out, whatever the library says of it. Where it is larger than what
+the case asks for, the entry *misses*, and it does not count as a peer. A spectrum is called SVD where it comes from
+LAPACK's SVD of the data, so that its small values are right as well; the others come from Gram matrices or from
+random sketches."""
+
+ACCURACY = """\
+Relative Frobenius error against the count of stored numbers, every factor counted, as a fraction of the entries of
+the array; a curve ends where it stores as many numbers as the array has. Thick lines are tnlib's formats, thin
+dashed ones peers. A matrix is split into legs as evenly as its sizes allow; a state is a matrix between the halves
+of its chain, a train over its sites, and four groups of sites for Tucker and CP. MiniLM's QK and OV are means over
+the first heads of its layers, without biases."""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def _machine(results: Results) -> Iterator[str]:
+    found = results.data.get("machine")
+    if not found:
+        return
+    rates, blas = found["rates"], found["blas"]
+    yield (
+        f"{found['cpu']}, {found['cores']} cores; measured in the same run: float64 products at "
+        f"{rates['gemm64'] / 1e9:.0f} GFLOP/s, float32 at {rates['gemm32'] / 1e9:.0f} GFLOP/s, reading at "
+        f"{rates['read'] / 1e9:.0f} GB/s. numpy's BLAS is {blas['name']} {blas['version']} on {blas['threads']} "
+        f"thread{'s' * (blas['threads'] != 1)}. Python {found['python']}, "
+        + ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        + "."
+    )
+    yield ""
+
+
+def _targets(results: Results) -> Iterator[str]:
+    yield from ("## Targets", "")
+    yield from _table(("what", "asked", "measured", "met"), (_target(results, target) for target in TARGETS))
+
+
+def _target(results: Results, target: Target) -> tuple[str, str, str, str]:
+    side = "at least" if target.at_least else "at most"
+    value, met = target.measured(results), target.met(results)
+    shown = "not measured" if value is None else f"{value:.4g}"
+    return (
+        target.subject,
+        f"{side} {target.asked:g} {target.words}",
+        shown,
+        {None: "", True: "yes", False: "**no**"}[met],
+    )
+
+
+def _case(results: Results, name: str) -> Iterator[str]:
+    case = cases(results.data["scale"])[name]
+    how = {entry.name: entry.how for entry in REGISTRY[name]}
+    entries = sorted(results.timed[name].items(), key=lambda item: results.seconds(name, item[0]) or 0.0)
+    yield from (f"### {name}", "", f"{case.about}.", "")
+    yield from _table(
+        CASE_COLUMNS,
+        (
+            (
+                f"**{entry}**" if entry == OURS else entry,
+                _seconds(results.seconds(name, entry)),
+                _seconds(min(one["seconds"])),
+                "" if entry == OURS else _ratio(results.ratio(name, entry)),
+                f"{one['error']:.4g}" + ("" if one["solved"] else ", *misses*"),
+                _ranks(one["ranks"]),
+                f"{one['stored']:,}",
+                "SVD" if one["exact"] else "",
+                f"`{how.get(entry, '')}`" if how.get(entry) else "",
+            )
+            for entry, one in entries
+        ),
+    )
+
+
+def _bounds(results: Results) -> Iterator[str]:
+    if "machine" not in results.data:
+        return
+    yield from ("### Bounds", "")
+    yield (
+        "What a case takes at the rates measured above, its reading and its arithmetic one after the other, with N "
+        "entries and rank r:"
+    )
+    yield ""
+    rows = []
+    for case in results.timed:
+        least = results.bound(case)
+        times = (least.reading, least.arithmetic, least.seconds, results.seconds(case))
+        rows.append((case, FORMULAS[case][0], *map(_seconds, times), _ratio(results.over_bound(case))))
+    yield from _table(("case", "formula", "reading", "arithmetic", "bound", "tnlib", "tnlib to bound"), rows)
+
+
+def _growth(results: Results, picture: str) -> Iterator[str]:
+    from benchmarks.growth import ABOUT
+
+    yield from ("## Growth", "", picture, "")
+    for function, one in results.data["growth"].items():
+        yield from (f"{ABOUT[function]}; slope {results.slope(function):.3f}:", "")
+        sizes = [f"2^{n.bit_length() - 1}" if function == "tt_svd" else str(n) for n in one["sizes"]]
+        yield from _table(("size", *sizes), [("seconds", *map(_seconds, one["seconds"]))])
+
+
+def _memory(results: Results) -> Iterator[str]:
+    yield from ("## Memory", "", "Peak of the resident memory beside the input and the result:", "")
+    rows = (
+        (one["function"], one["case"], one["dtype"], _megabytes(one["input"]), _megabytes(one["extra"]),
+         f"{one['extra'] / one['input']:.2f}")
+        for one in results.data["memory"]
+    )  # fmt: skip
+    yield from _table(("function", "case", "dtype", "input", "on top", "fraction"), rows)
+
+
+def _startup(results: Results) -> Iterator[str]:
+    yield from ("## Start-up", "", "Whole processes from start to end, what is compiled already in the cache:", "")
+    rows = [(name, _seconds(value)) for name, value in results.data["startup"].items()]
+    yield from _table(("process", "seconds"), rows)
+
+
+def _skipped(results: Results) -> Iterator[str]:
+    found = results.data.get("speed", {}).get("skipped", {}) | results.data.get("accuracy", {}).get("skipped", {})
+    if found:
+        yield from ("## Skipped", "")
+        yield from (f"- {what}: {why}" for what, why in found.items())
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}x"
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return " ".join(map(str, ranks)) if len(ranks) <= 6 else f"up to {max(ranks)}"
