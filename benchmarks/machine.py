@@ -17,19 +17,8 @@ from threadpoolctl import ThreadpoolController
 
 from benchmarks.cases import Case
 
-LIBRARIES = [
-    "numpy",
-    "scipy",
-    "numba",
-    "quimb",
-    "tensorly",
-    "teneva",
-    "torchTT",
-    "torch",
-    "pyttb",
-    "scikit-learn",
-    "physics-tenpy",
-]
+LIBRARIES = ("numpy", "scipy", "numba", "quimb", "physics-tenpy", "tensorly", "teneva", "torchTT", "torch", "pyttb",
+             "scikit-learn")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from benchmarks.growth import ABOUT
 from benchmarks.results import OURS, Results
@@ -39,13 +40,13 @@ def _draw_case(ax: Axes, results: Results, case: str) -> None:
     ax.barh(entries, seconds, color=colours, edgecolor=[c if c != "white" else GREY for c in colours])
     for y, (name, value, ok) in enumerate(zip(entries, seconds, solved, strict=True)):
         ratio = results.ratio(case, name)
-        words = f" {value:.3g} s" + (f", {ratio:.3g}x" if ratio and name != OURS else "")
+        words = f" {EngFormatter('s', places=1)(value)}" + (f", {ratio:.3g}x" if ratio and name != OURS else "")
         ax.text(value, y, words + ("" if ok else ", misses"), va="center", fontsize=8)
     least = results.bound(case)
     if least is not None:
         ax.axvline(least.seconds, color="black", ls="--", lw=1)
     low = min([*seconds, *([least.seconds] if least else [])])
-    ax.set(title=case, xscale="log", xlabel="seconds, dashed: bound", xlim=(low / 2, max(seconds) * 15))
+    ax.set(title=case, xscale="log", xlabel="seconds, dashed: bound", xlim=(low / 2, max(seconds) * 30))
     ax.invert_yaxis()
     ax.spines[["top", "right"]].set_visible(False)
 

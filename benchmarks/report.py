@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,30 +99,34 @@ def _machine(results: Results) -> Iterator[str]:
     if not found:
         return
     rates, blas = found["rates"], found["blas"]
-    yield (
+    yield textwrap.fill(
         f"{found['cpu']}, {found['cores']} cores; measured in the same run: float64 products at "
         f"{rates['gemm64'] / 1e9:.0f} GFLOP/s, float32 at {rates['gemm32'] / 1e9:.0f} GFLOP/s, reading at "
         f"{rates['read'] / 1e9:.0f} GB/s. numpy's BLAS is {blas['name']} {blas['version']} on {blas['threads']} "
         f"thread{'s' * (blas['threads'] != 1)}. Python {found['python']}, "
         + ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        + "."
+        + ".",
+        width=118,
+        break_on_hyphens=False,
     )
     yield ""
 
 
 def _targets(results: Results) -> Iterator[str]:
     yield from ("## Targets", "")
-    yield from _table(("what", "asked", "measured", "met"), (_target(results, target) for target in TARGETS))
+    if results.data["scale"] != "full":
+        yield from ("They are meant for the full sizes; at this scale they only show that everything runs.", "")
+    header = ("what", "is", "asked", "measured", "met")
+    yield from _table(header, (_target(results, target) for target in TARGETS))
 
 
-def _target(results: Results, target: Target) -> tuple[str, str, str, str]:
-    side = "at least" if target.at_least else "at most"
-    value, met = target.measured(results), target.met(results)
-    shown = "not measured" if value is None else f"{value:.4g}"
+def _target(results: Results, target: Target) -> tuple[str, ...]:
+    value, met, peer = target.measured(results), target.met(results), target.against(results)
     return (
         target.subject,
-        f"{side} {target.asked:g} {target.words}",
-        shown,
+        target.words + (f" ({peer})" if peer else ""),
+        f"at {'least' if target.at_least else 'most'} {target.asked:g}",
+        "not measured" if value is None else f"{value:.4g}",
         {None: "", True: "yes", False: "**no**"}[met],
     )
 
@@ -143,28 +148,34 @@ def _case(results: Results, name: str) -> Iterator[str]:
                 _ranks(one["ranks"]),
                 f"{one['stored']:,}",
                 "SVD" if one["exact"] else "",
-                f"`{how.get(entry, '')}`" if how.get(entry) else "",
+                _call(how.get(entry, "")),
             )
             for entry, one in entries
         ),
     )
 
 
+def _call(how: str) -> str:
+    code, _, remark = how.partition("; ")
+    return f"`{code}`" + (f"; {remark}" if remark else "") if code else ""
+
+
 def _bounds(results: Results) -> Iterator[str]:
     if "machine" not in results.data:
         return
     yield from ("### Bounds", "")
-    yield (
-        "What a case takes at the rates measured above, its reading and its arithmetic one after the other, with N "
-        "entries and rank r:"
-    )
+    yield "What a case takes at the rates measured above, its reading and its arithmetic one after the other:"
+    yield ""
+    formulas = dict.fromkeys(FORMULAS[case][0] for case in results.timed)
+    for formula in formulas:
+        yield f"- {', '.join(case for case in results.timed if FORMULAS[case][0] == formula)}: {formula}"
     yield ""
     rows = []
     for case in results.timed:
         least = results.bound(case)
         times = (least.reading, least.arithmetic, least.seconds, results.seconds(case))
-        rows.append((case, FORMULAS[case][0], *map(_seconds, times), _ratio(results.over_bound(case))))
-    yield from _table(("case", "formula", "reading", "arithmetic", "bound", "tnlib", "tnlib to bound"), rows)
+        rows.append((case, *map(_seconds, times), _ratio(results.over_bound(case))))
+    yield from _table(("case", "reading (s)", "arithmetic (s)", "bound (s)", "tnlib (s)", "tnlib to bound"), rows)
 
 
 def _growth(results: Results, picture: str) -> Iterator[str]:

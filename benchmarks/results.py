@@ -85,40 +85,45 @@ class Results:
 
 @dataclass(frozen=True)
 class Target:
-    """One number that was asked for; `at_least` says from which side."""
+    """One number that was asked for; `at_least` says from which side, `against` names whom it turned out to be."""
 
     subject: str
     words: str
     asked: float
     measured: Callable[[Results], float | None]
     at_least: bool = True
+    against: Callable[[Results], str | None] = lambda _: None
 
     def met(self, results: Results) -> bool | None:
         value = self.measured(results)
         return None if value is None else (value >= self.asked if self.at_least else value <= self.asked)
 
 
+def _faster(case: str, words: str, asked: float, pick: Callable[[Results], str | None]) -> Target:
+    return Target(case, f"times faster than {words}", asked, lambda r: r.ratio(case, pick(r)), against=pick)
+
+
 def _fastest(case: str, asked: float) -> Target:
-    return Target(case, "times faster than the fastest peer", asked, lambda r: r.ratio(case, r.fastest(case)))
+    return _faster(case, "the fastest peer", asked, lambda r: r.fastest(case))
 
 
 def _exact(case: str, asked: float) -> Target:
-    words = "times faster than the fastest SVD-accurate peer"
-    return Target(case, words, asked, lambda r: r.ratio(case, r.fastest(case, exact=True)))
+    return _faster(case, "the fastest SVD-accurate peer", asked, lambda r: r.fastest(case, exact=True))
+
+
+def _library(case: str, library: str, asked: float) -> Target:
+    return _faster(case, f"the fastest way with {library}", asked, lambda r: r.fastest(case, among=library))
 
 
 def _entry(case: str, entry: str, asked: float) -> Target:
     return Target(case, f"times faster than {entry}", asked, lambda r: r.ratio(case, entry))
 
 
-def _library(case: str, library: str, asked: float) -> Target:
-    words = f"times faster than the fastest way with {library}"
-    return Target(case, words, asked, lambda r: r.ratio(case, r.fastest(case, among=library)))
-
-
 def _at_most(subject: str, words: str, asked: float, measured: Callable[[Results], float | None]) -> Target:
     return Target(subject, words, asked, measured, at_least=False)
 
+
+FIRST = "first small tt_svd (20^4)"  # a program of startup.py
 
 TARGETS = (
     _fastest("tt24", 45),
@@ -146,4 +151,3 @@ TARGETS = (
     _at_most("import", "s on top of numpy's", 0.1, lambda r: r.startup("import numpy, tnlib", "import numpy")),
     _at_most("first small tt_svd", "s from the start of the process", 1.5, lambda r: r.startup(FIRST)),
 )
-FIRST = "first small tt_svd (20^4)"

@@ -27,9 +27,8 @@ def error(layout: str, x: np.ndarray | Arrays, arrays: Arrays) -> float:
     """Relative Frobenius error of a result; `x` is the dense array, or the cores of the train that was rounded."""
     if not isinstance(x, np.ndarray):
         return train_distance(x, arrays) / train_distance(x, [np.zeros((1, n, 1)) for _, n, _ in map(np.shape, x)])
-    y = full(layout, arrays).astype(np.result_type(x.dtype, np.float64), copy=False)
-    difference = np.subtract(x, y, out=y)
-    return float(np.linalg.norm(difference) / np.linalg.norm(x.astype(y.dtype, copy=False)))
+    x = x.astype(np.result_type(x.dtype, np.float64), copy=False)
+    return float(np.linalg.norm(x - full(layout, arrays)) / np.linalg.norm(x))
 
 
 def ranks(layout: str, arrays: Arrays) -> tuple[int, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +16,24 @@ from tnlib._validate import as_count, as_rng, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.cp import CP
 from tnlib.gauge.cp import fix_components
-from tnlib.linalg.modes import khatri_rao, sum_columns, unfold
-from tnlib.linalg.scale import distance, shift
-from tnlib.linalg.solve import leading_eigenvectors, solve_gram
+from tnlib.linalg.gram import gram
+from tnlib.linalg.modes import khatri_rao
+from tnlib.linalg.project import residual_norm
+from tnlib.linalg.scale import norm, shift
+from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import own_threads
+from tnlib.sweeps.als import Iterate, als, unit_columns
+from tnlib.sweeps.budget import Budget
+from tnlib.sweeps.hosvd import st_hosvd
+from tnlib.sweeps.levenberg import levenberg
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
+_SLOW = 1e-4  # less than this, and Gauss-Newton steps take over
+_MOST_UNKNOWNS = 1600  # of a Gauss-Newton step, a dense system
+_MOST_ENTRIES = 1 << 20
+_WORTHWHILE = 8  # times fewer entries, for a core to be made
+_ROUNDED = 1e-3  # of the norm: a residual above does not change by the rounding of the factors to single precision
 _GUESS_NOISE = 0.1  # beside unit vectors
 
 
@@ -82,7 +95,7 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    scaled, exponent, norm = prepare("cp", "x", x)
+    scaled, exponent, size = prepare("cp", "x", x)
     if scaled.ndim < 2:
         raise ArgumentError(f"cp: x must have at least two legs, got shape {scaled.shape}; a vector has no components.")
     if constraint not in (None, "nonnegative"):
@@ -91,88 +104,83 @@ def cp(
         raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
 
     generator = as_rng("cp", rng)
-    target = max(rtol or 0.0, roundoff(scaled.dtype)) * norm
-    iterate = _als if constraint is None or norm == 0 else _nonnegative  # zero is non-negative
-    best = iterate(scaled, _singular_guess(scaled, rank, generator), n_iter, target)
-    for _ in range(n_starts - 1):
-        if best.residual <= target:
-            break
-        found = iterate(scaled, _random_guess(scaled, rank, generator), n_iter, target)
-        best = min(best, found, key=lambda one: one.residual)
+    target = max(rtol or 0.0, roundoff(scaled.dtype)) * size
+    if constraint is None or size == 0:  # zero is non-negative
+        best = _free(scaled, size, rank, n_iter, target, generator, n_starts)
+    else:
+        run = partial(_nonnegative, scaled, n_iter=n_iter, target=target)
+        best = _best(run, scaled, rank, target, generator, n_starts)
 
     weights, factors = fix_components(np.ones(rank, scaled.dtype), best.factors)
-    value = CP(shift(weights.astype(scaled.real.dtype), exponent), tuple(factors))
-    residual = distance(scaled, CP(weights, tuple(factors)).full())
+    weights, factors = weights.astype(scaled.real.dtype), [factor.astype(scaled.dtype) for factor in factors]
     return report(
         "cp",
-        value,
-        error=residual / norm if norm > 0 else 0.0,
+        CP(shift(weights, exponent), tuple(factors)),
+        error=_error(scaled, size, best.residual, weights, factors),
         rtol=rtol,
         n_iter=best.n_iter,
         stationary=best.stationary,
     )
 
 
-class _Iterate(NamedTuple):
-    factors: list[Array]  # (n[k], R); the last one carries the weights
-    residual: float
-    n_iter: int
-    stationary: bool
+def _free(
+    x: Array, size: float, rank: int, n_iter: int, target: float, rng: np.random.Generator, n_starts: int
+) -> Iterate:
+    """Iterate on a Tucker core of x: with the factors found there, x itself needs a few sweeps only."""
+    ranks = [min(n, rank + rank // 4 + 2) for n in x.shape]
+    if math.prod(ranks) * _WORTHWHILE > x.size:
+        run = partial(_iterate, x, size, n_iter=n_iter, target=target)
+        return _best(run, x, rank, target, rng, n_starts)
+    sides = [min(n, x.size // n) for n in x.shape]
+    core, bases = st_hosvd(x, Budget(size, None, sides, x.dtype), ranks)
+    held = norm(core)
+    within = math.sqrt(max(0.0, target**2 - max(0.0, size**2 - held**2)))
+    run = partial(_iterate, core, held, n_iter=n_iter, target=within)
+    found = _best(run, core, rank, within, rng, n_starts)
+    factors = [basis @ factor for basis, factor in zip(bases, found.factors, strict=True)]  # n [r'] R
+    last = als(x, size, factors, n_iter=max(1, n_iter - found.n_iter), target=target, slow=_STATIONARY)
+    return last._replace(n_iter=last.n_iter + found.n_iter)
 
 
-def _als(x: Array, factors: list[Array], n_iter: int, target: float) -> _Iterate:
-    """Sweep over the legs, each time solving for one factor with the others fixed.
-
-    With K the Khatri-Rao product of the other factors, the least squares problem X_k = A_k K^T has the normal
-    equations A_k (K^T conj(K)) = X_k conj(K), and K^T conj(K) is the entrywise product of their Gram matrices.
-
-    The legs form two halves, and X_k conj(K) starts for all legs of one half with the same matrix product, that
-    of x with the Khatri-Rao product of the other half: two such products a sweep, whatever the number of legs
-    (Phan, Tichavsky and Cichocki, "Fast alternating LS algorithms for high order CANDECOMP/PARAFAC tensor
-    factorizations", IEEE Trans. Signal Process. 61 (2013)).
-    """
-    split = _halve(x.shape)
-    halves = (range(split), range(split, x.ndim))
-    flat = x.reshape(math.prod(x.shape[:split]), -1)
-    right = khatri_rao(factors[split:])
-    residual, previous = np.inf, np.inf
-    for sweep in range(1, n_iter + 1):
-        before = factors
-        factors = _update(factors, halves[0], flat @ right.conj())  # (left legs) [(right legs)] R
-        left = khatri_rao(factors[:split])
-        factors = _update(factors, halves[1], flat.T @ left.conj())  # (right legs) [(left legs)] R
-        right = khatri_rao(factors[split:])
-        residual = distance(flat, left @ right.T)
-        if residual > previous:  # only rounding raises it, where components are nearly collinear
-            return _Iterate(before, previous, sweep, True)
-        if residual <= target or previous - residual <= _STATIONARY * residual:
-            return _Iterate(factors, residual, sweep, True)
-        previous = residual
-    return _Iterate(factors, residual, n_iter, False)
+def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target: float) -> Iterate:
+    """Alternate while that is quick, then take Gauss-Newton steps where the system is small enough to solve."""
+    newton = sum(factor.size for factor in factors) <= _MOST_UNKNOWNS and x.size <= _MOST_ENTRIES
+    found = als(x, size, factors, n_iter=n_iter, target=target, slow=_SLOW if newton else _STATIONARY)
+    if not newton or found.residual <= target or found.n_iter == n_iter:
+        return found
+    last = levenberg(x, found.factors, n_iter=n_iter - found.n_iter, target=target, slow=_STATIONARY)
+    return last._replace(n_iter=last.n_iter + found.n_iter)
 
 
-def _halve(shape: tuple[int, ...]) -> int:
-    """Return after how many legs to split, so that the two Khatri-Rao products are small together."""
-    return min(range(1, len(shape)), key=lambda k: math.prod(shape[:k]) + math.prod(shape[k:]))
+def _best(
+    run: Callable[[list[Array]], Iterate],
+    x: Array,
+    rank: int,
+    target: float,
+    rng: np.random.Generator,
+    n_starts: int,
+) -> Iterate:
+    """Start from singular vectors, then from random factors, until `target` is reached or the starts are used up."""
+    best = run(_singular_guess(x, rank, rng))
+    for _ in range(n_starts - 1):
+        if best.residual <= target:
+            break
+        best = min(best, run(_random_guess(x, rank, rng)), key=lambda one: one.residual)
+    return best
 
 
-def _update(factors: list[Array], half: range, partial: Array) -> list[Array]:
-    """Solve for the factors of one half; `partial` (legs of the half, R) has the legs of the other summed."""
-    factors, rank = list(factors), partial.shape[-1]
-    partial = partial.reshape(*(len(factors[k]) for k in half), rank)
-    for k in half:
-        gram: Array = np.ones((rank, rank), partial.dtype)
-        for j, factor in enumerate(factors):
-            if j != k:
-                gram = gram * (factor.T @ factor.conj())  # R R
-        projected = sum_columns(partial, [factors[j].conj() for j in half], k - half.start)  # nk R
-        factors[k] = solve_gram(projected, gram)
-        if k < len(factors) - 1:  # the last factor carries the weights
-            factors[k] = _unit_columns(factors[k])
-    return factors
+def _error(x: Array, size: float, residual: float, weights: Array, factors: list[Array]) -> float:
+    """Return the true error of what is returned: where rounding it to its dtype may show in the residual, anew."""
+    if size == 0:
+        return 0.0
+    if residual > _ROUNDED * size:
+        return residual / size
+    half = x.ndim // 2
+    left, right = khatri_rao(factors[:half]) * weights, khatri_rao(factors[half:])
+    return residual_norm(x.reshape(len(left), -1), left, right.T) / size
 
 
-def _nonnegative(x: Array, factors: list[Array], n_iter: int, target: float) -> _Iterate:
+def _nonnegative(x: Array, factors: list[Array], *, n_iter: int, target: float) -> Iterate:
     """Run tensorly's hierarchical alternating least squares from the moduli of a guess."""
     from tensorly.cp_tensor import CPTensor
     from tensorly.decomposition import non_negative_parafac_hals
@@ -185,17 +193,14 @@ def _nonnegative(x: Array, factors: list[Array], n_iter: int, target: float) -> 
     weights, columns = found
     columns = [np.asarray(factor, x.dtype) for factor in columns]
     columns[-1] = columns[-1] * np.asarray(weights, x.dtype)
-    residual = distance(x, CP(np.ones(rank, x.dtype), tuple(columns)).full())
-    return _Iterate(columns, residual, len(errors), len(errors) < n_iter or residual <= target)
-
-
-def _unit_columns(factor: Array) -> Array:
-    lengths = np.linalg.norm(factor, axis=0)
-    return factor / np.where(lengths > 0, lengths, 1)
+    half = x.ndim // 2
+    left, right = khatri_rao(columns[:half]), khatri_rao(columns[half:])
+    residual = residual_norm(x.reshape(len(left), -1), left, right.T)
+    return Iterate(columns, residual, len(errors), len(errors) < n_iter or residual <= target)
 
 
 def _random_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
-    return [_unit_columns(_normal((n, rank), x.dtype, rng)) for n in x.shape]
+    return [unit_columns(_normal((n, rank), x.dtype, rng)) for n in x.shape]
 
 
 def _singular_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
@@ -206,15 +211,15 @@ def _singular_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array
     """
     guess = _random_guess(x, rank, rng)
     for k, columns in enumerate(guess):
-        flat = unfold(x, k)
-        count = min(rank, len(flat))
+        count = min(rank, len(columns))
         columns[:, :count] *= _GUESS_NOISE
-        columns[:, :count] += leading_eigenvectors(flat @ flat.conj().T, count)
+        slabs = x.reshape(math.prod(x.shape[:k]), len(columns), -1)
+        columns[:, :count] += leading_eigenvectors(gram(slabs), count)
     return guess
 
 
 def _normal(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
     draw = rng.standard_normal(shape)
     if np.issubdtype(dtype, np.complexfloating):
-        return (draw + 1j * rng.standard_normal(shape)).astype(dtype)
-    return draw.astype(dtype)
+        return np.asarray(draw + 1j * rng.standard_normal(shape))
+    return draw

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +15,11 @@ from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product, unfold
 from tnlib.linalg.orthogonal import fill_columns
-from tnlib.linalg.left import left_svd
-from tnlib.linalg.project import adjoint_times
 from tnlib.linalg.scale import distance, shift
-from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import truncated_svd
 from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
+from tnlib.sweeps.hosvd import st_hosvd
 
 
 @own_threads
@@ -79,7 +76,8 @@ def tucker(
 
     sides = [min(n, scaled.size // n) for n in scaled.shape]
     budget = Budget(norm, rtol, sides, scaled.dtype)
-    core, factors = _st_hosvd(scaled, budget, caps)
+    core, bases = st_hosvd(scaled, budget, caps)
+    core, factors = core.astype(scaled.dtype, copy=False), [basis.astype(scaled.dtype, copy=False) for basis in bases]
     error = budget.error
     if n_iter and norm > 0:
         core, factors = _hooi(scaled, factors, n_iter)
@@ -103,31 +101,6 @@ def _as_caps(ranks: int | Sequence[int] | None, ndim: int) -> tuple[int | None, 
             f"tucker: ranks must be one number or {ndim}, one per leg, got {caps}; name every leg of the array."
         )
     return caps
-
-
-def _st_hosvd(x: Array, budget: Budget, caps: Sequence[int | None]) -> tuple[Array, list[Array]]:
-    """Truncate one leg after the other; each step works on the core that the steps before it left."""
-    core, factors = x, []
-    for k, cap in enumerate(caps):
-        slabs = core.reshape(math.prod(core.shape[:k]), core.shape[k], -1)  # (r0 ...) nk (n(k+1) ...)
-        factor = _leading_vectors(slabs, budget, cap)
-        factors.append(factor.astype(x.dtype, copy=False))  # nk rk
-        core = adjoint_times(factor, slabs).reshape(*core.shape[:k], -1, *core.shape[k + 1 :])  # r0 ... rk n(k+1) ...
-    return core.astype(x.dtype, copy=False), factors
-
-
-def _leading_vectors(slabs: Array, budget: Budget, cap: int | None) -> Array:
-    """Return the left singular vectors (n, r) of the middle leg of (l, n, m) that the budget keeps."""
-    step = budget.step
-    limit = budget.noise if budget.share is None else budget.share
-    found = left_svd(slabs, exact=False)
-    rank = budget.choose(found.s, max_rank=cap, blur=found.blur)
-    if (found.blur > limit and cap is None) or not budget.clear(step, found.blur):
-        budget.rewind(step)
-        found = left_svd(slabs, exact=True)
-        rank = budget.choose(found.s, max_rank=cap)
-    u = found.u[:, :rank]
-    return u * leading_phases(u.astype(budget.dtype, copy=False)).conj()  # of the numbers that will be seen
 
 
 def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Array]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 
-F = TypeVar("F", bound=Callable[..., object])
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Sums may be taken in any order, which is what lets them run in vector registers. NaN and inf keep their meaning.
 _SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}
@@ -19,13 +19,12 @@ def kernel(function: F) -> F:
     Numba's own threads are not used: its threading layers cannot all be entered from two Python threads at once,
     nor after a fork, and a caller may do either.
     """
-    options = {"nogil": True, "fastmath": _SUMS_IN_ANY_ORDER}
     try:
-        return numba.njit(function, cache=True, **options)
-    except RuntimeError:  # no folder for a cache can be written: compiled anew by every process
-        return numba.njit(function, **options)
+        return cast(F, numba.njit(function, cache=True, nogil=True, fastmath=_SUMS_IN_ANY_ORDER))
+    except RuntimeError:  # no folder for a cache can be written: every process compiles anew
+        return cast(F, numba.njit(function, nogil=True, fastmath=_SUMS_IN_ANY_ORDER))
 
 
 def inlined(function: F) -> F:
     """Compile `function` into the kernels that call it."""
-    return numba.njit(function, inline="always", fastmath=_SUMS_IN_ANY_ORDER)
+    return cast(F, numba.njit(function, inline="always", fastmath=_SUMS_IN_ANY_ORDER))

@@ -14,7 +14,9 @@ from tnlib.kernels._compile import inlined, kernel
 
 
 @inlined
-def _tile(x0, x1, x2, x3, y0, y1, y2, y3, out, i, j):  # type: ignore[no-untyped-def]
+def _tile(
+    x0: Array, x1: Array, x2: Array, x3: Array, y0: Array, y1: Array, y2: Array, y3: Array, out: Array, i: int, j: int
+) -> None:
     """Add the dot products of rows x0 ... x3 with rows y0 ... y3, all of one length, to out[i:i+4, j:j+4]."""
     s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = 0.0
     s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = 0.0

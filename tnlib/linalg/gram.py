@@ -28,7 +28,7 @@ def gram(a: Array) -> Array:
         for part in threads.cut(n if by_columns else slabs, threads.count(), multiple=8 if by_columns else 1)
     ]
     threads.spread(add_gram, pieces)
-    upper = np.triu(sum(piece[-1] for piece in pieces)[:m, :m])
+    upper = np.triu(np.sum([out for *_, out in pieces], axis=0)[:m, :m])
     return upper + np.triu(upper, 1).T
 
 

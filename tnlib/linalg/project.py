@@ -48,11 +48,13 @@ def project(e: Array, a: Array, *, size: float | None = None, negligible: float)
     difference = max(0.0, whole - norm(left) ** 2) + _ROUNDING * whole
     if difference > _DIFFERENCE * whole or math.sqrt(_DIFFERENCE * whole) <= negligible:
         return left, math.sqrt(difference)
-    return left, _distance(a, e, left)
+    return left, residual_norm(a, e, left)
 
 
-def _distance(a: Array, e: Array, left: Array) -> float:
-    """Return norm(a - e @ left), some columns at a time."""
+def residual_norm(a: Array, left: Array, right: Array) -> float:
+    """Return norm(a - left @ right) of `a` (m, n), `left` (m, r) and `right` (r, n), some columns at a time."""
     step = max(1, _BLOCK // len(a))
-    parts = [norm(a[:, k : k + step] - threads.matmul(e, left[:, k : k + step])) for k in range(0, a.shape[1], step)]
+    parts = []
+    for k in range(0, a.shape[1], step):
+        parts.append(norm(a[:, k : k + step] - threads.matmul(left, right[:, k : k + step])))
     return norm(np.array(parts))

@@ -35,7 +35,7 @@ def exponent(a: Array) -> int:
 def in_range(a: Array, length: float) -> bool:
     """Say whether `exponent` would be 0, where the Frobenius norm `length` alone shows it."""
     safe = _safe(a)
-    return math.sqrt(a.size) / safe < length < min(safe, _SAFE_SQUARES[1] ** 0.5)
+    return math.sqrt(a.size) / safe < length < min(safe, math.sqrt(_SAFE_SQUARES[1]))
 
 
 def _safe(a: Array) -> float:

@@ -8,6 +8,7 @@ threads of its own, as many as BLAS was allowed: that is where environment varia
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +93,7 @@ def cut(n: int, parts: int, *, multiple: int = 1) -> list[tuple[int, int]]:
     [(0, 4), (4, 10)]
     """
     edges = sorted({n * part // parts // multiple * multiple for part in range(parts)} | {n})
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def matmul(a: Array, b: Array) -> Array:
