@@ -41,7 +41,7 @@ def _tt_svd(n_entries: int) -> Callable[[], object]:
 
 def _round(n_cores: int) -> Callable[[], object]:
     train = tnlib.TensorTrain(padded_train((LEG,) * n_cores, TRUE_RANK, BOND))
-    return lambda: tnlib.round(train, rtol=ROUND_RTOL)  # type: ignore[attr-defined]
+    return lambda: tnlib.round(train, rtol=ROUND_RTOL)
 
 
 def _median(work: Callable[[], object]) -> float:

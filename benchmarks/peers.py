@@ -9,73 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import pkgutil
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.cases import Case
-
-
-def _unchanged(x: Any, case: Case | None = None) -> Any:
-    return x
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One way to solve a case.
-
-    `run(function, x, case)` is what is timed. `exact`: its spectrum comes from LAPACK's SVD and not from the
-    eigenvalues of a Gram matrix or a random sketch, so that small singular values are right as well.
-    """
-
-    name: str
-    needs: str  # "package.module:function"; an entry whose function cannot be imported is skipped by name
-    run: Callable[[Any, Any, Case], Any]
-    arrays: Callable[[Any], Sequence[Any]]
-    how: str  # the call; and a remark
-    prepare: Callable[[Any, Case], Any] = _unchanged
-    exact: bool = False
-
-    @property
-    def package(self) -> str:
-        return self.needs.partition(":")[0].partition(".")[0]
-
-    def function(self) -> Any:
-        """Import what is timed; raises ImportError or AttributeError where it is missing."""
-        return _resolve(self.needs)
-
-    def missing(self) -> str | None:
-        """Why the entry cannot run here, or None."""
-        try:
-            self.function()
-        except (ImportError, AttributeError):
-            return f"{self.needs.replace(':', '.')} is not installed"
-        return None
-
-    def call(self, x: Any, case: Case) -> Any:
-        """Run on prepared data, without the warnings: the true error says what there is to say."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self.run(self.function(), x, case)
-
-    def solve(self, x: Any, case: Case) -> list[np.ndarray]:
-        """Prepare, run and take apart."""
-        return self.as_arrays(self.call(self.prepare(x, case), case))
-
-    def as_arrays(self, result: Any) -> list[np.ndarray]:
-        """Take a result apart, into one of the layouts of truth.py."""
-        return [np.asarray(a) for a in self.arrays(result)]
-
-
-@functools.cache
-def _resolve(name: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pkgutil.resolve_name(name)
+from benchmarks.entry import Entry, resolve, unchanged
 
 
 def _torch(x: Any, _: Case) -> Any:
@@ -180,7 +120,7 @@ TRAIN = (
         "teneva",
         "teneva:svd",
         lambda svd, x, case: svd(x, e=_per_bond(case), r=case.rank),  # e is absolute; the data have norm 1
-        _unchanged,
+        unchanged,
         f"svd(x, e={SPLIT}, r=rank); without the true rank it keeps the noise of long trains",
         exact=True,
     ),
@@ -199,12 +139,12 @@ TRAIN = (
 
 
 def _quimb_state(cores: Sequence[np.ndarray], _: Case) -> Any:
-    states = _resolve("quimb.tensor:MatrixProductState")
+    states = resolve("quimb.tensor:MatrixProductState")
     return states([cores[0][0], *cores[1:-1], cores[-1][..., 0]], shape="lpr")  # three legs at the ends mean a ring
 
 
 def _torch_train(cores: Sequence[np.ndarray], case: Case) -> Any:
-    return _resolve("torchtt:TT")([_torch(np.ascontiguousarray(core), case) for core in cores])
+    return resolve("torchtt:TT")([_torch(np.ascontiguousarray(core), case) for core in cores])
 
 
 def _quimb_round(method: str) -> Callable[[Any, Any, Case], Any]:
@@ -223,7 +163,7 @@ ROUND = (
         lambda round, train, case: round(train, rtol=case.rtol),
         tnlib_cores,
         "round(train, rtol=rtol)",
-        prepare=lambda cores, _: _resolve("tnlib:TensorTrain")(cores),
+        prepare=lambda cores, _: resolve("tnlib:TensorTrain")(cores),
     ),
     Entry(
         "torchTT",
@@ -238,14 +178,14 @@ ROUND = (
         "teneva, Gram mode",
         "teneva:truncate",
         lambda truncate, cores, case: truncate(cores, e=case.rtol),
-        _unchanged,
+        unchanged,
         "truncate(cores, e=rtol)",
     ),
     Entry(
         "teneva",
         "teneva:truncate",
         lambda truncate, cores, case: truncate(cores, e=case.rtol, is_eigh=False),
-        _unchanged,
+        unchanged,
         "truncate(cores, e=rtol, is_eigh=False)",
         exact=True,
     ),
@@ -355,12 +295,12 @@ def _tensorly_start(parafac: Any, x: np.ndarray, case: Case, seed: int) -> tuple
 
 @functools.cache
 def _pyttb_seed(case: Case) -> int:
-    return _until_converged(_pyttb_start, _resolve("pyttb:cp_als"), _pyttb(case.make(case), case), case)[1]
+    return _until_converged(_pyttb_start, resolve("pyttb:cp_als"), _pyttb(case.make(case), case), case)[1]
 
 
 @functools.cache
 def _tensorly_seed(case: Case) -> int:
-    return _until_converged(_tensorly_start, _resolve("tensorly.decomposition:parafac"), case.make(case), case)[1]
+    return _until_converged(_tensorly_start, resolve("tensorly.decomposition:parafac"), case.make(case), case)[1]
 
 
 def _weighted(t: Any) -> list[Any]:
@@ -450,7 +390,7 @@ SVD = (
         "scipy",
         "scipy.linalg:svd",
         lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
-        _unchanged,
+        unchanged,
         "linalg.svd(a, full_matrices=False); cut afterwards",
         exact=True,
     ),
@@ -458,7 +398,7 @@ SVD = (
         "torch",
         "torch.linalg:svd",
         lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
-        _unchanged,
+        unchanged,
         "linalg.svd(a, full_matrices=False); cut afterwards",
         prepare=_torch,
         exact=True,
@@ -467,7 +407,7 @@ SVD = (
         "torch lowrank",
         "torch:svd_lowrank",
         _torch_lowrank(0, 2),
-        _unchanged,
+        unchanged,
         "svd_lowrank(a, q=rank); its default of two power iterations",
         prepare=_torch,
     ),
@@ -475,7 +415,7 @@ SVD = (
         "torch lowrank, refined",
         "torch:svd_lowrank",
         _torch_lowrank(32, 3),
-        _unchanged,
+        unchanged,
         "svd_lowrank(a, q=rank + 32, niter=3); cut afterwards",
         prepare=_torch,
     ),
@@ -483,14 +423,14 @@ SVD = (
         "sklearn randomized",
         "sklearn.utils.extmath:randomized_svd",
         lambda svd, a, case: svd(a, case.rank, random_state=0),
-        _unchanged,
+        unchanged,
         "randomized_svd(a, rank); its defaults",
     ),
     Entry(
         "sklearn randomized, refined",
         "sklearn.utils.extmath:randomized_svd",
         lambda svd, a, case: svd(a, case.rank, n_oversamples=32, n_iter=4, random_state=0),
-        _unchanged,
+        unchanged,
         "randomized_svd(a, rank, n_oversamples=32, n_iter=4)",
     ),
 )

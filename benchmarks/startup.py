@@ -14,6 +14,7 @@ PROGRAMS = {
     "python alone": "pass",
     "import numpy": "import numpy",
     "import numpy, tnlib": "import numpy, tnlib",
+    "from tnlib import tt_svd": "from tnlib import tt_svd",
     "first small tt_svd (20^4)": f"import numpy as np, tnlib; {_TENSOR}tnlib.tt_svd(x, rtol=1e-6)",
     "first large tt_svd (2^22)": "import numpy as np, tnlib; tnlib.tt_svd(np.ones((2,) * 22), rtol=1e-6)",
 }

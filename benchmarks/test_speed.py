@@ -16,12 +16,16 @@ import pytest
 
 from benchmarks import truth
 from benchmarks.cases import Case, cases
-from benchmarks.peers import REGISTRY, Entry
+from benchmarks.entry import Entry
+from benchmarks.peers import REGISTRY
 
 TURNS = {"full": 7, "small": 3}
 SLOW = 2.0  # seconds; who takes longer has three turns, in which a slow moment matters less
 SLOW_TURNS = 3
-REST = 0.2  # seconds; the threads of some libraries spin on for a while after their work is done
+REST = {
+    "full": 0.2,
+    "small": 0.0,
+}  # seconds; the threads of some libraries spin on for a while after their work is done
 
 _seconds: dict[tuple[str, str], float] = {}  # of an entry's latest turn
 
@@ -43,7 +47,7 @@ def _data(case: Case) -> Any:
     return case.make(case)
 
 
-def test_speed(case: Case, entry: Entry, turn: int, benchmark: Any) -> None:
+def test_speed(case: Case, entry: Entry, turn: int, benchmark: Any, pytestconfig: pytest.Config) -> None:
     why = entry.missing()
     if why is not None:
         pytest.skip(why)
@@ -59,7 +63,7 @@ def test_speed(case: Case, entry: Entry, turn: int, benchmark: Any) -> None:
         benchmark.extra_info.update(_check(entry, x, case))
     prepared = entry.prepare(x, case)
     gc.collect()
-    time.sleep(REST)
+    time.sleep(REST[pytestconfig.getoption("scale")])
     benchmark.pedantic(entry.call, args=(prepared, case))
     _seconds[key] = benchmark.stats.stats.max
 

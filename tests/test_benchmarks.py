@@ -12,8 +12,9 @@ import pytest
 import tnlib
 from benchmarks import report, truth
 from benchmarks.cases import Case, cases, padded_train
+from benchmarks.entry import Entry
 from benchmarks.operators import Subject
-from benchmarks.peers import REGISTRY, Entry
+from benchmarks.peers import REGISTRY
 from benchmarks.results import TARGETS, Results
 from benchmarks.speed import condense
 

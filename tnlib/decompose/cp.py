@@ -29,7 +29,7 @@ from tnlib.sweeps.levenberg import levenberg
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
-_SLOW = 1e-4  # less than this, and Gauss-Newton steps take over
+_SLOW = 5e-2  # less than this, and Gauss-Newton steps take over
 _MOST_UNKNOWNS = 1600  # of a Gauss-Newton step, a dense system
 _MOST_ENTRIES = 1 << 20
 _WORTHWHILE = 8  # times fewer entries, for a core to be made

@@ -15,6 +15,7 @@ from tnlib.sweeps.als import Iterate, grams, product_but, unit_columns
 _FIRST_DAMPING = 1e-3  # of the mean diagonal
 _LEAST_DAMPING = 1e-14
 _TRIALS = 12  # of ever stronger damping, before a point counts as stationary
+_CALM = 10  # steps in a row that lower the error by little: in a curved valley a few do
 
 
 def levenberg(x: Array, factors: Sequence[Array], *, n_iter: int, target: float, slow: float) -> Iterate:
@@ -29,35 +30,36 @@ def levenberg(x: Array, factors: Sequence[Array], *, n_iter: int, target: float,
     (Tomasi and Bro, "A comparison of algorithms for fitting the PARAFAC model", Comput. Stat. Data Anal. 50 (2006)).
     Swamps, in which alternating steps shrink the error by a little a sweep, and factors with more columns than the
     tensor needs, whose J^H J is singular, take a few steps: mu falls where a step did what it promised, and grows
-    where it did not.
+    where it did not, by the rule of Nielsen ("Damping parameter in Marquardt's method", 1999).
     """
     factors = _balanced(factors)
     residual = _residual(x, factors)
-    damping, previous = _FIRST_DAMPING, residual
-    calm = 0
+    damping, growth, calm = _FIRST_DAMPING, 2.0, 0
     for step in range(1, n_iter + 1):
         if residual <= target:
             return Iterate(factors, residual, step - 1, True)
         normal, slope = _normal_equations(x, factors)
-        scale = float(np.trace(normal).real) / len(normal)
+        unit = float(np.trace(normal).real) / len(normal)
         for _ in range(_TRIALS):
-            trial = _step(factors, normal, slope, damping * scale)
+            delta = np.linalg.solve(normal + damping * unit * np.eye(len(normal)), slope)
+            trial = _moved(factors, delta)
             found = _residual(x, trial)
             if found < residual:
                 break
-            damping *= 8
+            damping, growth = damping * growth, 2 * growth
         else:
             return Iterate(factors, residual, step, True)
-        previous, residual, factors = residual, found, _balanced(trial)
-        damping = max(damping / 5, _LEAST_DAMPING)
-        calm = calm + 1 if previous - residual <= slow * residual else 0
-        if calm == 2:  # one short step may be a matter of its damping
+        promised = float(np.vdot(delta, damping * unit * delta + slope).real)
+        kept = (residual**2 - found**2) / promised
+        damping, growth = max(damping * max(0.1, 1 - (2 * kept - 1) ** 3), _LEAST_DAMPING), 2.0
+        calm = calm + 1 if residual - found <= slow * residual else 0
+        residual, factors = found, _balanced(trial)
+        if calm == _CALM:
             return Iterate(factors, residual, step, True)
     return Iterate(factors, residual, n_iter, residual <= target)
 
 
-def _step(factors: list[Array], normal: Array, slope: Array, damping: float) -> list[Array]:
-    delta = np.linalg.solve(normal + damping * np.eye(len(normal)), slope)
+def _moved(factors: list[Array], delta: Array) -> list[Array]:
     ends = np.cumsum([factor.size for factor in factors])[:-1]
     return [f + part.reshape(f.shape) for f, part in zip(factors, np.split(delta, ends), strict=True)]
 
