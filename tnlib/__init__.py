@@ -17,6 +17,8 @@ _HOME = {
     "ttm_svd": "tnlib.decompose.tt_svd",
     "tucker": "tnlib.decompose.tucker",
     "cp": "tnlib.decompose.cp",
+    # ops
+    "round": "tnlib.ops.round",
     # formats
     "SVD": "tnlib.formats.svd",
     "LowRank": "tnlib.formats.low_rank",

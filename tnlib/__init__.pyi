@@ -20,6 +20,7 @@ from tnlib.formats.train import TTMatrix as TTMatrix
 from tnlib.formats.tucker import Tucker as Tucker
 from tnlib.io import load as load
 from tnlib.io import save as save
+from tnlib.ops.round import round as round
 
 __version__: str
 __all__: list[str]

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.svd import SVD
+from tnlib.linalg.randomized import leading_svd
 from tnlib.linalg.scale import shift
 from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import thin_svd
@@ -69,13 +72,20 @@ def svd(
 
     matrix = x.transpose(*rows, *columns).reshape(math.prod(row_shape), -1)
     budget = Budget(norm, rtol, [min(matrix.shape)], matrix.dtype)
-    u, s, vh = thin_svd(matrix)
-    rank = budget.choose(s, max_rank=max_rank)
-    phases = leading_phases(u[:, :rank])
+    found = None if max_rank is None else leading_svd(matrix, max_rank, norm=norm, negligible=budget.negligible)
+    if found is None:
+        u, s, vh = thin_svd(matrix)
+        rank = budget.choose(s, max_rank=max_rank)
+    else:
+        u, s, vh, lost = found
+        rank = budget.choose(np.append(s, lost), max_rank=max_rank)
+    u, vh = u[:, :rank].astype(budget.dtype, copy=False), vh[:rank].astype(budget.dtype, copy=False)
+    s = s[:rank].astype(matrix.real.dtype, copy=False)
+    phases = leading_phases(u)
     value = SVD(
-        (u[:, :rank] * phases.conj()).reshape(*row_shape, -1),
-        shift(s[:rank], exponent),
-        (phases[:, None] * vh[:rank]).reshape(-1, *column_shape),
+        (u * phases.conj()).reshape(*row_shape, -1),
+        shift(s, exponent),
+        (phases[:, None] * vh).reshape(-1, *column_shape),
         rows,
     )
     notes = ("max_rank separates equal singular values; another rank would be unique",) if budget.cuts else ()

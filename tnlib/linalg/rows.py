@@ -1,0 +1,36 @@
+"""An orthonormal basis of the rows of a wide matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.gram import gram
+from tnlib.linalg.scale import norm
+
+_SHORT = 1 << 12  # entries; a QR of fewer costs no more than a Gram matrix
+_CLEAR = 1e-6  # of the largest singular value: directions above are orthogonal to a part in ten thousand
+_ROUNDOFF = 8  # eps sqrt(rows) of the norm: what the products here cannot tell from zero
+
+
+def row_basis(a: Array) -> tuple[Array, Array]:
+    """Return l (m, k) and q (k, n), q with orthonormal rows, so that a = l q to roundoff; k is at most the rank.
+
+    In the eigenbasis of the Gram matrix the rows are nearly orthogonal, and a Cholesky factor of their own Gram matrix
+    puts right what is missing. Directions that the Gram matrix does not resolve are measured there: where they hold
+    more than roundoff, a QR is needed. For matrices of a few dozen rows this is three times as fast as the QR.
+    """
+    m, n = a.shape
+    if a.size >= _SHORT and 2 * m <= n:
+        values, vectors = np.linalg.eigh(gram(a[None]))
+        s = np.sqrt(np.maximum(values, 0.0))
+        faint = int(np.count_nonzero(s <= _CLEAR * s[-1]))
+        if faint < m:
+            turned = vectors.conj().T.astype(a.dtype, copy=False) @ a  # m n
+            roundoff = _ROUNDOFF * np.finfo(a.dtype).eps * np.sqrt(m) * s[-1]
+            if faint == 0 or norm(turned[:faint]) <= roundoff:
+                rough = turned[faint:]
+                lower = np.linalg.cholesky(rough @ rough.conj().T)
+                return vectors[:, faint:].astype(a.dtype, copy=False) @ lower, np.linalg.inv(lower) @ rough
+    q, r = np.linalg.qr(a.conj().T)
+    return r.conj().T, q.conj().T

@@ -1,0 +1,1 @@
+"""Formats to formats."""

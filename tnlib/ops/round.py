@@ -1,0 +1,144 @@
+"""A format with smaller ranks, as far as a tolerance allows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tnlib._errors import ArgumentTypeError
+from tnlib._fit import Fit, report
+from tnlib._typing import Array
+from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.low_rank import LowRank
+from tnlib.formats.svd import SVD
+from tnlib.formats.train import TensorTrain, TTMatrix
+from tnlib.formats.tucker import Tucker
+from tnlib.linalg.orthogonal import qr_positive
+from tnlib.linalg.product import product_svd
+from tnlib.linalg.scale import exponent, norm, shift
+from tnlib.linalg.threads import own_threads
+from tnlib.sweeps.budget import Budget
+from tnlib.sweeps.dense import fuse_row_and_column
+from tnlib.sweeps.hosvd import st_hosvd
+from tnlib.sweeps.round import gather, truncate
+from tnlib.sweeps.scale import even_out
+
+F = TypeVar("F", TensorTrain, TTMatrix, Tucker, SVD, LowRank)
+
+_IN_RANGE = 100  # powers of two that a core may carry, of 127 in single precision
+
+
+@own_threads
+def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[F]:
+    """Lower the ranks of `t` so that norm(t.full() - fit.value.full()) <= rtol * norm(t.full()).
+
+    Nothing dense is made: the cost is linear in the count of cores.
+
+    Parameters
+    ----------
+    t
+        A TensorTrain, TTMatrix, Tucker, SVD or LowRank, its dtype 32 or 64 bits a component.
+    rtol
+        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
+    max_rank
+        Cap on every rank; the smaller one wins.
+
+    Returns
+    -------
+    Fit
+        Of the same type. Trains come left-canonical with the last core as their centre, in the basis of left
+        singular vectors on every bond, so that two trains of one tensor become the same; Tucker as `tucker` leaves
+        it; LowRank with orthonormal rows on its right.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        If `t` is none of these, or a tolerance is off.
+
+    References
+    ----------
+    I. V. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 2.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> twice = tnlib.TensorTrain([np.ones((1, 4, 2)), np.ones((2, 5, 2)), np.ones((2, 6, 1))])
+    >>> fit = tnlib.round(twice)
+    >>> fit.value.ranks, f"{fit.value.full()[0, 0, 0]:.3f}"
+    ((1, 1, 1, 1), '4.000')
+    """
+    rtol, max_rank = as_rtol("round", rtol), as_max_rank("round", max_rank)
+    value: Any
+    if isinstance(t, TensorTrain | TTMatrix):
+        value, budget = _train(t, rtol, max_rank)
+    elif isinstance(t, Tucker):
+        value, budget = _tucker(t, rtol, max_rank)
+    elif isinstance(t, SVD | LowRank):
+        value, budget = _two_factors(t, rtol, max_rank)
+    else:
+        raise ArgumentTypeError(
+            f"round: t must be a TensorTrain, TTMatrix, Tucker, SVD or LowRank, got a {type(t).__name__}; "
+            "decompose what you have first, for example with tnlib.tt_svd."
+        )
+    cuts = ", ".join(str(k + 1) for k in budget.cuts)
+    notes = (f"max_rank separates equal singular values at bond {cuts}; another rank would be unique",) if cuts else ()
+    return report("round", value, error=budget.error, rtol=rtol, notes=notes)
+
+
+def _train(t: TensorTrain | TTMatrix, rtol: float | None, max_rank: int | None) -> tuple[Any, Budget]:
+    given = t.cores if isinstance(t, TensorTrain) else fuse_row_and_column(t.cores)
+    cores, twos, factor = even_out(given, t.log_scale)
+    cores, more = gather([core.astype(t.dtype, copy=False) for core in cores])
+    sides = [max(core.shape[0], len(cores)) for core in cores[1:]]
+    budget = Budget(norm(cores[0]), rtol, sides, t.dtype)
+    *isometries, center = truncate(cores, budget, max_rank)
+    center = center * center.real.dtype.type(factor)
+    held = math.frexp(norm(center))[1]
+    # The centre takes the scale as long as that is in the range of its dtype.
+    left_over = 0 if abs(held + twos + more) <= _IN_RANGE else twos + more
+    cores = [*isometries, shift(center, twos + more - left_over)]
+    log_scale = left_over * math.log(2)
+    if isinstance(t, TensorTrain):
+        return TensorTrain(tuple(cores), len(cores) - 1, log_scale), budget
+    split = [
+        core.reshape(len(core), *old.shape[1:3], -1)  # l m n r
+        for core, old in zip(cores, t.cores, strict=True)
+    ]
+    return TTMatrix(tuple(split), len(split) - 1, log_scale), budget
+
+
+def _tucker(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Tucker, Budget]:
+    twos = exponent(t.core)
+    core, bases = shift(t.core, -twos), []
+    for k, factor in enumerate(t.factors):
+        e = exponent(factor)
+        q, r = qr_positive(shift(factor, -e))
+        core = np.moveaxis(np.tensordot(r, core, axes=([1], [k])), 0, k)  # r0 ... [rk] rk' ...
+        bases.append(q)
+        twos += e
+    core = np.ascontiguousarray(core)
+    sides = [min(n, max(1, core.size // n)) for n in core.shape]
+    budget = Budget(norm(core), rtol, sides, t.dtype)
+    small, inner = st_hosvd(core, budget, [max_rank] * core.ndim)
+    factors = [(q @ u).astype(t.dtype, copy=False) for q, u in zip(bases, inner, strict=True)]
+    return Tucker(shift(small.astype(t.dtype, copy=False), twos), tuple(factors)), budget
+
+
+def _two_factors(t: SVD | LowRank, rtol: float | None, max_rank: int | None) -> tuple[SVD | LowRank, Budget]:
+    left, s, right = (t.u, t.s, t.vh) if isinstance(t, SVD) else _product(t)
+    twos = exponent(s)
+    scaled = shift(s, -twos)
+    budget = Budget(norm(scaled), rtol, [len(s)], t.dtype)
+    rank = budget.choose(scaled, max_rank=max_rank)
+    if isinstance(t, SVD):
+        return SVD(left[..., :rank], s[:rank], right[:rank], t.left), budget
+    return LowRank(left[:, :rank] * s[:rank], right[:rank]), budget
+
+
+def _product(t: LowRank) -> tuple[Array, Array, Array]:
+    """Return the SVD of the product; factors are brought into range first, so that theirs is that of the result."""
+    e, f = exponent(t.left), exponent(t.right)
+    u, s, vh = product_svd(shift(t.left, -e), shift(t.right, -f))
+    return u, shift(s, e + f), vh
