@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tnlib._fit import roundoff
-from tnlib.gauge.cp import fix_components
 from tnlib.linalg import modes, orthogonal, rank, scale, signs
 from tnlib.linalg.solve import solve_gram
-from tnlib.linalg.svd import truncated_svd
 from tnlib.sweeps.budget import Budget
 
 values = st.lists(st.floats(0, 1e3, allow_subnormal=False), min_size=1, max_size=12)
@@ -184,74 +182,90 @@ def test_gram_systems_are_solved_or_pseudo_solved(dtype: type, rank: int) -> Non
     )
 
 
-def diagonal(*s: float) -> np.ndarray:
-    return np.diag(np.array(s))
+def budget(rtol: float | None, steps: int, norm: float = 1.0) -> Budget:
+    return Budget(norm, rtol, [2] * steps, np.dtype(float))
+
+
+def discarded(of: Budget, *s: float, max_rank: int | None = None) -> float:
+    """What the next truncation of singular values `s` discards."""
+    before = of.discarded
+    of.choose(np.array(s), max_rank=max_rank)
+    return math.sqrt(of.discarded**2 - before**2)
 
 
 def test_the_budget_gives_what_is_left_in_equal_shares() -> None:
-    budget = Budget(norm=10.0, rtol=0.1, steps=4)
-
-    def discarded(value: float) -> float:
-        return budget.truncate(diagonal(9.0, value), smaller_side=2).discarded
-
-    assert discarded(0.1) == pytest.approx(0.1)  # of a share of 1 / 2
-    assert discarded(0.57) == pytest.approx(0.57)  # of sqrt((1 - 0.01) / 3) = 0.574
-    assert discarded(0.58) == 0  # the share is sqrt((1 - 0.3349) / 2) = 0.577
-    assert discarded(0.81) == pytest.approx(0.81)  # of sqrt(1 - 0.3349) = 0.816
-    assert budget.discarded == pytest.approx(math.sqrt(0.1**2 + 0.57**2 + 0.81**2))
-    assert budget.error == pytest.approx(budget.discarded / 10)
+    shares = budget(0.1, 4, norm=10.0)
+    assert discarded(shares, 9.0, 0.1) == pytest.approx(0.1)  # of a share of 1 / 2
+    assert discarded(shares, 9.0, 0.57) == pytest.approx(0.57)  # of sqrt((1 - 0.01) / 3) = 0.574
+    assert discarded(shares, 9.0, 0.58) == 0  # the share is sqrt((1 - 0.3349) / 2) = 0.577
+    assert discarded(shares, 9.0, 0.81) == pytest.approx(0.81)  # of sqrt(1 - 0.3349) = 0.816
+    assert shares.discarded == pytest.approx(math.sqrt(0.1**2 + 0.57**2 + 0.81**2))
+    assert shares.error == pytest.approx(shares.discarded / 10)
 
 
 def test_equal_shares_add_up_to_the_whole() -> None:
-    assert Budget(norm=1.0, rtol=0.2, steps=4).truncate(diagonal(0.9, 0.1001), smaller_side=2).discarded == 0
-    budget = Budget(norm=1.0, rtol=0.2, steps=4)
+    assert discarded(budget(0.2, 4), 0.9, 0.1001) == 0
+    shares = budget(0.2, 4)
     for _ in range(4):
-        assert budget.truncate(diagonal(0.9, 0.0999), smaller_side=2).discarded == pytest.approx(0.0999)
-    assert budget.error == pytest.approx(2 * 0.0999)
+        assert discarded(shares, 0.9, 0.0999) == pytest.approx(0.0999)
+    assert shares.error == pytest.approx(2 * 0.0999)
 
 
 def test_what_a_cap_discards_is_not_taken_from_the_others() -> None:
-    budget = Budget(norm=1.0, rtol=0.2, steps=2)
-    assert budget.truncate(diagonal(0.9, 0.5), smaller_side=2, max_rank=1).discarded == pytest.approx(0.5)
-    assert budget.truncate(diagonal(0.9, 0.14), smaller_side=2).discarded == pytest.approx(0.14)
-    assert budget.error == pytest.approx(math.hypot(0.5, 0.14))
+    shares = budget(0.2, 2)
+    assert discarded(shares, 0.9, 0.5, max_rank=1) == pytest.approx(0.5)
+    assert discarded(shares, 0.9, 0.14) == pytest.approx(0.14)
+    assert shares.error == pytest.approx(math.hypot(0.5, 0.14))
 
 
 def test_the_budget_of_zero() -> None:
-    budget = Budget(norm=0.0, rtol=0.1, steps=1)
-    assert len(budget.truncate(np.zeros((3, 2)), smaller_side=2).s) == 1
-    assert budget.error == 0
+    shares = budget(0.1, 1, norm=0.0)
+    assert shares.choose(np.zeros(2)) == 1
+    assert shares.error == 0
 
 
-def test_a_truncation_says_what_it_dropped() -> None:
-    a = oracles.with_spectrum([4, 2, 2, 1], 6, 5, np.complex128)
-    kept = truncated_svd(a, budget=None, noise=1e-14, max_rank=2)
-    assert kept.discarded == pytest.approx(math.sqrt(5))
-    assert kept.cuts_group
-    assert oracles.norm(a - (kept.u * kept.s) @ kept.vh) == pytest.approx(kept.discarded)
-    oracles.assert_signs(kept.u)
-    assert not truncated_svd(a, budget=None, noise=1e-14, max_rank=3).cuts_group
-    assert not truncated_svd(a, budget=2.5, noise=1e-14, max_rank=2).cuts_group
+def test_an_uncertainty_counts_as_discarded_and_is_not_spent_twice() -> None:
+    shares = budget(0.5, 1)
+    assert shares.choose(np.array([0.9, 0.3]), blur=0.45) == 2  # 0.3 and 0.45 together exceed the share
+    shares = budget(0.5, 1)
+    assert shares.choose(np.array([0.9, 0.3]), blur=0.3) == 1
+    assert shares.error == pytest.approx(math.hypot(0.3, 0.3))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_the_gauge_of_components(dtype: np.dtype) -> None:
-    weights = oracles.normal((4,), dtype)
-    factors = [oracles.normal((n, 4), dtype, n) for n in (3, 5, 2)]
-    factors[1][:, 2] = 0
-    with oracles.unchanged(weights, *factors):
-        fixed, columns = fix_components(weights, factors)
-    subscripts = "r,ir,jr,kr->ijk"
-    oracles.assert_close(
-        np.einsum(subscripts, fixed, *columns), np.einsum(subscripts, weights, *factors), dtype, factor=200
-    )
-    assert fixed[-1] == 0
-    assert (np.diff(fixed) <= 0).all()
-    for factor in columns:
-        assert factor.dtype == dtype
-        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=64 * oracles.eps(dtype))
-    for factor in columns[:-1]:
-        oracles.assert_signs(factor)
+def test_a_measured_loss_takes_the_place_of_its_parts() -> None:
+    shares = budget(0.2, 3)
+    discarded(shares, 0.9, 0.1)
+    discarded(shares, 0.9, 0.05)
+    assert shares.settle(0, 0.08)
+    assert shares.error == pytest.approx(0.08)
+    assert discarded(shares, 0.9, 0.18) == pytest.approx(0.18)  # of sqrt(0.04 - 0.0064) = 0.183
+    assert not budget_after(0.1, 0.05).settle(0, 0.3)  # more than the shares allow
+
+
+def budget_after(*losses: float) -> Budget:
+    shares = budget(0.2, len(losses))
+    for loss in losses:
+        discarded(shares, 0.9, loss)
+    return shares
+
+
+def test_a_rewound_budget_is_as_it_was() -> None:
+    shares = budget(0.2, 3)
+    discarded(shares, 0.9, 0.1)
+    share, error = shares.share, shares.error
+    discarded(shares, 0.9, 0.9, max_rank=1)
+    shares.rewind(1)
+    assert (shares.share, shares.error, shares.cuts) == (share, error, [])
+
+
+def test_a_cap_inside_a_group_is_noted() -> None:
+    for s, cap, inside in (((4, 2, 2, 1), 2, True), ((4, 2, 2, 1), 3, False), ((4, 2, 2, 0), 3, False)):
+        shares = budget(None, 1, norm=5.0)
+        shares.choose(np.array(s, float), max_rank=cap)
+        assert shares.cuts == ([0] if inside else [])
+    loose = budget(0.5, 1, norm=5.0)  # 2.5 may be discarded: the cap is not what cuts
+    loose.choose(np.array([4.0, 2.0, 2.0, 1.0]), max_rank=3)
+    assert loose.cuts == []
 
 
 def test_roundoff_depends_on_precision_and_steps() -> None:

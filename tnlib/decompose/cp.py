@@ -146,8 +146,10 @@ def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target
     """Alternate while that is quick, then take Gauss-Newton steps where the system is small enough to solve."""
     newton = sum(factor.size for factor in factors) <= _MOST_UNKNOWNS and x.size <= _MOST_ENTRIES
     found = als(x, size, factors, n_iter=n_iter, target=target, slow=_SLOW if newton else _STATIONARY)
-    if not newton or found.residual <= target or found.n_iter == n_iter:
+    if not newton or found.residual <= target:
         return found
+    if found.n_iter == n_iter:
+        return found._replace(stationary=False)
     last = levenberg(x, found.factors, n_iter=n_iter - found.n_iter, target=target, slow=_STATIONARY)
     return last._replace(n_iter=last.n_iter + found.n_iter)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
-from tnlib.linalg.modes import mode_product, unfold
+from tnlib.linalg.left import left_svd
+from tnlib.linalg.modes import mode_product
 from tnlib.linalg.orthogonal import fill_columns
 from tnlib.linalg.scale import distance, shift
-from tnlib.linalg.svd import truncated_svd
+from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
 from tnlib.sweeps.hosvd import st_hosvd
@@ -114,7 +116,9 @@ def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Arra
                 if j != k:
                     y = mode_product(y, factor.conj().T, j)  # r0 ... nk ... r(d-1)
             rank = factors[k].shape[1]
-            factors[k] = truncated_svd(unfold(y, k), budget=0.0, noise=0.0, max_rank=rank).u
-            if factors[k].shape[1] < rank:  # the other factors leave less than `rank` of this leg
+            slabs = np.ascontiguousarray(y).reshape(math.prod(y.shape[:k]), y.shape[k], -1)
+            u = left_svd(slabs, exact=True).u[:, :rank].astype(x.dtype, copy=False)
+            factors[k] = u * leading_phases(u).conj()
+            if u.shape[1] < rank:  # the other factors leave less than `rank` of this leg
                 factors[k] = fill_columns(factors[k], rank)
     return np.ascontiguousarray(mode_product(y, factors[-1].conj().T, x.ndim - 1)), factors
