@@ -29,7 +29,7 @@ from tnlib.sweeps.levenberg import levenberg
 
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
-_SLOW = 5e-2  # less than this, and Gauss-Newton steps take over
+_SWEEPS = 30  # after which, if there is more to gain, Gauss-Newton steps take over
 _MOST_UNKNOWNS = 1600  # of a Gauss-Newton step, a dense system
 _MOST_ENTRIES = 1 << 20
 _WORTHWHILE = 8  # times fewer entries, for a core to be made
@@ -145,13 +145,17 @@ def _free(
 def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target: float) -> Iterate:
     """Alternate while that is quick, then take Gauss-Newton steps where the system is small enough to solve."""
     newton = sum(factor.size for factor in factors) <= _MOST_UNKNOWNS and x.size <= _MOST_ENTRIES
-    found = als(x, size, factors, n_iter=n_iter, target=target, slow=_SLOW if newton else _STATIONARY)
-    if not newton or found.residual <= target:
+    sweeps = min(n_iter, _SWEEPS) if newton else n_iter
+    found = als(x, size, factors, n_iter=sweeps, target=target, slow=_STATIONARY)
+    if found.stationary or found.n_iter == n_iter:
         return found
-    if found.n_iter == n_iter:
-        return found._replace(stationary=False)
-    last = levenberg(x, found.factors, n_iter=n_iter - found.n_iter, target=target, slow=_STATIONARY)
-    return last._replace(n_iter=last.n_iter + found.n_iter)
+    used = found.n_iter
+    found = levenberg(x, found.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
+    used += found.n_iter
+    if found.residual > target and used < n_iter:  # where such a step would lead too far, sweeps go on
+        found = als(x, size, found.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
+        used += found.n_iter
+    return found._replace(n_iter=used)
 
 
 def _best(

@@ -10,11 +10,15 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.modes import khatri_rao, sum_columns
 from tnlib.linalg.project import residual_norm
+from tnlib.linalg.scale import norm
 from tnlib.sweeps.als import Iterate, grams, product_but, unit_columns
 
 _FIRST_DAMPING = 1e-3  # of the mean diagonal
 _LEAST_DAMPING = 1e-14
 _TRIALS = 12  # of ever stronger damping, before a point counts as stationary
+# Where a tensor has no best approximation of its rank, components grow without bound and cancel each other, for ever
+# less error. More than this times its norm is not followed: every digit lost by cancelling is one that storage needs.
+_CANCELLATION = 3
 _CALM = 10  # steps in a row that lower the error by little: in a curved valley a few do
 
 
@@ -34,6 +38,7 @@ def levenberg(x: Array, factors: Sequence[Array], *, n_iter: int, target: float,
     """
     factors = _balanced(factors)
     residual = _residual(x, factors)
+    heaviest = max(_CANCELLATION * norm(x), _weight(factors))
     damping, growth, calm = _FIRST_DAMPING, 2.0, 0
     for step in range(1, n_iter + 1):
         if residual <= target:
@@ -44,7 +49,7 @@ def levenberg(x: Array, factors: Sequence[Array], *, n_iter: int, target: float,
             delta = np.linalg.solve(normal + damping * unit * np.eye(len(normal)), slope)
             trial = _moved(factors, delta)
             found = _residual(x, trial)
-            if found < residual:
+            if found < residual and _weight(trial) <= heaviest:
                 break
             damping, growth = damping * growth, 2 * growth
         else:
@@ -57,6 +62,11 @@ def levenberg(x: Array, factors: Sequence[Array], *, n_iter: int, target: float,
         if calm == _CALM:
             return Iterate(factors, residual, step, True)
     return Iterate(factors, residual, n_iter, residual <= target)
+
+
+def _weight(factors: Sequence[Array]) -> float:
+    """Return the Euclidean norm of the norms of all components."""
+    return float(np.linalg.norm(np.prod([np.linalg.norm(factor, axis=0) for factor in factors], axis=0)))
 
 
 def _moved(factors: list[Array], delta: Array) -> list[Array]:
