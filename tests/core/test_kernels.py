@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,7 +167,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def start(script: str, **changes: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", script],
+        [sys.executable, "-P", "-W", "error", "-c", script],
         env=environment(**changes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -198,8 +199,6 @@ except IndexError:
 
 def copy_of_the_package(folder: Path) -> Path:
     """Copy what the kernels need: the package without its own caches."""
-    import shutil
-
     shutil.copytree(ROOT / "tnlib", folder / "tnlib", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -231,32 +230,50 @@ def test_processes_that_compile_at_once_share_a_cache(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp.*"))
 
 
-def test_processes_that_compile_for_different_dtypes_at_once_do_not_mix_them_up(tmp_path: Path) -> None:
-    """One process has taken its name in the index and not yet written its code when the other one comes along."""
-    meet = """
-import sys, time, pathlib
+# What numba's cache does when two processes compile one kernel for two dtypes: each reads an index without the other,
+# takes the first free name for its code, and both write. Here the slower one of each write is chosen.
+INTERLEAVED = """
+import pathlib, time
 from numba.core import caching
-mine, other = (pathlib.Path(sys.argv[0] if False else path) for path in {paths})
-real = caching.IndexDataCacheFile._save_index
-def save_index(self, overloads):
-    mine.touch()
-    for _ in range(1000):  # both have read the index before one of them writes it
-        if other.exists():
-            break
+
+folder, single = pathlib.Path({folder!r}), {dtype!r} == "float32"
+save_index, save_data = caching.IndexDataCacheFile._save_index, caching.IndexDataCacheFile._save_data
+
+def after(name):  # not for ever: a cache with a lock lets only one process in
+    for _ in range(100):
+        if (folder / name).exists():
+            return
         time.sleep(0.02)
-    real(self, overloads)
-caching.IndexDataCacheFile._save_index = save_index
+
+def index(self, overloads):
+    (folder / f"read by {{single}}").touch()
+    after(f"read by {{not single}}")
+    if single:
+        after("index")
+    save_index(self, overloads)
+    if not single:
+        (folder / "index").touch()
+
+def data(self, *args):
+    if not single:
+        after("data")
+    save_data(self, *args)
+    if single:
+        (folder / "data").touch()
+
+caching.IndexDataCacheFile._save_index, caching.IndexDataCacheFile._save_data = index, data
 import numpy as np
 from tnlib.kernels.dots import add_gram
-out = np.zeros((4, 4))
-add_gram(np.ones((1, 3, 5), {dtype!r}), (0, 1), (0, 5), 8, out)
-assert (np.triu(out[:3, :3]) == np.triu(np.full((3, 3), 5.0))).all()
+add_gram(np.ones((1, 3, 5), {dtype!r}), (0, 1), (0, 5), 8, np.zeros((4, 4)))
 """
-    names = [str(tmp_path / name) for name in ("one", "other")]
+
+
+def test_processes_that_compile_for_different_dtypes_at_once_do_not_mix_them_up(tmp_path: Path) -> None:
+    """Mixed up, the code for one dtype is loaded for the other, which every later process refuses to run."""
     cache = str(tmp_path / "cache")
     both = [
-        start(meet.format(paths=paths, dtype=dtype), NUMBA_CACHE_DIR=cache)
-        for paths, dtype in ((names, "float32"), (names[::-1], "float64"))
+        start(INTERLEAVED.format(folder=str(tmp_path), dtype=dtype), NUMBA_CACHE_DIR=cache)
+        for dtype in ("float32", "float64")
     ]
     for process in both:
         finish(process)

@@ -28,6 +28,13 @@ def solve_gram(projected: Array, gram: Array) -> Array:
     return solved
 
 
+def solve_damped(matrix: Array, damping: float, right: Array) -> Array:
+    """Return (matrix + damping * 1)^-1 right, of a square `matrix` (n, n) and `right` (n,)."""
+    shifted = matrix.copy()
+    shifted[np.diag_indices_from(shifted)] += damping
+    return np.asarray(np.linalg.solve(shifted, right))
+
+
 def leading_eigenvectors(gram: Array, count: int) -> Array:
     """Return (n, count) orthonormal eigenvectors of the largest eigenvalues of a Hermitian matrix, largest first."""
     vectors: Array = np.linalg.eigh(gram)[1][:, ::-1]

@@ -11,6 +11,7 @@ from tnlib._typing import Array
 from tnlib.linalg.modes import khatri_rao, sum_columns
 from tnlib.linalg.project import residual_norm
 from tnlib.linalg.scale import norm
+from tnlib.linalg.solve import solve_damped
 from tnlib.sweeps.als import Iterate, grams, product_but, unit_columns
 
 _FIRST_DAMPING = 1e-3  # of the mean diagonal
@@ -46,7 +47,7 @@ def levenberg(x: Array, factors: Sequence[Array], *, n_iter: int, target: float,
         normal, slope = _normal_equations(x, factors)
         unit = float(np.trace(normal).real) / len(normal)
         for _ in range(_TRIALS):
-            delta = np.linalg.solve(normal + damping * unit * np.eye(len(normal)), slope)
+            delta = solve_damped(normal, damping * unit, slope)
             trial = _moved(factors, delta)
             found = _residual(x, trial)
             if found < residual and _weight(trial) <= heaviest:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.batch import each
 from tnlib.linalg.product import product_svd
 from tnlib.linalg.rank import tails
 from tnlib_adapters.checkpoints.factored import Piece
@@ -27,7 +28,8 @@ class Heads:
 
     def __init__(self, projections: Projections, sizes: Sizes) -> None:
         self._operators = [
-            [_operator(projections, pair, head, sizes) for head in range(sizes.n_heads)] for pair in PAIRS
+            each(product_svd, [_factors(projections, pair, head, sizes) for head in range(sizes.n_heads)])
+            for pair in PAIRS
         ]
         self.curves = [_curve(one) for operators in self._operators for one in operators]
         self.fixed = projections.biases["o"].size if "o" in projections.biases else 0
@@ -46,12 +48,12 @@ class Heads:
 _SVD = tuple[Array, Array, Array]
 
 
-def _operator(projections: Projections, pair: tuple[str, str], head: int, sizes: Sizes) -> _SVD:
-    """Return the SVD of one head's operator, in float64."""
+def _factors(projections: Projections, pair: tuple[str, str], head: int, sizes: Sizes) -> tuple[Array, Array]:
+    """Return the two factors of one head's operator, (d, d_head) and (d_head, d), in float64."""
     d_head = sizes.d_head
     columns = slice(head * d_head, (head + 1) * d_head)
     first, second = (_with_bias(projections, name, columns).astype(np.float64) for name in pair)  # d~ dh
-    return product_svd(first, second.T)
+    return first, second.T
 
 
 def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
