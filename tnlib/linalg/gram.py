@@ -8,7 +8,7 @@ from tnlib._typing import Array
 from tnlib.linalg import threads
 
 # Below this many multiplications BLAS takes a millisecond or two, and loading the kernels would take longer.
-_KERNEL_WORK = 1 << 25
+KERNEL_WORK = 1 << 24
 _KERNEL_ROWS = 512  # above, BLAS is as fast
 _WIDTH = 256  # columns of a block, which then stays in the second cache
 _BLOCK = 1 << 18  # entries that are converted at a time
@@ -17,7 +17,7 @@ _BLOCK = 1 << 18  # entries that are converted at a time
 def gram(a: Array) -> Array:
     """Return sum_p a[p] a[p]^H, (m, m) Hermitian in float64 or complex128, of a C-contiguous `a` (p, m, n)."""
     slabs, m, n = a.shape
-    if np.iscomplexobj(a) or a.size * m < _KERNEL_WORK or m > _KERNEL_ROWS:
+    if np.iscomplexobj(a) or a.size * m < KERNEL_WORK or m > _KERNEL_ROWS:
         return _gram_by_blas(a)
     from tnlib.kernels.dots import add_gram
 
@@ -38,7 +38,7 @@ def times_adjoint(a: Array, b: Array) -> Array:
     m, n = a.shape
     wide = np.result_type(a.dtype, np.float64)
     b = b.astype(wide, copy=False)
-    if np.iscomplexobj(a) or np.iscomplexobj(b) or a.size * len(b) < _KERNEL_WORK:
+    if np.iscomplexobj(a) or np.iscomplexobj(b) or a.size * len(b) < KERNEL_WORK:
         out = np.empty((m, len(b)), wide)
         step = max(1, _BLOCK // n)
         for i in range(0, m, step):

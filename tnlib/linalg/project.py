@@ -8,17 +8,23 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg import threads
+from tnlib.linalg.gram import KERNEL_WORK
 from tnlib.linalg.scale import norm
 
 _DIFFERENCE = 1e-11  # a difference of squares above this part of them is right to a few parts in a thousand
 _ROUNDING = 1e-14  # of the squares
 _BLOCK = 1 << 20  # entries
+_TALL = 1024  # rows from which the kernel is faster than BLAS
+_KERNEL_BLOCK = (64, 512)  # rows and columns
 
 
 def adjoint_times(e: Array, a: Array) -> Array:
     """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n)."""
     slabs, m, n = a.shape
     adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
+    if slabs == 1 and m >= _TALL and m * n * len(adjoint) >= KERNEL_WORK and not np.iscomplexobj(adjoint):
+        if not np.iscomplexobj(a):
+            return _of_tall(adjoint, a[0])[None]
     out = np.empty((slabs, len(adjoint), n), np.result_type(adjoint, a))
     step, together = max(1, min(n, _BLOCK // m)), max(1, _BLOCK // (m * n))
 
@@ -34,6 +40,17 @@ def adjoint_times(e: Array, a: Array) -> Array:
     else:
         threads.spread(multiply, [((0, 1), column) for column in threads.cut(n, parts, multiple=8)])
     return out
+
+
+def _of_tall(adjoint: Array, a: Array) -> Array:
+    from tnlib.kernels.rows import add_combinations
+
+    rows = len(a) // 8 * 8
+    parts = threads.cut(rows, threads.count(), multiple=8)
+    sums = np.zeros((len(parts), len(adjoint), a.shape[1]))
+    pieces = [(adjoint[:, i:j], a[i:j], *_KERNEL_BLOCK, out) for (i, j), out in zip(parts, sums, strict=True)]
+    threads.spread(add_combinations, pieces)
+    return np.asarray(sums.sum(axis=0) + adjoint[:, rows:] @ a[rows:])
 
 
 def project(e: Array, a: Array, *, size: float | None = None, negligible: float) -> tuple[Array, float]:

@@ -9,7 +9,6 @@ from tnlib.linalg.gram import gram, times_adjoint
 
 _LEAST_ROWS = 64
 _ROWS_PER_RANK = 3
-_MORE = 4  # columns beside those that the sample asks for
 _FAINT = 1e-13  # squared, relative: below it a Gram matrix of the sample holds rounding errors
 
 
@@ -40,8 +39,8 @@ def _leading_rows(a: Array, limit: float) -> Array | None:
             return None
         if _ROWS_PER_RANK * rank <= rows:
             ample = int(np.argmax(tails <= limit**2 / 16))  # where the spectrum decays, so that little is lost
-            kept = min(ample, rank + rank // 4) + _MORE
-            kept = min(-(-kept // 4) * 4, clear)
+            kept = max(min(ample, rank + rank // 4), rank + 4)
+            kept = min(-(-kept // 4) * 4, clear)  # the kernel works on four at a time
             return _orthonormal_rows((vectors[:, :kept] / np.sqrt(values[:kept])).conj().T @ sample)  # l [rows] n
         rows = max(2 * rows, _ROWS_PER_RANK * rank)
     return None
@@ -51,7 +50,7 @@ def _orthonormal_rows(v: Array) -> Array | None:
     """Make nearly orthonormal rows orthonormal to roundoff, by Cholesky factors of their Gram matrix, twice."""
     for _ in range(2):
         try:
-            v = np.linalg.solve(np.linalg.cholesky(v @ v.conj().T), v)
+            v = np.linalg.inv(np.linalg.cholesky(v @ v.conj().T)) @ v
         except np.linalg.LinAlgError:
             return None
     return v

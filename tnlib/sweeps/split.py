@@ -28,7 +28,7 @@ from tnlib.sweeps.budget import Budget
 # Rows of the matrix whose left singular vectors are found at once: first the smaller count, and where more than half
 # of its singular vectors are needed, so that little is gained, the larger one.
 _ROWS = (64, 512)
-_SAMPLED = 1 << 14  # entries; below, a sample saves nothing
+_SAMPLED = 1 << 16  # entries; below, a sample saves nothing
 
 
 def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array]:
