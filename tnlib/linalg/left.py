@@ -62,8 +62,8 @@ def _in_its_eigenbasis(a: Array, basis: Array) -> tuple[Array, Array]:
             block = a[p : p + together, :, k : k + step].transpose(1, 0, 2).reshape(m, -1)  # m (p n)
             total += gram((adjoint @ block)[None])
     lengths = np.sqrt(np.maximum(np.diagonal(total).real, 0.0))
-    lengths = np.where(lengths > 0, lengths, 1.0)
-    values, vectors = np.linalg.eigh(total / np.multiply.outer(lengths, lengths))
+    units = np.where(lengths > 0, lengths, 1.0)
+    values, vectors = np.linalg.eigh(total / np.multiply.outer(units, units))
     root = lengths[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))
     u, s, _ = thin_svd(basis @ root)
     return u, s

@@ -22,10 +22,9 @@ def adjoint_times(e: Array, a: Array) -> Array:
     """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n)."""
     slabs, m, n = a.shape
     adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
-    if slabs == 1 and m >= _TALL and m * n * len(adjoint) >= KERNEL_WORK and not np.iscomplexobj(adjoint):
-        if not np.iscomplexobj(a):
-            return _of_tall(adjoint, a[0])[None]
     out = np.empty((slabs, len(adjoint), n), np.result_type(adjoint, a))
+    if slabs == 1 and m >= _TALL and m * out.size >= KERNEL_WORK and not np.iscomplexobj(out):
+        return _of_tall(adjoint, a[0])[None]
     step, together = max(1, min(n, _BLOCK // m)), max(1, _BLOCK // (m * n))
 
     def multiply(slab: tuple[int, int], column: tuple[int, int]) -> None:

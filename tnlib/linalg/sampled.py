@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.gram import gram, times_adjoint
+from tnlib.linalg.gram import times_adjoint
+from tnlib.linalg.left import left_svd
+from tnlib.linalg.rank import tails
 
 _LEAST_ROWS = 64
 _ROWS_PER_RANK = 3
-_FAINT = 1e-13  # squared, relative: below it a Gram matrix of the sample holds rounding errors
+_CLEAR = 4.0  # times what a Gram matrix of the sample does not resolve
+_FAINT, _ROUNDOFF = 3e-7, 1e-14  # relative: smaller singular values of the sample are rounding errors
 
 
 def sampled_columns(a: Array, *, limit: float) -> Array | None:
@@ -30,18 +35,21 @@ def _leading_rows(a: Array, limit: float) -> Array | None:
     rows = _LEAST_ROWS
     while 2 * rows <= m:
         sample = a[np.sort(rng.choice(m, rows, replace=False))].astype(np.result_type(a.dtype, np.float64), copy=False)
-        values, vectors = np.linalg.eigh(gram(sample[None]))
-        values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
-        tails = np.append(np.cumsum(values[::-1])[::-1], 0.0) * (m / rows)  # squared, as the whole matrix would have
-        clear = int(np.count_nonzero(values > _FAINT * values[0]))
-        rank = max(1, min(int(np.argmax(tails <= limit**2)), clear))
+        whole = math.sqrt(m / rows)  # the norms of the sample times this are those of the matrix, more or less
+        found = left_svd(sample[None], exact=False)
+        exact = limit < _CLEAR * found.blur * whole
+        if exact:
+            found = left_svd(sample[None], exact=True)
+        sums = tails(found.s) * whole
+        clear = int(np.count_nonzero(found.s > found.s[0] * (_ROUNDOFF if exact else _FAINT)))
+        rank = max(1, min(int(np.argmax(sums <= limit)), clear))
         if 4 * rank > min(m, n) or clear == 0:
             return None
         if _ROWS_PER_RANK * rank <= rows:
-            ample = int(np.argmax(tails <= limit**2 / 16))  # where the spectrum decays, so that little is lost
+            ample = int(np.argmax(sums <= limit / 4))  # where the spectrum decays, so that little is lost
             kept = max(min(ample, rank + rank // 4), rank + 4)
             kept = min(-(-kept // 4) * 4, clear)  # the kernel works on four at a time
-            return _orthonormal_rows((vectors[:, :kept] / np.sqrt(values[:kept])).conj().T @ sample)  # l [rows] n
+            return _orthonormal_rows((found.u[:, :kept] / found.s[:kept]).conj().T @ sample)  # l [rows] n
         rows = max(2 * rows, _ROWS_PER_RANK * rank)
     return None
 
