@@ -29,8 +29,9 @@ def row_basis(a: Array) -> tuple[Array, Array]:
             turned = vectors.conj().T.astype(a.dtype, copy=False) @ a  # m n
             roundoff = _ROUNDOFF * np.finfo(a.dtype).eps * np.sqrt(m) * s[-1]
             if faint == 0 or norm(turned[:faint]) <= roundoff:
-                rough = turned[faint:]
+                lengths = s[faint:].astype(a.real.dtype, copy=False)
+                rough = turned[faint:] / lengths[:, None]
                 lower = np.linalg.cholesky(rough @ rough.conj().T)
-                return vectors[:, faint:].astype(a.dtype, copy=False) @ lower, np.linalg.inv(lower) @ rough
+                return (vectors[:, faint:].astype(a.dtype, copy=False) * lengths) @ lower, np.linalg.inv(lower) @ rough
     q, r = np.linalg.qr(a.conj().T)
     return r.conj().T, q.conj().T

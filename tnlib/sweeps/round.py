@@ -68,4 +68,4 @@ def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:
 
 def _in_range(a: Array) -> tuple[Array, int]:
     e = math.frexp(largest(a))[1]
-    return (a, 0) if abs(e) < 64 else (shift(a, -e), e)
+    return (a, 0) if abs(e) < 32 else (shift(a, -e), e)
