@@ -208,7 +208,10 @@ def test_kernels_work_where_no_cache_can_be_written(tmp_path: Path) -> None:
     tree = copy_of_the_package(tmp_path / "tree")
     blocked = tree / "tnlib" / "kernels" / "__pycache__"
     blocked.write_text("a file where a folder is wanted")
-    script = CHECK + "\nimport tnlib; print(tnlib.__file__); print(next(iter(add_gram.compiled.values())).stats.cache_path)"
+    script = CHECK + """
+import tnlib
+print(tnlib.__file__, next(iter(add_gram.compiled.values())).stats.cache_path, sep="\\n")
+"""
     places = {name: str(blocked / "below") for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
     out = finish(start(script, PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", **places))
     assert out.splitlines() == [str(tree / "tnlib" / "__init__.py"), "None"]
