@@ -13,6 +13,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, as_rtol
+from tnlib.decompose.constrained import CONSTRAINTS, constrained
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.cp import CP
 from tnlib.gauge.cp import fix_components
@@ -67,14 +68,14 @@ def cp(
     rng
         A numpy random generator or a seed for it; None always draws the same numbers.
     constraint
-        None, or "nonnegative" for factors without negative entries (real data; the iteration is tensorly's
-        hierarchical alternating least squares).
+        None, or what every column of every factor must be, of real data: "nonnegative", "monotone" (no entry below
+        the one before it) or "unimodal" (rising to one place and falling from there). The iterations are tensorly's.
 
     Returns
     -------
     Fit[CP]
         Unit columns, non-negative weights in descending order; leading entries are positive in every factor but
-        the last. The minimum found need not be the global one.
+        the last, unless a constraint says what signs may be. The minimum found need not be the global one.
 
     Raises
     ------
@@ -98,20 +99,21 @@ def cp(
     scaled, exponent, size = prepare("cp", "x", x)
     if scaled.ndim < 2:
         raise ArgumentError(f"cp: x must have at least two legs, got shape {scaled.shape}; a vector has no components.")
-    if constraint not in (None, "nonnegative"):
-        raise ArgumentError(f'cp: constraint must be None or "nonnegative", got {constraint!r}; choose one of the two.')
+    if constraint is not None and constraint not in CONSTRAINTS:
+        known = ", ".join(f'"{name}"' for name in CONSTRAINTS)
+        raise ArgumentError(f"cp: constraint must be None or one of {known}, got {constraint!r}; choose one of them.")
     if constraint is not None and np.iscomplexobj(scaled):
         raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
 
     generator = as_rng("cp", rng)
     target = max(rtol or 0.0, roundoff(scaled.dtype)) * size
-    if constraint is None or size == 0:  # zero is non-negative
+    if constraint is None or size == 0:  # zero meets them all
         best = _free(scaled, size, rank, n_iter, target, generator, n_starts)
     else:
-        run = partial(_nonnegative, scaled, n_iter=n_iter, target=target)
+        run = partial(constrained, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, scaled, rank, target, generator, n_starts)
 
-    weights, factors = fix_components(np.ones(rank, scaled.dtype), best.factors)
+    weights, factors = fix_components(np.ones(rank, scaled.dtype), best.factors, signs=constraint is None)
     weights, factors = weights.astype(scaled.real.dtype), [factor.astype(scaled.dtype) for factor in factors]
     return report(
         "cp",
@@ -184,25 +186,6 @@ def _error(x: Array, size: float, residual: float, weights: Array, factors: list
     half = x.ndim // 2
     left, right = khatri_rao(factors[:half]) * weights, khatri_rao(factors[half:])
     return residual_norm(x.reshape(len(left), -1), left, right.T) / size
-
-
-def _nonnegative(x: Array, factors: list[Array], *, n_iter: int, target: float) -> Iterate:
-    """Run tensorly's hierarchical alternating least squares from the moduli of a guess."""
-    from tensorly.cp_tensor import CPTensor
-    from tensorly.decomposition import non_negative_parafac_hals
-
-    rank = factors[0].shape[1]
-    guess = CPTensor((np.ones(rank, x.dtype), [np.abs(factor) for factor in factors]))
-    found, errors = non_negative_parafac_hals(
-        x, rank, n_iter_max=n_iter, init=guess, tol=_STATIONARY, return_errors=True
-    )
-    weights, columns = found
-    columns = [np.asarray(factor, x.dtype) for factor in columns]
-    columns[-1] = columns[-1] * np.asarray(weights, x.dtype)
-    half = x.ndim // 2
-    left, right = khatri_rao(columns[:half]), khatri_rao(columns[half:])
-    residual = residual_norm(x.reshape(len(left), -1), left, right.T)
-    return Iterate(columns, residual, len(errors), len(errors) < n_iter or residual <= target)
 
 
 def _random_guess(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:

@@ -10,11 +10,12 @@ from tnlib._typing import Array
 from tnlib.linalg.signs import leading_phases
 
 
-def fix_components(weights: Array, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
+def fix_components(weights: Array, factors: Sequence[Array], *, signs: bool = True) -> tuple[Array, list[Array]]:
     """Return the same CP tensor with unit columns, real weights >= 0 in descending order, and fixed signs.
 
     In every factor but the last the leading entry of each column (see `leading_phases`) is positive; the last
-    factor takes the sign, or the phase, that is left. A component of weight zero keeps unit columns.
+    factor takes the sign, or the phase, that is left. A component of weight zero keeps unit columns. Without `signs`
+    they stay as they are.
 
     >>> weights, factors = fix_components(np.array([-1.0]), [np.array([[2.0]]), np.array([[3.0]])])
     >>> weights, factors[0], factors[1]
@@ -27,7 +28,7 @@ def fix_components(weights: Array, factors: Sequence[Array]) -> tuple[Array, lis
         first = np.zeros_like(factor)
         first[0] = 1
         unit = np.where(lengths > 0, factor / np.where(lengths > 0, lengths, 1), first)
-        phases = leading_phases(unit)
+        phases = leading_phases(unit) if signs else np.ones(unit.shape[1], unit.dtype)
         fixed.append(unit * phases.conj())
         carried = carried * (phases * lengths)
     size = np.abs(carried)
