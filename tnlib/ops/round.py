@@ -18,6 +18,7 @@ from tnlib.formats.tucker import Tucker
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.product import product_svd
 from tnlib.linalg.scale import exponent, norm, shift
+from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
 from tnlib.sweeps.dense import fuse_row_and_column
@@ -111,10 +112,10 @@ def _train(t: TensorTrain | TTMatrix, rtol: float | None, max_rank: int | None) 
 
 def _tucker(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Tucker, Budget]:
     twos = exponent(t.core)
-    core, bases = shift(t.core, -twos), []
+    core, bases = shift(t.core.astype(t.dtype, copy=False), -twos), []
     for k, factor in enumerate(t.factors):
         e = exponent(factor)
-        q, r = qr_positive(shift(factor, -e))
+        q, r = qr_positive(shift(factor.astype(t.dtype, copy=False), -e))
         core = np.moveaxis(np.tensordot(r, core, axes=([1], [k])), 0, k)  # r0 ... [rk] rk' ...
         bases.append(q)
         twos += e
@@ -122,7 +123,12 @@ def _tucker(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Tucker
     sides = [min(n, max(1, core.size // n)) for n in core.shape]
     budget = Budget(norm(core), rtol, sides, t.dtype)
     small, inner = st_hosvd(core, budget, [max_rank] * core.ndim)
-    factors = [(q @ u).astype(t.dtype, copy=False) for q, u in zip(bases, inner, strict=True)]
+    factors = []
+    for k, (q, u) in enumerate(zip(bases, inner, strict=True)):
+        factor = q @ u
+        phases = leading_phases(factor, t.dtype)
+        factors.append((factor * phases.conj()).astype(t.dtype, copy=False))
+        small = np.moveaxis(np.moveaxis(small, k, -1) * phases, -1, k)
     return Tucker(shift(small.astype(t.dtype, copy=False), twos), tuple(factors)), budget
 
 
@@ -133,12 +139,13 @@ def _two_factors(t: SVD | LowRank, rtol: float | None, max_rank: int | None) -> 
     budget = Budget(norm(scaled), rtol, [len(s)], t.dtype)
     rank = budget.choose(scaled, max_rank=max_rank)
     if isinstance(t, SVD):
-        return SVD(left[..., :rank], s[:rank], right[:rank], t.left), budget
+        return SVD(left[..., :rank].copy(), s[:rank].copy(), right[:rank].copy(), t.left), budget
     return LowRank(left[:, :rank] * s[:rank], right[:rank]), budget
 
 
 def _product(t: LowRank) -> tuple[Array, Array, Array]:
     """Return the SVD of the product; factors are brought into range first, so that theirs is that of the result."""
-    e, f = exponent(t.left), exponent(t.right)
-    u, s, vh = product_svd(shift(t.left, -e), shift(t.right, -f))
+    left, right = t.left.astype(t.dtype, copy=False), t.right.astype(t.dtype, copy=False)
+    e, f = exponent(left), exponent(right)
+    u, s, vh = product_svd(shift(left, -e), shift(right, -f))
     return u, shift(s, e + f), vh

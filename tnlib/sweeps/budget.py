@@ -48,6 +48,7 @@ class Budget:
     _discarded: list[float] = field(default_factory=list, init=False)
     _charged: list[float] = field(default_factory=list, init=False)  # squared, out of (rtol * norm) ** 2
     _allowed: list[float] = field(default_factory=list, init=False)  # squared
+    _doubtful: list[bool] = field(default_factory=list, init=False)  # another rank might do
     _cuts: list[int] = field(default_factory=list, init=False)
 
     @property
@@ -84,10 +85,12 @@ class Budget:
         `blur` is what `left_svd` says of their tails; all of it is counted as discarded.
         """
         share, noise = self.share, self.noise
+        most = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
         if share is not None:
             share = math.sqrt(max(0.0, share**2 - blur**2))
         self._allowed.append((noise if share is None else share) ** 2 + blur**2)
         rank = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
+        self._doubtful.append(rank != most or float(s[rank - 1]) < _CLEAR * blur)
         if rank < choose_rank(s, budget=share, noise=noise):
             apart = noise + blur**2 / max(float(s[rank - 1]), noise) if blur else noise
             if cuts_group(s, rank, apart):
@@ -110,13 +113,17 @@ class Budget:
 
     def rewind(self, step: int) -> None:
         """Forget the truncations from number `step` on; they are made anew."""
-        del self._discarded[step:], self._charged[step:], self._allowed[step:]
+        for booked in (self._discarded, self._charged, self._allowed, self._doubtful):
+            del booked[step:]
         self._cuts = [k for k in self._cuts if k < step]
 
     def clear(self, since: int, blur: float) -> bool:
-        """Say whether what was discarded since step number `since` stands out from an uncertainty `blur` of each."""
+        """Say whether ranks and losses since step number `since` stand out from an uncertainty `blur` of each."""
+        if blur <= self.negligible:
+            return True
         lost = math.hypot(*self._discarded[since:])
-        return blur <= self.negligible or lost == 0.0 or lost >= _CLEAR * blur * math.sqrt(self.step - since)
+        small = lost > 0.0 and lost < _CLEAR * blur * math.sqrt(self.step - since)
+        return not (small or any(self._doubtful[since:]))
 
     @property
     def cuts(self) -> list[int]:

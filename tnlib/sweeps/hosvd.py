@@ -37,4 +37,4 @@ def _leading_vectors(slabs: Array, budget: Budget, cap: int | None) -> Array:
         found = left_svd(slabs, exact=True)
         rank = budget.choose(found.s, max_rank=cap)
     u = found.u[:, :rank]
-    return u * leading_phases(u.astype(budget.dtype, copy=False)).conj()  # of the numbers that will be seen
+    return u * leading_phases(u, budget.dtype).conj()

@@ -38,7 +38,7 @@ def gather(cores: Sequence[Array]) -> tuple[list[Array], int]:
         carry, basis = row_basis(grown)
         out.append(basis.reshape(len(basis), n, -1))  # l' n r'
         twos += e
-    first, e = _in_range(np.tensordot(cores[0], carry, 1))  # 1 n [r] [r] r'
+    first, e = _in_range(np.tensordot(cores[0], carry, 1))  # 1 n [r] [r] r'; new, even of one core
     return [first, *reversed(out)], twos + e
 
 

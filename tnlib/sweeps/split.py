@@ -124,8 +124,7 @@ def _isometries(
 def _isometry(found: Left, left: int, budget: Budget, max_rank: int | None) -> Array:
     rank = budget.choose(found.s, max_rank=max_rank, blur=found.blur)
     u = found.u[:, :rank]
-    phases = leading_phases(u.astype(budget.dtype, copy=False))  # of the numbers that will be seen
-    return (u * phases.conj()).reshape(left, -1, rank)  # l n r
+    return (u * leading_phases(u, budget.dtype).conj()).reshape(left, -1, rank)  # l n r
 
 
 def _merge(cores: Sequence[Array]) -> Array:
