@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tnlib.kernels.dots import add_gram, times_rows
+from tnlib.kernels.rows import add_combinations
 
 ROOT = Path(__file__).resolve().parents[2]
 READS = [np.float32, np.float64]
@@ -100,6 +101,21 @@ def test_thin_products(dtype: type, m: int, l: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", READS)
+@pytest.mark.parametrize(("r", "m"), [(1, 8), (3, 16), (5, 40), (8, 0)])
+@pytest.mark.parametrize("n", [1, 7, 16, 17, 50])
+def test_combinations_of_rows(dtype: type, r: int, m: int, n: int) -> None:
+    """In blocks of sixteen rows and columns; threads take columns of the coefficients, which lie apart in memory."""
+    e, a = oracles.normal((r, m + 8)), oracles.normal((m, n), dtype, seed=1)
+    for part in (e[:, :m], e[:, 8:]):
+        out = np.zeros((r, n))
+        with oracles.unchanged(e, a):
+            add_combinations(part, a, 16, 16, out)
+        oracles.assert_close(out, part @ oracles.wide(a))
+        add_combinations(part, a, 16, 16, out)
+        oracles.assert_close(out, 2 * part @ oracles.wide(a))
+
+
+@pytest.mark.parametrize("dtype", READS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_seen_in_the_sums(dtype: type, bad: float) -> None:
     """Sums in any order must not take "there is no NaN" for granted."""
@@ -110,6 +126,10 @@ def test_what_is_not_finite_is_seen_in_the_sums(dtype: type, bad: float) -> None
         touched = np.zeros((5, 5), bool)
         touched[place[1]] = touched[:, place[1]] = True
         np.testing.assert_array_equal(~np.isfinite(np.triu(out)), np.triu(touched))
+        out = np.zeros((3, 33))
+        add_combinations(np.ones((3, 8)), np.concatenate([a[0], a[1, :3]]), 8, 16, out)
+        column = np.arange(33) == (place[2] if place[0] == 0 or place[1] < 3 else -1)
+        np.testing.assert_array_equal(~np.isfinite(out), np.tile(column, (3, 1)))
         out = np.zeros((4, 4))
         times_rows(a[0, 1:], a[1, 1:].astype(np.float64), 16, out)
         row = np.zeros((4, 4), bool)
@@ -139,13 +159,14 @@ def test_read_only_and_unaligned_input() -> None:
 
 # ----------------------------------------------------------------------------------------- in processes of their own
 
-# Prints sums of the kernels' results, their difference from numpy's being checked, and how they were cached.
+# Compares the kernels with numpy, for the dtypes that DTYPES names.
 CHECK = """
 import numpy as np
 from tnlib.kernels.dots import add_gram, times_rows
+from tnlib.kernels.rows import add_combinations
 
 rng = np.random.default_rng(0)
-for dtype in (np.float64, np.float32):
+for dtype in DTYPES:
     for p, m, n in ((1, 3, 9), (2, 5, 21), (3, 8, 16), (4, 1, 1)):
         a = rng.standard_normal((p, m, n)).astype(dtype)
         out = np.zeros((-(-m // 4) * 4,) * 2)
@@ -156,7 +177,13 @@ for dtype in (np.float64, np.float32):
     out = np.zeros((8, 4))
     times_rows(a, b, 8, out)
     assert np.abs(out - a.astype(float) @ b.T).max() <= 1e-13
+    a, e = rng.standard_normal((24, 13)).astype(dtype), rng.standard_normal((3, 24))
+    out = np.zeros((3, 13))
+    add_combinations(e, a, 16, 8, out)
+    assert np.abs(out - e @ a.astype(float)).max() <= 1e-13
 """
+EVERY = CHECK.replace("DTYPES", '("float64", "float32")')
+DOUBLE = CHECK.replace("DTYPES", '("float64",)')
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -179,14 +206,14 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def test_kernels_are_plain_python_where_compilation_is_off() -> None:
-    script = CHECK + "\nimport types; print(isinstance(add_gram, types.FunctionType))"
+    script = EVERY + "\nimport types; print(*{type(one) is types.FunctionType for one in add_gram.compiled.values()})"
     assert finish(start(script, NUMBA_DISABLE_JIT="1")) == "True"
 
 
 def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     """With a cache of its own: what numba cached without checks it would load, and nothing would be checked."""
     script = (
-        CHECK
+        DOUBLE
         + """
 try:
     add_gram(np.ones((1, 5, 3)), (0, 1), (0, 3), 8, np.zeros((4, 4)))  # out has no room for five rows
@@ -208,10 +235,13 @@ def test_kernels_work_where_no_cache_can_be_written(tmp_path: Path) -> None:
     tree = copy_of_the_package(tmp_path / "tree")
     blocked = tree / "tnlib" / "kernels" / "__pycache__"
     blocked.write_text("a file where a folder is wanted")
-    script = CHECK + """
+    script = (
+        DOUBLE
+        + """
 import tnlib
 print(tnlib.__file__, next(iter(add_gram.compiled.values())).stats.cache_path, sep="\\n")
 """
+    )
     places = {name: str(blocked / "below") for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
     out = finish(start(script, PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", **places))
     assert out.splitlines() == [str(tree / "tnlib" / "__init__.py"), "None"]
@@ -221,18 +251,21 @@ print(tnlib.__file__, next(iter(add_gram.compiled.values())).stats.cache_path, s
 def test_a_folder_for_the_cache_that_is_not_one_is_passed_over(tmp_path: Path) -> None:
     """NUMBA_CACHE_DIR below a regular file: numba takes the next place that it knows."""
     (tmp_path / "file").write_text("")
-    finish(start(CHECK, NUMBA_CACHE_DIR=str(tmp_path / "file" / "below"), HOME=str(tmp_path)))
+    finish(start(DOUBLE, NUMBA_CACHE_DIR=str(tmp_path / "file" / "below"), HOME=str(tmp_path)))
 
 
 def test_processes_that_compile_at_once_share_a_cache(tmp_path: Path) -> None:
-    both = [start(CHECK, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    both = [start(DOUBLE, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     for process in both:
         finish(process)
-    later = CHECK + """
-compiled = [one.stats for kernel in (add_gram, times_rows) for one in kernel.compiled.values()]
+    later = (
+        DOUBLE
+        + """
+compiled = [one.stats for kernel in (add_gram, times_rows, add_combinations) for one in kernel.compiled.values()]
 print(len(compiled), sum(sum(stats.cache_misses.values()) for stats in compiled))
 """
-    assert finish(start(later, NUMBA_CACHE_DIR=str(tmp_path))).split() == ["4", "0"]
+    )
+    assert finish(start(later, NUMBA_CACHE_DIR=str(tmp_path))).split() == ["3", "0"]
     assert not list(tmp_path.rglob("*.tmp.*"))
 
 
@@ -273,6 +306,15 @@ from tnlib.kernels.dots import add_gram
 add_gram(np.ones((1, 3, 5), {dtype!r}), (0, 1), (0, 5), 8, np.zeros((4, 4)))
 """
 
+AFTERWARDS = """
+import numpy as np
+from tnlib.kernels.dots import add_gram
+for dtype in ("float32", "float64"):
+    out = np.zeros((4, 4))
+    add_gram(np.ones((1, 3, 5), dtype), (0, 1), (0, 5), 8, out)
+    assert (np.triu(out[:3, :3]) == np.triu(np.full((3, 3), 5.0))).all()
+"""
+
 
 def test_processes_that_compile_for_different_dtypes_at_once_do_not_mix_them_up(tmp_path: Path) -> None:
     """Mixed up, the code for one dtype is loaded for the other, which every later process refuses to run."""
@@ -283,4 +325,4 @@ def test_processes_that_compile_for_different_dtypes_at_once_do_not_mix_them_up(
     ]
     for process in both:
         finish(process)
-    finish(start(CHECK, NUMBA_CACHE_DIR=cache))
+    finish(start(AFTERWARDS, NUMBA_CACHE_DIR=cache))

@@ -138,11 +138,13 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> Routes:
 
 @pytest.mark.parametrize("method", ["tt_svd", "tucker"])
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, "float64") for shape in SHAPES), *((shape, "complex128") for shape in ("three legs", "wide"))],
+)
 def test_double_precision(routes: Routes, method: str, spectrum: str, shape: str, dtype: str) -> None:
     x, spectra = tensor(spectrum, shape, dtype), unfolded(spectrum, shape, dtype, method)
-    for rtol in [None, *(TOLERANCES if dtype == "float64" else TOLERANCES[::2])]:
+    for rtol in [None, *(TOLERANCES if shape != "square" else TOLERANCES[::2])]:
         assert_within(oracles.METHODS[method](x, rtol), x, spectra, rtol)
     assert routes.blurred
     assert routes.exact
@@ -235,11 +237,11 @@ CAPPED = [(2, 8, 8), (3, 5, 7), (6, 300), (4, 64, 8), (8, 8, 8, 8), (16, 20, 24)
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.float32])
 def test_a_cap_above_the_rank_changes_nothing(method: str, shape: tuple[int, ...], rank: int, dtype: type) -> None:
     """With a tolerance and a cap the smaller rank wins; with a cap alone numerical ranks do where they are smaller."""
-    for seed in range(3):
+    for seed in range(2):
         x = oracles.random_tucker(shape, [min(rank, n) for n in shape], dtype, seed)
-        for rtol in (None, 1e-3) if dtype == np.float32 else (None, 1e-3, 1e-8, 1e-10, 1e-12):
+        for rtol in (None, 1e-3) if dtype == np.float32 else (None, 1e-3, 1e-8, 1e-12):
             free = truncated_ranks(oracles.METHODS[method](x, rtol).value)
-            for cap in (rank, rank + 1, rank**2, 100):
+            for cap in (rank, rank + 1, 100):
                 fit, warned = oracles.quietly(functools.partial(oracles.METHODS[method], x, rtol, cap))
                 oracles.assert_fit(fit, x, rtol=rtol)
                 oracles.assert_warned(fit, warned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import types
 import zlib
@@ -15,7 +16,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Sums may be taken in any order, which is what lets them run in vector registers. NaN and inf keep their meaning.
 _SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}
-_ONE_AT_A_TIME = threading.Lock()
+
+
+class _Compiler:
+    """One thread at a time compiles; a forked child starts with a lock that nobody holds."""
+
+    lock = threading.Lock()
+
+    @classmethod
+    def unlock(cls) -> None:
+        cls.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Compiler.unlock)
 
 
 def kernel(function: F) -> F:
@@ -34,7 +48,7 @@ def kernel(function: F) -> F:
     def call(*arguments: Any) -> None:
         kinds = tuple(map(numba.typeof, arguments))
         if kinds not in compiled:
-            with _ONE_AT_A_TIME:
+            with _Compiler.lock:
                 compiled.setdefault(kinds, _compile(function, "_".join(map(str, kinds))))
         compiled[kinds](*arguments)
 

@@ -43,8 +43,8 @@ def add_gram(a: Array, slabs: tuple[int, int], columns: tuple[int, int], width: 
     """
     m = a.shape[1]
     padded = out.shape[0]  # m rounded up to a multiple of four
-    block = np.zeros((padded, width + 8))
-    filled = 0
+    block, part = np.zeros((padded, width + 8)), np.zeros_like(out)
+    filled, blocks = 0, 0
     for p in range(slabs[0], slabs[1]):
         k = columns[0]
         while k < columns[1]:
@@ -59,8 +59,12 @@ def add_gram(a: Array, slabs: tuple[int, int], columns: tuple[int, int], width: 
                 b = block[:, :filled]
                 for i in range(0, padded, 4):
                     for j in range(i, padded, 4):
-                        _tile(b[i], b[i + 1], b[i + 2], b[i + 3], b[j], b[j + 1], b[j + 2], b[j + 3], out, i, j)
-                filled = 0
+                        _tile(b[i], b[i + 1], b[i + 2], b[i + 3], b[j], b[j + 1], b[j + 2], b[j + 3], part, i, j)
+                filled, blocks = 0, blocks + 1
+                if blocks % 64 == 0:  # sums of sums: equal terms would all round in the same direction
+                    out += part
+                    part[:] = 0.0
+    out += part
 
 
 @kernel

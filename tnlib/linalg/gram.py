@@ -60,7 +60,8 @@ def _gram_by_blas(a: Array) -> Array:
     slabs, m, n = a.shape
     wide = np.result_type(a.dtype, np.float64)
     total = np.zeros((m, m), wide)
-    columns, together = max(1, min(n, _BLOCK // m)), max(1, _BLOCK // (m * n))
+    # Many columns are summed in pieces: of equal terms, in one sum, all would round in the same direction.
+    columns, together = max(1, min(n, _BLOCK // m, 1 << 13)), max(1, _BLOCK // (m * n))
     for p in range(0, slabs, together):
         for k in range(0, n, columns):
             block = a[p : p + together, :, k : k + columns].astype(wide, copy=False)

@@ -22,16 +22,21 @@ def row_basis(a: Array) -> tuple[Array, Array]:
     """
     m, n = a.shape
     if a.size >= _SHORT and 2 * m <= n:
-        values, vectors = np.linalg.eigh(gram(a[None]))
+        total = gram(a[None])
+        sizes = np.sqrt(np.maximum(np.diagonal(total).real, 0.0))
+        sizes = np.where(sizes > 0, sizes, 1.0)
+        # Rows of length one: what is faint is told row by row, as by a QR, for what stands on their left may be large.
+        values, vectors = np.linalg.eigh(total / np.multiply.outer(sizes, sizes))
         s = np.sqrt(np.maximum(values, 0.0))
         faint = int(np.count_nonzero(s <= _CLEAR * s[-1]))
         if faint < m:
-            turned = vectors.conj().T.astype(a.dtype, copy=False) @ a  # m n
+            turned = (vectors / sizes[:, None]).conj().T.astype(a.dtype, copy=False) @ a  # m n
             roundoff = _ROUNDOFF * np.finfo(a.dtype).eps * np.sqrt(m) * s[-1]
             if faint == 0 or norm(turned[:faint]) <= roundoff:
                 lengths = s[faint:].astype(a.real.dtype, copy=False)
                 rough = turned[faint:] / lengths[:, None]
                 lower = np.linalg.cholesky(rough @ rough.conj().T)
-                return (vectors[:, faint:].astype(a.dtype, copy=False) * lengths) @ lower, np.linalg.inv(lower) @ rough
+                left = (sizes[:, None] * vectors[:, faint:]).astype(a.dtype, copy=False) * lengths
+                return left @ lower, np.linalg.inv(lower) @ rough
     q, r = np.linalg.qr(a.conj().T)
     return r.conj().T, q.conj().T

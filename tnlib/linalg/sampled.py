@@ -49,6 +49,8 @@ def _leading_rows(a: Array, limit: float) -> Array | None:
             ample = int(np.argmax(sums <= limit / 4))  # where the spectrum decays, so that little is lost
             kept = max(min(ample, rank + rank // 4), rank + 4)
             kept = min(-(-kept // 4) * 4, clear)  # the kernel works on four at a time
+            if 2 * kept > min(m, n):  # so few columns stand for themselves
+                return None
             return _orthonormal_rows((found.u[:, :kept] / found.s[:kept]).conj().T @ sample)  # l [rows] n
         rows = max(2 * rows, _ROWS_PER_RANK * rank)
     return None

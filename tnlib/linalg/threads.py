@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,8 +32,10 @@ class _Owner:
 
     lock = threading.RLock()
     calls = 0
-    allowed = 1
+    given = 1  # what BLAS says
+    allowed = 1  # as many of these as there are cores
     pool: ThreadPoolExecutor | None = None
+    inside = threading.local()  # .pool is True in a thread of the pool
 
 
 def own_threads(function: Callable[P, R]) -> Callable[P, R]:
@@ -50,40 +52,46 @@ def own_threads(function: Callable[P, R]) -> Callable[P, R]:
 @contextmanager
 def blas_threads() -> Iterator[None]:
     """Give BLAS its threads back for one large LAPACK call."""
-    library, allowed = _blas(), count()
-    with _Owner.lock:
-        if library is not None and _Owner.calls:
-            library.set_num_threads(allowed)
+    if not _Owner.calls or getattr(_Owner.inside, "pool", False):
+        yield
+        return
+    _ask_blas_for(_Owner.allowed)
     try:
         yield
     finally:
         with _Owner.lock:
-            if library is not None and _Owner.calls:
-                library.set_num_threads(1)
+            if _Owner.calls:
+                _ask_blas_for(1)
 
 
 def count() -> int:
     """Return how many threads BLAS may use, limits of the environment and of threadpoolctl included."""
     if _Owner.calls:
         return _Owner.allowed
-    library = _blas()
-    allowed = library.num_threads if library is not None else _from_environment()
-    return max(1, min(int(allowed), _cores()))
+    return max(1, min(_given(), _cores()))
 
 
 def spread(work: Callable[..., object], pieces: Sequence[tuple[Any, ...]]) -> None:
-    """Call `work(*piece)` for every piece, side by side; `work` must let go of the GIL."""
-    if len(pieces) > 1:
-        with _Owner.lock:
-            if _Owner.pool is None:
-                _Owner.pool = ThreadPoolExecutor(max(1, _cores()), thread_name_prefix="tnlib")
-            pool = _Owner.pool
-        others = [pool.submit(work, *piece) for piece in pieces[1:]]
+    """Call `work(*piece)` for every piece, side by side; `work` must let go of the GIL.
+
+    From inside such work the pieces are done one after the other: threads that wait for threads of the same pool would
+    wait for ever.
+    """
+    if len(pieces) <= 1 or getattr(_Owner.inside, "pool", False):
+        for piece in pieces:
+            work(*piece)
+        return
+    with _Owner.lock:
+        if _Owner.pool is None:
+            _Owner.pool = ThreadPoolExecutor(max(1, _cores()), "tnlib", initializer=_enter_pool)
+        pool = _Owner.pool
+    others = [pool.submit(work, *piece) for piece in pieces[1:]]
+    try:
         work(*pieces[0])  # the caller's own thread does not wait idle
-        for other in others:
-            other.result()
-    elif pieces:
-        work(*pieces[0])
+    finally:
+        wait(others)
+    for other in others:
+        other.result()
 
 
 def cut(n: int, parts: int, *, multiple: int = 1) -> list[tuple[int, int]]:
@@ -111,25 +119,51 @@ def matmul(a: Array, b: Array) -> Array:
 
 @contextmanager
 def _blas_on_one_thread() -> Iterator[None]:
-    library = _blas()
+    if getattr(_Owner.inside, "pool", False):  # a call from inside a call
+        yield
+        return
     with _Owner.lock:
         if _Owner.calls == 0:
-            _Owner.allowed = count()
-            if library is not None and _Owner.allowed > 1:
-                library.set_num_threads(1)
+            _Owner.given, _Owner.allowed = _given(), count()
+            _ask_blas_for(1)
         _Owner.calls += 1
     try:
         yield
     finally:
         with _Owner.lock:
             _Owner.calls -= 1
-            if _Owner.calls == 0 and library is not None and _Owner.allowed > 1:
-                library.set_num_threads(_Owner.allowed)
+            if _Owner.calls == 0:
+                _ask_blas_for(_Owner.given)
 
 
 def _forget_threads() -> None:
-    """In a forked child: threads do not survive a fork, and the lock may be held by one that is gone."""
+    """In a forked child: threads do not survive a fork, nor do their calls, and they may have held the lock."""
     _Owner.lock, _Owner.pool = threading.RLock(), None
+    if _Owner.calls:
+        _Owner.calls = 0
+        _ask_blas_for(_Owner.given)
+
+
+def _enter_pool() -> None:
+    _Owner.inside.pool = True
+
+
+def _given() -> int:
+    library = _blas()
+    return int(library.num_threads) if library is not None else _from_environment()
+
+
+def _ask_blas_for(threads: int) -> None:
+    """Set the count of threads of BLAS, from whatever thread.
+
+    Of OpenBLAS the plain call is without effect in other threads than the first one that made it; its newer sibling is
+    not, whose name says less than it does.
+    """
+    library = _blas()
+    if library is None or library.num_threads == threads:
+        return
+    anywhere = getattr(library.dynlib, "openblas_set_num_threads_local", None)
+    (library.set_num_threads if anywhere is None else anywhere)(threads)
 
 
 if hasattr(os, "register_at_fork"):

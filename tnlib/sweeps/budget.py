@@ -79,23 +79,26 @@ class Budget:
         """Errors below this are roundoff, and need not be known to a few percent."""
         return noise_level(self.norm, self.dtype, 1)
 
-    def choose(self, s: Array, *, max_rank: int | None = None, blur: float = 0.0) -> int:
+    def choose(
+        self, s: Array, *, max_rank: int | None = None, blur: float = 0.0, beyond: float = 0.0, apart: float = 0.0
+    ) -> int:
         """Return how many of the singular values `s` the next truncation keeps, and book what it discards.
 
-        `blur` is what `left_svd` says of their tails; all of it is counted as discarded.
+        `blur` is what `left_svd` says of their tails; all of it is counted as discarded, as is the norm `beyond` of
+        singular values that are not in `s`. Values that differ by less than the part `apart` count as equal.
         """
         share, noise = self.share, self.noise
         most = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
         if share is not None:
-            share = math.sqrt(max(0.0, share**2 - blur**2))
+            share = math.sqrt(max(0.0, share**2 - blur**2 - beyond**2))
         self._allowed.append((noise if share is None else share) ** 2 + blur**2)
         rank = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
         self._doubtful.append(rank != most or float(s[rank - 1]) < _CLEAR * blur)
         if rank < choose_rank(s, budget=share, noise=noise):
-            apart = noise + blur**2 / max(float(s[rank - 1]), noise) if blur else noise
-            if cuts_group(s, rank, apart):
+            last = float(s[rank - 1])
+            if cuts_group(s, rank, noise + apart * last + (blur**2 / max(last, noise) if blur else 0.0)):
                 self._cuts.append(self.step)
-        lost = math.hypot(float(tails(s)[rank]), blur if rank < len(s) else 0.0)
+        lost = math.hypot(float(tails(s)[rank]), blur if rank < len(s) else 0.0, beyond)
         # What a rank cap discards beyond the share is lost; the rest of the sweep keeps its own shares.
         self._charged.append(min(lost**2, self._allowed[-1]))
         self._discarded.append(lost)
