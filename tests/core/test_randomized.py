@@ -32,7 +32,7 @@ SPECTRA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "staircase": lambda k: 0.5 ** (k // 7),
     "thirty large": lambda k: np.where(k < 30, 1.0, 1e-4 / (1 + k)),
 }
-SHAPES = [(N, N), (N, 600), (800, N)]
+SHAPES = [(N, 600), (700, N)]
 
 
 def with_spectrum(name: str, m: int, n: int, dtype: Any = np.float64) -> np.ndarray:

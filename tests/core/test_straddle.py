@@ -23,7 +23,7 @@ gram, hosvd, project, split = (
     for name in ("linalg.gram", "sweeps.hosvd", "linalg.project", "sweeps.split")
 )
 
-TOLERANCES = [1e-3, 1e-4, 1e-5, 3e-6, 1e-6, 5e-7, 2e-7, 1e-7, 1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13]
+TOLERANCES = [1e-3, 1e-5, 3e-6, 1e-6, 5e-7, 2e-7, 1e-7, 1e-8, 1e-10, 1e-12, 1e-13]
 
 # of n values, descending
 SPECTRA: dict[str, Callable[[int], np.ndarray]] = {
@@ -153,8 +153,10 @@ def test_double_precision(routes: Routes, method: str, spectrum: str, shape: str
 
 @pytest.mark.parametrize("method", ["tt_svd", "tucker"])
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, "float32") for shape in SHAPES), *((shape, "complex64") for shape in ("three legs", "wide", "tall"))],
+)
 def test_single_precision(routes: Routes, method: str, spectrum: str, shape: str, dtype: str) -> None:
     """A Gram matrix in double precision resolves all that single precision holds, or nearly so."""
     x, spectra = tensor(spectrum, shape, dtype), unfolded(spectrum, shape, dtype, method)

@@ -120,11 +120,15 @@ class Budget:
             del booked[step:]
         self._cuts = [k for k in self._cuts if k < step]
 
+    def lost(self, since: int) -> float:
+        """Frobenius norm of what was discarded since step number `since`."""
+        return math.hypot(*self._discarded[since:])
+
     def clear(self, since: int, blur: float) -> bool:
         """Say whether ranks and losses since step number `since` stand out from an uncertainty `blur` of each."""
         if blur <= self.negligible:
             return True
-        lost = math.hypot(*self._discarded[since:])
+        lost = self.lost(since)
         small = lost > 0.0 and lost < _CLEAR * blur * math.sqrt(self.step - since)
         return not (small or any(self._doubtful[since:]))
 

@@ -48,7 +48,7 @@ def _sweep(
     rest = x
     while legs:
         found = _by_a_sample(rest, legs, budget, max_rank, size)
-        head, rest = found if found is not None else _by_a_gram_matrix(rest, legs, budget, max_rank)
+        head, rest = found if found is not None else _by_a_gram_matrix(rest, legs, budget, max_rank, size)
         cores += head
         legs, size = legs[len(head) :], None
     return cores, rest
@@ -85,7 +85,7 @@ def _by_a_sample(
 
 
 def _by_a_gram_matrix(
-    rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None
+    rest: Array, legs: Sequence[int], budget: Budget, max_rank: int | None, size: float | None
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few `legs` and what they leave."""
     start, limit = budget.step, budget.limit
@@ -98,7 +98,11 @@ def _by_a_gram_matrix(
     if found.blur <= limit or max_rank is not None:
         cores = _isometries(found, len(rest), legs[:count], budget, max_rank, exact=found.blur == 0.0)
         if budget.clear(start, found.blur):
-            return cores, adjoint_times(_merge(cores), flat[None])[0]
+            if found.blur == 0.0 or budget.lost(start) == 0.0:
+                return cores, adjoint_times(_merge(cores), flat[None])[0]
+            below, lost = project(_merge(cores), flat, size=size, negligible=budget.negligible)
+            if budget.settle(start, lost):  # measured, it is free of the blur
+                return cores, below
         budget.rewind(start)
     found = left_svd(flat[None], exact=True)
     cores = _isometries(found, len(rest), legs[:count], budget, max_rank, exact=True)
