@@ -31,6 +31,7 @@ from tnlib.sweeps.levenberg import levenberg
 # A sweep that lowers the error by less than this fraction of itself ends the iteration.
 _STATIONARY = 1e-6
 _SWEEPS = 30  # after which, if there is more to gain, Gauss-Newton steps take over
+_NEARLY_EXACT = 1e-6  # of the norm
 _MOST_UNKNOWNS = 1600  # of a Gauss-Newton step, a dense system
 _MOST_ENTRIES = 1 << 20
 _WORTHWHILE = 8  # times fewer entries, for a core to be made
@@ -113,8 +114,9 @@ def cp(
         run = partial(constrained, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, scaled, rank, target, generator, n_starts)
 
-    weights, factors = fix_components(np.ones(rank, scaled.dtype), best.factors, signs=constraint is None)
-    weights, factors = weights.astype(scaled.real.dtype), [factor.astype(scaled.dtype) for factor in factors]
+    rounded = [factor.astype(scaled.dtype) for factor in best.factors]
+    weights, factors = fix_components(np.ones(rank, scaled.dtype), rounded, signs=constraint is None)
+    weights = weights.astype(scaled.real.dtype)
     return report(
         "cp",
         CP(shift(weights, exponent), tuple(factors)),
@@ -130,17 +132,17 @@ def _free(
 ) -> Iterate:
     """Iterate on a Tucker core of x: with the factors found there, x itself needs a few sweeps only."""
     ranks = [min(n, rank + rank // 4 + 2) for n in x.shape]
-    if math.prod(ranks) * _WORTHWHILE > x.size:
+    if math.prod(ranks) * _WORTHWHILE > x.size or n_iter == 1:
         run = partial(_iterate, x, size, n_iter=n_iter, target=target)
         return _best(run, x, rank, target, rng, n_starts)
     sides = [min(n, x.size // n) for n in x.shape]
     core, bases = st_hosvd(x, Budget(size, None, sides, x.dtype), ranks)
     held = norm(core)
     within = math.sqrt(max(0.0, target**2 - max(0.0, size**2 - held**2)))
-    run = partial(_iterate, core, held, n_iter=n_iter, target=within)
+    run = partial(_iterate, core, held, n_iter=n_iter - 1, target=within)
     found = _best(run, core, rank, within, rng, n_starts)
     factors = [basis @ factor for basis, factor in zip(bases, found.factors, strict=True)]  # n [r'] R
-    last = als(x, size, factors, n_iter=max(1, n_iter - found.n_iter), target=target, slow=_STATIONARY)
+    last = als(x, size, factors, n_iter=n_iter - found.n_iter, target=target, slow=_STATIONARY)
     return last._replace(n_iter=last.n_iter + found.n_iter)
 
 
@@ -149,7 +151,9 @@ def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target
     newton = sum(factor.size for factor in factors) <= _MOST_UNKNOWNS and x.size <= _MOST_ENTRIES
     sweeps = min(n_iter, _SWEEPS) if newton else n_iter
     found = als(x, size, factors, n_iter=sweeps, target=target, slow=_STATIONARY)
-    if found.stationary or found.n_iter == n_iter:
+    exact = found.residual <= _NEARLY_EXACT * size  # then rounding has stopped the sweeps, not a minimum
+    settled = found.residual <= target or (found.stationary and not exact)
+    if not newton or settled or found.n_iter == n_iter:
         return found
     used = found.n_iter
     found = levenberg(x, found.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
