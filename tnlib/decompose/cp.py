@@ -159,8 +159,9 @@ def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target
     found = levenberg(x, found.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
     used += found.n_iter
     if found.residual > target and used < n_iter:  # where such a step would lead too far, sweeps go on
-        found = als(x, size, found.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
-        used += found.n_iter
+        more = als(x, size, found.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
+        used += more.n_iter
+        found = min(more, found, key=lambda one: one.residual)
     return found._replace(n_iter=used)
 
 
