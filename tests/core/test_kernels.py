@@ -115,6 +115,7 @@ def test_combinations_of_rows(dtype: type, r: int, m: int, n: int) -> None:
         oracles.assert_close(out, 2 * part @ oracles.wide(a))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # which numpy's scalars say where nothing is compiled
 @pytest.mark.parametrize("dtype", READS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_seen_in_the_sums(dtype: type, bad: float) -> None:
