@@ -168,12 +168,20 @@ def assert_left(found: Any, a: np.ndarray, *, factor: float) -> None:
         assert lost == pytest.approx(tails(want)[r], rel=1e-9, abs=4 * unit)
 
 
+# complex products are BLAS's; and once is enough for the large one
+EXACT = [
+    *(
+        ("BLAS", np.dtype(dtype), m, n)
+        for dtype in ("float64", "complex128")
+        for m, n in ((8, 1100), (40, 300), (200, 600))
+    ),
+    *(("kernels on two threads", np.dtype(np.float64), m, n) for m, n in ((8, 1100), (40, 300))),
+]
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-@pytest.mark.parametrize(("m", "n"), [(8, 1100), (40, 300), (200, 600)])
-def test_exact_left_singular_vectors(route: str, spectrum: str, dtype: type, m: int, n: int) -> None:
-    if route != "BLAS" and (m == 200 or dtype == np.complex128):
-        pytest.skip("complex products are BLAS's; and once is enough for the large one")
+@pytest.mark.parametrize(("route", "dtype", "m", "n"), EXACT, indirect=["route"], ids=str)
+def test_exact_left_singular_vectors(route: str, spectrum: str, dtype: np.dtype, m: int, n: int) -> None:
     a = oracles.with_spectrum(SPECTRA[spectrum](m), m, n, dtype)[None]
     with oracles.unchanged(a):
         found = left_svd(a, exact=True)
@@ -235,14 +243,18 @@ def test_left_singular_vectors_of_slabs(exact: bool, shape: tuple[int, int, int]
     oracles.assert_isometric(found.u)
 
 
+BLURRED = [
+    *(("BLAS", dtype, m, n) for dtype in oracles.DTYPES for m, n in ((3, 4), (40, 300))),
+    ("BLAS", np.dtype(np.float64), 200, 600),
+    *(("kernels on two threads", np.dtype(dtype), 40, 300) for dtype in ("float32", "float64")),
+]
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "n"), [(3, 4), (8, 1100), (40, 300), (200, 600)])
+@pytest.mark.parametrize(("route", "dtype", "m", "n"), BLURRED, indirect=["route"], ids=str)
 def test_tails_from_one_gram_matrix_are_right_to_their_blur(
     route: str, spectrum: str, dtype: np.dtype, m: int, n: int
 ) -> None:
-    if route != "BLAS" and (m == 200 or dtype.kind == "c"):
-        pytest.skip("complex products are BLAS's; and once is enough for the large one")
     a = oracles.with_spectrum(SPECTRA[spectrum](m), m, n, dtype)
     found = left_svd(a[None], exact=False)
     assert 0 < found.blur < 1e-5 * oracles.norm(a)

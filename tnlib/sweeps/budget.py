@@ -89,9 +89,9 @@ class Budget:
         """
         share, noise = self.share, self.noise
         most = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
+        self._allowed.append(noise**2 + blur**2 if share is None else share**2)
         if share is not None:
             share = math.sqrt(max(0.0, share**2 - blur**2 - beyond**2))
-        self._allowed.append((noise if share is None else share) ** 2 + blur**2)
         rank = choose_rank(s, budget=share, noise=noise, max_rank=max_rank)
         self._doubtful.append(rank != most or float(s[rank - 1]) < _CLEAR * blur)
         if rank < choose_rank(s, budget=share, noise=noise):
