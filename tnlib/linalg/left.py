@@ -28,7 +28,7 @@ def left_svd(a: Array, *, exact: bool) -> Left:
 
     A truncation from the left sees a matrix A only through A A^H, which a Gram matrix G of size m holds. Its
     eigenvalues are squares, so G rounds singular values below sqrt(eps) of the largest away: tails are blurred by
-    sqrt(m eps) of the norm. With `exact` there is a second Gram matrix, in the eigenbasis Q of the first one,
+    sqrt(4 m eps) of the norm at most. With `exact` there is a second Gram matrix, in the eigenbasis Q of the first one,
 
         G = Q L Q^H,    H = (Q^H A) (Q^H A)^H = D C D,    C = Z M Z^H,    A A^H = X X^H  with  X = Q D Z sqrt(M),
 

@@ -25,7 +25,8 @@ def adjoint_times(e: Array, a: Array) -> Array:
     out = np.empty((slabs, len(adjoint), n), np.result_type(adjoint, a))
     if slabs == 1 and m >= _TALL and m * out.size >= KERNEL_WORK and not np.iscomplexobj(out):
         return _of_tall(adjoint, a[0])[None]
-    step, together = max(1, min(n, _BLOCK // m)), max(1, _BLOCK // (m * n))
+    block = _BLOCK if a.dtype == out.dtype else _BLOCK // 8  # what is converted is held twice
+    step, together = max(1, min(n, block // m)), max(1, block // (m * n))
 
     def multiply(slab: tuple[int, int], column: tuple[int, int]) -> None:
         for p in range(*slab, together):
