@@ -19,6 +19,14 @@ _HOME = {
     "cp": "tnlib.decompose.cp",
     # ops
     "round": "tnlib.ops.round",
+    "canonicalize": "tnlib.ops.canonicalize",
+    "isometry_errors": "tnlib.ops.canonicalize",
+    "vidal": "tnlib.ops.canonicalize",
+    "schmidt_values": "tnlib.ops.schmidt",
+    "entropy": "tnlib.ops.schmidt",
+    "entanglement_spectrum": "tnlib.ops.schmidt",
+    "correlation_length": "tnlib.ops.schmidt",
+    "truncate_bond": "tnlib.ops.schmidt",
     # formats
     "SVD": "tnlib.formats.svd",
     "LowRank": "tnlib.formats.low_rank",
@@ -26,6 +34,7 @@ _HOME = {
     "TTMatrix": "tnlib.formats.train",
     "Tucker": "tnlib.formats.tucker",
     "CP": "tnlib.formats.cp",
+    "Vidal": "tnlib.formats.vidal",
     "KroneckerTerms": "tnlib.formats.kronecker",
     # files
     "save": "tnlib.io",

@@ -18,9 +18,18 @@ from tnlib.formats.svd import SVD as SVD
 from tnlib.formats.train import TensorTrain as TensorTrain
 from tnlib.formats.train import TTMatrix as TTMatrix
 from tnlib.formats.tucker import Tucker as Tucker
+from tnlib.formats.vidal import Vidal as Vidal
 from tnlib.io import load as load
 from tnlib.io import save as save
+from tnlib.ops.canonicalize import canonicalize as canonicalize
+from tnlib.ops.canonicalize import isometry_errors as isometry_errors
+from tnlib.ops.canonicalize import vidal as vidal
 from tnlib.ops.round import round as round
+from tnlib.ops.schmidt import correlation_length as correlation_length
+from tnlib.ops.schmidt import entanglement_spectrum as entanglement_spectrum
+from tnlib.ops.schmidt import entropy as entropy
+from tnlib.ops.schmidt import schmidt_values as schmidt_values
+from tnlib.ops.schmidt import truncate_bond as truncate_bond
 
 __version__: str
 __all__: list[str]

@@ -11,9 +11,9 @@ from tnlib._fit import Fit, report
 from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.svd import SVD
+from tnlib.linalg.groups import fixing_turn
 from tnlib.linalg.randomized import leading_svd
 from tnlib.linalg.scale import shift
-from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import thin_svd
 from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
@@ -84,11 +84,11 @@ def svd(
         rank = budget.choose(s, max_rank=max_rank, beyond=lost, apart=_SETTLED)
     u, vh = u[:, :rank].astype(budget.dtype, copy=False), vh[:rank].astype(budget.dtype, copy=False)
     s = s[:rank].astype(matrix.real.dtype, copy=False)
-    phases = leading_phases(u)
+    turn = fixing_turn(u, s, u.dtype)
     value = SVD(
-        (u * phases.conj()).reshape(*row_shape, -1),
+        turn.columns(u).reshape(*row_shape, -1),
         shift(s, exponent),
-        (phases[:, None] * vh).reshape(-1, *column_shape),
+        turn.rows(vh).reshape(-1, *column_shape),
         rows,
     )
     notes = ("max_rank separates equal singular values; another rank would be unique",) if budget.cuts else ()

@@ -14,11 +14,11 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.tucker import Tucker
+from tnlib.linalg.groups import fixing_turn
 from tnlib.linalg.left import left_svd
 from tnlib.linalg.modes import mode_product
 from tnlib.linalg.orthogonal import fill_columns
 from tnlib.linalg.scale import distance, shift
-from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.threads import own_threads
 from tnlib.sweeps.budget import Budget
 from tnlib.sweeps.hosvd import st_hosvd
@@ -117,8 +117,9 @@ def _hooi(x: Array, factors: list[Array], n_iter: int) -> tuple[Array, list[Arra
                     y = mode_product(y, factor.conj().T, j)  # r0 ... nk ... r(d-1)
             rank = factors[k].shape[1]
             slabs = np.ascontiguousarray(y).reshape(math.prod(y.shape[:k]), y.shape[k], -1)
-            u = left_svd(slabs, exact=True).u[:, :rank].astype(x.dtype, copy=False)
-            factors[k] = u * leading_phases(u).conj()
+            found = left_svd(slabs, exact=True)
+            u = found.u[:, :rank]
+            factors[k] = fixing_turn(u, found.s[:rank], x.dtype).columns(u).astype(x.dtype, copy=False)
             if u.shape[1] < rank:  # the other factors leave less than `rank` of this leg
                 factors[k] = fill_columns(factors[k], rank)
     return np.ascontiguousarray(mode_product(y, factors[-1].conj().T, x.ndim - 1)), factors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,17 +17,13 @@ from tnlib.formats.tucker import Tucker
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.product import product_svd
 from tnlib.linalg.scale import exponent, norm, shift
-from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.threads import own_threads
+from tnlib.ops.trains import put_together, take_apart
 from tnlib.sweeps.budget import Budget
-from tnlib.sweeps.dense import fuse_row_and_column
 from tnlib.sweeps.hosvd import st_hosvd
 from tnlib.sweeps.round import gather, truncate
-from tnlib.sweeps.scale import even_out
 
 F = TypeVar("F", TensorTrain, TTMatrix, Tucker, SVD, LowRank)
-
-_IN_RANGE = 100  # powers of two that a core may carry, of 127 in single precision
 
 
 @own_threads
@@ -88,26 +83,13 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     return report("round", value, error=budget.error, rtol=rtol, notes=notes)
 
 
-def _train(t: TensorTrain | TTMatrix, rtol: float | None, max_rank: int | None) -> tuple[Any, Budget]:
-    given = t.cores if isinstance(t, TensorTrain) else fuse_row_and_column(t.cores)
-    cores, twos, factor = even_out(given, t.log_scale)
-    cores, more = gather([core.astype(t.dtype, copy=False) for core in cores])
+def _train(t: Any, rtol: float | None, max_rank: int | None) -> tuple[Any, Budget]:
+    cores, twos, factor = take_apart(t)
+    cores, more = gather(cores)
     sides = [max(core.shape[0], len(cores)) for core in cores[1:]]
     budget = Budget(norm(cores[0]), rtol, sides, t.dtype)
-    *isometries, center = truncate(cores, budget, max_rank)
-    center = center * center.real.dtype.type(factor)
-    held = math.frexp(norm(center))[1]
-    # The centre takes the scale as long as that is in the range of its dtype.
-    left_over = 0 if abs(held + twos + more) <= _IN_RANGE else twos + more
-    cores = [*isometries, shift(center, twos + more - left_over)]
-    log_scale = left_over * math.log(2)
-    if isinstance(t, TensorTrain):
-        return TensorTrain(tuple(cores), len(cores) - 1, log_scale), budget
-    split = [
-        core.reshape(len(core), *old.shape[1:3], -1)  # l m n r
-        for core, old in zip(cores, t.cores, strict=True)
-    ]
-    return TTMatrix(tuple(split), len(split) - 1, log_scale), budget
+    cores, _ = truncate(cores, budget, max_rank)
+    return put_together(t, cores, len(cores) - 1, twos + more, factor), budget
 
 
 def _tucker(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Tucker, Budget]:
@@ -122,13 +104,8 @@ def _tucker(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Tucker
     core = np.ascontiguousarray(core)
     sides = [min(n, max(1, core.size // n)) for n in core.shape]
     budget = Budget(norm(core), rtol, sides, t.dtype)
-    small, inner = st_hosvd(core, budget, [max_rank] * core.ndim)
-    factors = []
-    for k, (q, u) in enumerate(zip(bases, inner, strict=True)):
-        factor = q @ u
-        phases = leading_phases(factor, t.dtype)
-        factors.append((factor * phases.conj()).astype(t.dtype, copy=False))
-        small = np.moveaxis(np.moveaxis(small, k, -1) * phases, -1, k)
+    small, wide = st_hosvd(core, budget, [max_rank] * core.ndim, bases)
+    factors = [factor.astype(t.dtype, copy=False) for factor in wide]
     return Tucker(shift(small.astype(t.dtype, copy=False), twos), tuple(factors)), budget
 
 

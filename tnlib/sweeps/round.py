@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.groups import fixing_turn
 from tnlib.linalg.rows import row_basis
 from tnlib.linalg.scale import largest, shift
-from tnlib.linalg.signs import leading_phases
 from tnlib.linalg.svd import thin_svd
 from tnlib.sweeps.budget import Budget
 
@@ -42,19 +42,25 @@ def gather(cores: Sequence[Array]) -> tuple[list[Array], int]:
     return [first, *reversed(out)], twos + e
 
 
-def truncate(cores: Sequence[Array], budget: Budget, max_rank: int | None) -> list[Array]:
-    """Return left-isometric cores, the last one excepted, of a train whose cores are right-isometric but the first."""
+def truncate(cores: Sequence[Array], budget: Budget, max_rank: int | None) -> tuple[list[Array], list[Array]]:
+    """Truncate a train whose cores are right-isometric but the first.
+
+    Return cores, left-isometric but the last, and the singular values that every bond keeps.
+    """
     out: list[Array] = []
+    spectra: list[Array] = []
     rest = cores[0]
     for core in cores[1:]:
         left, n, right = rest.shape
         u, s, vh = _svd_of_tall(rest.reshape(left * n, right))
         rank = budget.choose(s, max_rank=max_rank)
-        phases = leading_phases(u[:, :rank])
-        out.append((u[:, :rank] * phases.conj()).reshape(left, n, rank))  # l n r'
-        carry = (phases * s[:rank])[:, None] * vh[:rank]  # r' r
+        u, s = u[:, :rank], s[:rank]
+        turn = fixing_turn(u, s, budget.dtype)
+        out.append(turn.columns(u).reshape(left, n, rank))  # l n r'
+        spectra.append(s)
+        carry = turn.rows(s[:, None] * vh[:rank])  # r' r
         rest = (carry @ core.reshape(right, -1)).reshape(rank, core.shape[1], -1)  # r' [r] n r''
-    return [*out, rest]
+    return [*out, rest], spectra
 
 
 def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:

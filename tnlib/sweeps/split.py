@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.groups import fixing_turn
 from tnlib.linalg.left import Left, left_svd
 from tnlib.linalg.project import adjoint_times, project
 from tnlib.linalg.sampled import sampled_columns
-from tnlib.linalg.signs import leading_phases
 from tnlib.sweeps.budget import Budget
 
 # Rows of the matrix whose left singular vectors are found at once: first the smaller count, and where more than half
@@ -127,8 +127,9 @@ def _isometries(
 
 def _isometry(found: Left, left: int, budget: Budget, max_rank: int | None) -> Array:
     rank = budget.choose(found.s, max_rank=max_rank, blur=found.blur)
-    u = found.u[:, :rank]
-    return (u * leading_phases(u, budget.dtype).conj()).reshape(left, -1, rank)  # l n r
+    u, s = found.u[:, :rank], found.s[:rank]
+    turn = fixing_turn(u, s, budget.dtype, squared=found.blur > 0.0)
+    return turn.columns(u).reshape(left, -1, rank)  # l n r
 
 
 def _merge(cores: Sequence[Array]) -> Array:

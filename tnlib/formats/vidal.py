@@ -1,0 +1,97 @@
+"""The Gamma-Lambda form of a train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib.formats.base import Dense, as_stored_list
+from tnlib.formats.train import TensorTrain
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vidal(Dense):
+    """A train with its Schmidt values on the bonds: exp(log_scale) G[0] L[0] G[1] ... L[d-2] G[d-1].
+
+    Parameters
+    ----------
+    gammas
+        Core k of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. L[k-1] G[k] is left-isometric, G[k] L[k] right-isometric.
+    lambdas
+        The Schmidt values of bond k + 1, (r[k+1],), descending and of Euclidean norm 1.
+    log_scale
+        Natural logarithm of the Frobenius norm: exp(log_scale) times the lambdas are the singular values.
+
+    Raises
+    ------
+    ArgumentError
+        If bonds do not fit, or a Schmidt value is not positive.
+
+    References
+    ----------
+    G. Vidal, "Efficient classical simulation of slightly entangled quantum computations", Phys. Rev. Lett. 91 (2003).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> bell = tnlib.tt_svd(np.eye(2) / np.sqrt(2)).value
+    >>> f"{tnlib.vidal(bell).lambdas[0][1]:.4f}"
+    '0.7071'
+    """
+
+    gammas: Sequence[Array]
+    lambdas: Sequence[Array]
+    log_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        gammas = as_stored_list("Vidal", lambda k: f"gamma {k}", self.gammas, ndim=3)
+        lambdas = as_stored_list("Vidal", lambda k: f"lambda {k}", self.lambdas, ndim=1) if len(gammas) > 1 else ()
+        sizes = [1, *(len(s) for s in lambdas), 1]
+        if len(lambdas) != len(gammas) - 1 or any(
+            (g.shape[0], g.shape[-1]) != (sizes[k], sizes[k + 1]) for k, g in enumerate(gammas)
+        ):
+            raise ArgumentError(
+                f"Vidal: lambdas must have the sizes of the bonds between gammas, got {sizes[1:-1]} and gammas of "
+                f"shapes {[g.shape for g in gammas]}; one lambda stands between two gammas."
+            )
+        for k, s in enumerate(lambdas):
+            if np.iscomplexobj(s) or not (s > 0).all():
+                raise ArgumentError(f"Vidal: lambda {k} must be positive, got {s.min()}; leave out what is zero.")
+        if not math.isfinite(self.log_scale):
+            raise ArgumentError(f"Vidal: log_scale must be finite, got {self.log_scale}; use zero gammas for 0.")
+        object.__setattr__(self, "gammas", gammas)
+        object.__setattr__(self, "lambdas", lambdas)
+        object.__setattr__(self, "log_scale", float(self.log_scale))
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Return the gammas and the lambdas."""
+        return (*self.gammas, *self.lambdas)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes (n[0], ..., n[d-1]) of the outer legs."""
+        return tuple(gamma.shape[1] for gamma in self.gammas)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All d + 1 bond sizes (r[0], ..., r[d])."""
+        return (1, *(gamma.shape[-1] for gamma in self.gammas))
+
+    def train(self) -> TensorTrain:
+        """Return the left-canonical train: each lambda goes into the gamma on its right."""
+        first, *others = self.gammas
+        cores = [first, *(s[:, None, None] * gamma for s, gamma in zip(self.lambdas, others, strict=True))]
+        return TensorTrain(tuple(cores), len(cores) - 1, self.log_scale)
+
+    def full(self) -> Array:
+        """Contract to the dense array (n[0], ..., n[d-1])."""
+        return self.train().full()
+
+    def norm(self) -> float:
+        """Frobenius norm."""
+        return self.train().norm()
