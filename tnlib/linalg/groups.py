@@ -108,10 +108,11 @@ def nearest_tie(u: Array, groups: Sequence[slice]) -> float:
 def _to_cholesky(u: Array, dtype: np.dtype[Any] | None) -> tuple[Array, float]:
     """Return the unitary t (g, g) for which u t is the pivoted Cholesky factor of u u^H, and the nearest tie."""
     tolerance = 2.0 * math.sqrt(float(np.finfo(dtype or u.dtype).eps))  # of squares
+    if len(u) == u.shape[1]:  # the projector is the identity, and its Cholesky factor too: all rows tie
+        return u.conj().T, tolerance
     turn = np.zeros((u.shape[1], u.shape[1]), u.dtype)
-    rest, tie = np.array(u), 1.0
+    sizes, tie = np.square(np.abs(u)).sum(axis=1, dtype=np.float64), 1.0  # squared lengths of rows in what is left
     for k in range(u.shape[1]):
-        sizes = np.square(np.abs(rest)).sum(axis=1)
         top = float(sizes.max())
         if top == 0.0:  # columns of zeros have no pivot
             return np.eye(u.shape[1], dtype=u.dtype), tie
@@ -121,9 +122,9 @@ def _to_cholesky(u: Array, dtype: np.dtype[Any] | None) -> tuple[Array, float]:
         rival = float(np.delete(relative, lead).max()) if len(relative) > 1 else 0.0
         below = float(1.0 - tolerance - relative[:lead].max()) if lead else 1.0
         tie = min(tie, below, float(relative[lead]) - (1.0 - tolerance) * rival)
-        direction = rest[lead].conj()
-        direction = direction - turn[:, :k] @ (turn[:, :k].conj().T @ direction)  # orthogonal to roundoff
-        direction = direction / np.linalg.norm(direction)
-        turn[:, k] = direction
-        rest -= np.multiply.outer(rest @ direction, direction.conj())
+        direction = u[lead].conj()
+        for _ in range(2):  # twice, to be orthogonal to roundoff
+            direction = direction - turn[:, :k] @ (turn[:, :k].conj().T @ direction)
+        turn[:, k] = direction / np.linalg.norm(direction)
+        sizes = np.maximum(sizes - np.square(np.abs(u @ turn[:, k])), 0.0)
     return turn, tie
