@@ -64,7 +64,7 @@ def save(path: str | os.PathLike[str], value: Saveable) -> None:
     header = {"version": VERSION, "format": type(value).__name__, **_header(value)}
     tensors = {name: _as_real(a) for name, a in _named(value).items()}
     header["complex"] = [name for name, a in _named(value).items() if np.iscomplexobj(a)]
-    _write_whole(target, to_bytes(tensors, {_KEY: json.dumps(header)}))
+    write_whole(target, to_bytes(tensors, {_KEY: json.dumps(header)}))
 
 
 def load(path: str | os.PathLike[str]) -> Saveable:
@@ -197,7 +197,7 @@ def _as_complex(a: Array) -> Array:
     return np.ascontiguousarray(a).view(np.result_type(a.dtype, np.complex64))[..., 0]
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Write beside `path` and rename, so that no reader and no crash ever sees half a file."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -1,0 +1,90 @@
+"""What the libraries have in common: a missing one is named, a centre is found, files open and appear whole."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import FileFormatError, MissingFileError
+from tnlib._typing import Array
+from tnlib._validate import as_path
+from tnlib.io import write_whole
+
+# An isometry that was computed is off by a few eps per column; one that was multiplied by 1 + 1e-10 is no isometry.
+_ISOMETRIC = 1e4
+
+
+def need(function: str, module: str, package: str) -> Any:
+    """Import `module`, or say which package brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"{function} needs {package}, found no {missing.name}; pip install {package}.", name=missing.name
+        ) from None
+
+
+def find_center(cores: Sequence[Array]) -> int | None:
+    """Return the first core towards which all others (r, legs ..., r') are isometric, None where there is none.
+
+    Libraries say so themselves, of what a user may have changed since; measuring costs one product per core.
+    """
+    last = len(cores) - 1
+    start = last  # all cores after it are right-isometric
+    while start > 0 and _is_isometry(cores[start].reshape(len(cores[start]), -1).T):
+        start -= 1
+    before = all(_is_isometry(core.reshape(-1, core.shape[-1])) for core in cores[:start])
+    return start if before else None
+
+
+def _is_isometry(a: Array) -> bool:
+    columns = a.shape[1]
+    if columns > len(a):
+        return False
+    limit = _ISOMETRIC * np.finfo(a.dtype).eps * np.sqrt(columns)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no isometry
+        return bool(np.linalg.norm(a.conj().T @ a - np.eye(columns)) <= limit)
+
+
+@contextmanager
+def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the h5py.File that it names; whatever the file breaks inside the block is its own fault."""
+    file = as_path(function, "path", path)
+    h5py = need(function, "h5py", "h5py")
+    if not file.is_file():
+        raise MissingFileError(f"{function}: path must be an HDF5 file, found none at {file}.")
+    try:
+        with h5py.File(file, "r") as opened:
+            yield file, opened
+    except (PermissionError, FileFormatError):
+        raise
+    except (
+        *(OSError, RuntimeError, KeyError, IndexError, AttributeError),
+        *(TypeError, ValueError, OverflowError, MemoryError),
+    ) as problem:
+        what = " ".join(str(problem).split()).strip("'\"")
+        raise FileFormatError(
+            f"{function}: {file} is damaged or not an HDF5 file of this kind ({type(problem).__name__}: {what}); "
+            "it may be cut short, save it again."
+        ) from None
+
+
+def write_hdf5(function: str, path: str | os.PathLike[str], fill: Callable[[Any], None]) -> None:
+    """Write the HDF5 file that `fill` makes of an empty h5py.File; it appears whole or not at all."""
+    target = as_path(function, "path", path)
+    h5py = need(function, "h5py", "h5py")
+    if not target.absolute().parent.is_dir():
+        raise MissingFileError(
+            f"{function}: the folder of path must exist, found none at {target.parent}; make it first."
+        )
+    with h5py.File("in memory", "w", driver="core", backing_store=False) as made:
+        fill(made)
+        made.flush()
+        image = made.id.get_file_image()
+    write_whole(target, image)
