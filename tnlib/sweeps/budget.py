@@ -79,6 +79,13 @@ class Budget:
         """Errors below this are roundoff, and need not be known to a few percent."""
         return noise_level(self.norm, self.dtype, 1)
 
+    def admits(self, blur: float, max_rank: int | None) -> bool:
+        """Say whether a Gram matrix of this `blur` may decide the next truncation: its share, or a cap, is coarser.
+
+        Whether what it said can be relied upon is seen afterwards, by `clear` and `settle`.
+        """
+        return blur <= self.limit or max_rank is not None
+
     def choose(
         self, s: Array, *, max_rank: int | None = None, blur: float = 0.0, beyond: float = 0.0, apart: float = 0.0
     ) -> int:

@@ -36,11 +36,11 @@ def st_hosvd(
 def _leading_vectors(slabs: Array, budget: Budget, cap: int | None) -> tuple[Left, int]:
     """Return left singular vectors of the middle leg of (l, n, m), and how many of them the budget keeps."""
     step = budget.step
-    limit = budget.noise if budget.share is None else budget.share
     found = left_svd(slabs, exact=False)
-    rank = budget.choose(found.s, max_rank=cap, blur=found.blur)
-    if (found.blur > limit and cap is None) or not budget.clear(step, found.blur):
+    if budget.admits(found.blur, cap):
+        rank = budget.choose(found.s, max_rank=cap, blur=found.blur)
+        if budget.clear(step, found.blur):
+            return found, rank
         budget.rewind(step)
-        found = left_svd(slabs, exact=True)
-        rank = budget.choose(found.s, max_rank=cap)
-    return found, rank
+    found = left_svd(slabs, exact=True)
+    return found, budget.choose(found.s, max_rank=cap)

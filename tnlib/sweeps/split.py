@@ -95,7 +95,7 @@ def _by_a_gram_matrix(
         found = left_svd(flat[None], exact=False)
         if 2 * np.count_nonzero(found.s > limit) <= len(flat):
             break
-    if found.blur <= limit or max_rank is not None:
+    if budget.admits(found.blur, max_rank):
         cores = _isometries(found, len(rest), legs[:count], budget, max_rank, exact=found.blur == 0.0)
         if budget.clear(start, found.blur):
             if found.blur == 0.0 or budget.lost(start) == 0.0:
