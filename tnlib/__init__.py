@@ -27,6 +27,9 @@ _HOME = {
     "entanglement_spectrum": "tnlib.ops.schmidt",
     "correlation_length": "tnlib.ops.schmidt",
     "truncate_bond": "tnlib.ops.schmidt",
+    "inner": "tnlib.ops.inner",
+    "distance": "tnlib.ops.inner",
+    "convert": "tnlib.ops.convert",
     # formats
     "SVD": "tnlib.formats.svd",
     "LowRank": "tnlib.formats.low_rank",

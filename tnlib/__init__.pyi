@@ -24,6 +24,9 @@ from tnlib.io import save as save
 from tnlib.ops.canonicalize import canonicalize as canonicalize
 from tnlib.ops.canonicalize import isometry_errors as isometry_errors
 from tnlib.ops.canonicalize import vidal as vidal
+from tnlib.ops.convert import convert as convert
+from tnlib.ops.inner import distance as distance
+from tnlib.ops.inner import inner as inner
 from tnlib.ops.round import round as round
 from tnlib.ops.schmidt import correlation_length as correlation_length
 from tnlib.ops.schmidt import entanglement_spectrum as entanglement_spectrum

@@ -107,11 +107,29 @@ class Operator(Dense):
             raise ArgumentError(f"{name}: x must have shape {expected}, got {a.shape}; legs are flattened row by row.")
         return matrix
 
-    def __matmul__(self, x: Array) -> Array:
+    def __matmul__(self, x: Any) -> Any:
+        if not self._takes("@", x):
+            return NotImplemented
         return self.matvec(x) if np.ndim(x) == 1 else self.matmat(x)
 
-    def __rmatmul__(self, x: Array) -> Array:
+    def __rmatmul__(self, x: Any) -> Any:
+        if not self._takes("on the right of @", x):
+            return NotImplemented
         return self.rmatvec(np.conj(x)).conj() if np.ndim(x) == 1 else self.rmatmat(np.conj(x).T).conj().T
+
+    def _takes(self, sign: str, x: Any) -> bool:
+        """Say whether `x` is an array to numpy; another format would be multiplied out behind the user's back."""
+        refuse_other_kind(sign, self, x)
+        return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
+
+
+def refuse_other_kind(sign: str, a: Dense, b: Any) -> None:
+    """Raise where `b` is a format, but not one that `a` can be combined with."""
+    if isinstance(b, Dense):
+        raise ArgumentTypeError(
+            f"{type(a).__name__} {sign} {type(b).__name__}: both must be of kinds that go together, got others; "
+            "make one of the other with tnlib.convert."
+        )
 
 
 def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int) -> Array:

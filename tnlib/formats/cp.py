@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.base import Dense, as_stored, as_stored_list
+from tnlib.formats.base import as_stored, as_stored_list
+from tnlib.formats.linear import Linear
 from tnlib.linalg.modes import khatri_rao
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.scale import norm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CP(Dense):
+class CP(Linear):
     """The sum over j of weights[j] times the outer product of the j-th columns.
 
     Parameters
@@ -67,6 +69,22 @@ class CP(Dense):
     def ranks(self) -> tuple[int, ...]:
         """The one rank, (R,)."""
         return self.weights.shape
+
+    def conj(self) -> CP:
+        """Return the complex conjugate."""
+        return CP(self.weights.conj(), tuple(factor.conj() for factor in self.factors))
+
+    def _times(self, number: Any) -> CP:
+        return CP(number * self.weights, self.factors)
+
+    def _plus(self, other: CP) -> CP:
+        pairs = zip(self.factors, other.factors, strict=True)
+        weights = np.concatenate([self.weights, other.weights])
+        return CP(weights, tuple(np.concatenate(pair, axis=1) for pair in pairs))
+
+    def _constant(self, number: Any) -> CP:
+        ones = tuple(np.ones((n, 1), self.dtype) for n in self.shape)
+        return CP(np.ones(1, self.dtype), ones)._times(number)
 
     def full(self) -> Array:
         """Multiply out to the dense array."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.base import Operator, as_stored
+from tnlib.formats.linear import Linear
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.scale import norm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LowRank(Operator):
+class LowRank(Linear, Operator):
     """The matrix left @ right.
 
     Parameters
@@ -72,6 +76,31 @@ class LowRank(Operator):
     def H(self) -> LowRank:
         """The adjoint, right^H @ left^H."""
         return LowRank(self.right.conj().T, self.left.conj().T)
+
+    def conj(self) -> LowRank:
+        """Return the complex conjugate."""
+        return LowRank(self.left.conj(), self.right.conj())
+
+    def __matmul__(self, x: Any) -> Any:
+        """Multiply with a LowRank, at the smaller of both ranks, or with a dense array."""
+        if not isinstance(x, LowRank):
+            return super().__matmul__(x)
+        if self.shape[1] != x.shape[0]:
+            raise ArgumentError(
+                f"LowRank @ LowRank: the inner legs must have one size, got {self.shape[1]} and {x.shape[0]}; "
+                "transpose one of them."
+            )
+        between = self.right @ x.left  # r [n] s
+        if self.ranks[0] <= x.ranks[0]:
+            return LowRank(self.left, between @ x.right)
+        return LowRank(self.left @ between, x.right)
+
+    def _times(self, number: Any) -> LowRank:
+        return LowRank(number * self.left, self.right)
+
+    def _plus(self, other: LowRank) -> LowRank:
+        left = np.concatenate([self.left, other.left], axis=1)
+        return LowRank(left, np.concatenate([self.right, other.right], axis=0))
 
     def full(self) -> Array:
         """Multiply out to (m, n)."""

@@ -3,89 +3,26 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+import numpy as np
+
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_count
-from tnlib.formats.base import Dense, Operator, as_stored_list
+from tnlib.formats.base import Operator
+from tnlib.formats.chain import Chain
 from tnlib.linalg.scale import shift
 from tnlib.sweeps.apply import apply_cores
+from tnlib.sweeps.arithmetic import multiply_cores
 from tnlib.sweeps.dense import cores_to_dense, fuse_row_and_column, unpair_legs
-from tnlib.sweeps.scale import even_out, norm_parts
+from tnlib.sweeps.scale import even_out
 
 _MOST_LEGS = 64  # of a numpy array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Train(Dense):
-    """What both kinds of train share: a chain of cores, its centre and its scale."""
-
-    cores: Sequence[Array]
-    center: int | None = None
-    log_scale: float = 0.0
-
-    _core_legs: ClassVar[int]
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        cores = as_stored_list(name, lambda k: f"core {k}", self.cores, ndim=self._core_legs)
-        for k in range(1, len(cores)):
-            if cores[k - 1].shape[-1] != cores[k].shape[0]:
-                raise ArgumentError(
-                    f"{name}: bond {k} must have one size, got core {k - 1} of shape {cores[k - 1].shape} and "
-                    f"core {k} of shape {cores[k].shape}; make the last leg of one the first of the other."
-                )
-        ends = cores[0].shape[0], cores[-1].shape[-1]
-        if ends != (1, 1):
-            raise ArgumentError(
-                f"{name}: the outer bonds must have size 1, got {ends[0]} and {ends[1]}; "
-                "sum over them or move them into a core (cyclic trains are not supported)."
-            )
-        center = None if self.center is None else as_count(name, "center", self.center, least=0)
-        if center is not None and center >= len(cores):
-            raise ArgumentError(f"{name}: center must name one of {len(cores)} cores, got {center}; count from 0.")
-        if not isinstance(self.log_scale, numbers.Real):
-            raise ArgumentTypeError(f"{name}: log_scale must be a real number, got {self.log_scale!r}; pass a float.")
-        if not math.isfinite(self.log_scale):
-            raise ArgumentError(f"{name}: log_scale must be finite, got {self.log_scale}; use zero cores for 0.")
-        object.__setattr__(self, "cores", cores)
-        object.__setattr__(self, "center", center)
-        object.__setattr__(self, "log_scale", float(self.log_scale))
-
-    def arrays(self) -> tuple[Array, ...]:
-        """Return the cores."""
-        return tuple(self.cores)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All d + 1 bond sizes (r[0], ..., r[d])."""
-        return (1, *(core.shape[-1] for core in self.cores))
-
-    def norm(self) -> float:
-        """Frobenius norm, by triangular factors from the left: no cancellation.
-
-        Raises ArgumentError where it leaves the range of float64; `log_norm` never does.
-        """
-        try:
-            return math.ldexp(*norm_parts(fuse_row_and_column(self.cores), self.log_scale))
-        except OverflowError:
-            raise ArgumentError(
-                f"{type(self).__name__}.norm: the norm must lie below 1.8e308, got exp({self.log_norm():.1f}); "
-                "use log_norm()."
-            ) from None
-
-    def log_norm(self) -> float:
-        """Natural logarithm of the Frobenius norm; -inf for zero."""
-        mantissa, twos = norm_parts(fuse_row_and_column(self.cores), self.log_scale)
-        return math.log(mantissa) + twos * math.log(2) if mantissa > 0 else -math.inf
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TensorTrain(_Train):
+class TensorTrain(Chain):
     """exp(log_scale) times the contraction of a chain of cores.
 
     Parameters
@@ -127,9 +64,20 @@ class TensorTrain(_Train):
         cores, twos, factor = even_out(self.cores, self.log_scale)
         return _rescale(cores_to_dense(cores), twos, factor).reshape(self.shape)
 
+    @property
+    def T(self) -> TensorTrain:
+        """The transpose: legs, and so cores, in reverse order."""
+        turned = tuple(core.transpose(2, 1, 0) for core in reversed(self.cores))  # r n l
+        center = None if self.center is None else len(turned) - 1 - self.center
+        return TensorTrain(turned, center, self.log_scale)
+
+    def _constant(self, number: Any) -> TensorTrain:
+        ones = tuple(np.ones((1, n, 1), self.dtype) for n in self.shape)
+        return TensorTrain(ones)._times(number)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TTMatrix(_Train, Operator):
+class TTMatrix(Chain, Operator):
     """A matrix as a train whose cores carry a row leg and a column leg (a matrix product operator).
 
     Parameters
@@ -178,10 +126,34 @@ class TTMatrix(_Train, Operator):
         return _rescale(unpair_legs(paired, self.row_shape, self.col_shape), twos, factor)
 
     @property
+    def T(self) -> TTMatrix:
+        """The transpose, core by core."""
+        turned = tuple(core.transpose(0, 2, 1, 3) for core in self.cores)  # l n m r
+        return TTMatrix(turned, self.center, self.log_scale)
+
+    @property
     def H(self) -> TTMatrix:
         """The adjoint, core by core."""
-        adjoint = tuple(core.conj().transpose(0, 2, 1, 3) for core in self.cores)  # l n m r
-        return TTMatrix(adjoint, self.center, self.log_scale)
+        return self.T.conj()
+
+    def __matmul__(self, x: Any) -> Any:
+        """Multiply with a TTMatrix, a TensorTrain or a dense array; ranks of trains multiply (see `tnlib.apply`)."""
+        if isinstance(x, TTMatrix):
+            return TTMatrix(*self._product(x))
+        if isinstance(x, TensorTrain):
+            cores, center, log_scale = self._product(as_column(x))
+            return TensorTrain(tuple(fuse_row_and_column(cores)), center, log_scale)
+        return super().__matmul__(x)
+
+    def __rmatmul__(self, x: Any) -> Any:
+        """Multiply from the left with a TensorTrain, a row, or a dense array."""
+        return self.T @ x if isinstance(x, TensorTrain) else super().__rmatmul__(x)
+
+    def _product(self, x: TTMatrix) -> tuple[tuple[Array, ...], None, float]:
+        refuse_unequal_legs("TTMatrix @", self, x)
+        one, two = (even_out(t.cores, t.log_scale) for t in (self, x))
+        cores = multiply_cores(one[0], two[0])
+        return tuple(cores), None, (one[1] + two[1]) * math.log(2) + math.log(one[2] * two[2])
 
     def _matmat(self, x: Array) -> Array:
         cores, twos, factor = even_out(self.cores, self.log_scale)
@@ -189,6 +161,26 @@ class TTMatrix(_Train, Operator):
 
     def _rmatmat(self, x: Array) -> Array:
         return self.H._matmat(x)
+
+
+def as_column(x: TensorTrain) -> TTMatrix:
+    """Return a train as the one column of a matrix: column legs of size 1."""
+    return TTMatrix(tuple(core[:, :, None] for core in x.cores), x.center, x.log_scale)
+
+
+def refuse_unequal_legs(name: str, a: TTMatrix, x: TTMatrix) -> None:
+    """Raise where the column legs of `a` are not the row legs of `x`."""
+    if len(a.cores) != len(x.cores):
+        raise ArgumentError(
+            f"{name}: both must have as many cores, got {len(a.cores)} and {len(x.cores)}; "
+            "a core of legs of size 1 can take the place of a missing one."
+        )
+    for k, (n, m) in enumerate(zip(a.col_shape, x.row_shape, strict=True)):
+        if n != m:
+            raise ArgumentError(
+                f"{name}: leg {k} must have one size, got {n} on the left and {m} on the right; "
+                "column legs of the one meet row legs of the other."
+            )
 
 
 def _rescale(x: Array, twos: int, factor: float) -> Array:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.base import Dense, as_stored, as_stored_list
+from tnlib.formats.base import as_stored, as_stored_list
+from tnlib.formats.linear import Linear
 from tnlib.linalg.modes import mode_product
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.scale import norm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tucker(Dense):
+class Tucker(Linear):
     """A core multiplied along every leg by a factor.
 
     Parameters
@@ -67,6 +69,24 @@ class Tucker(Dense):
     def ranks(self) -> tuple[int, ...]:
         """Multilinear ranks, the shape of the core."""
         return self.core.shape
+
+    def conj(self) -> Tucker:
+        """Return the complex conjugate."""
+        return Tucker(self.core.conj(), tuple(factor.conj() for factor in self.factors))
+
+    def _times(self, number: Any) -> Tucker:
+        return Tucker(number * self.core, self.factors)
+
+    def _plus(self, other: Tucker) -> Tucker:
+        core = np.zeros(np.add(self.ranks, other.ranks), np.result_type(self.core, other.core))
+        core[tuple(slice(r) for r in self.ranks)] = self.core
+        core[tuple(slice(r, None) for r in self.ranks)] = other.core
+        pairs = zip(self.factors, other.factors, strict=True)
+        return Tucker(core, tuple(np.concatenate(pair, axis=1) for pair in pairs))
+
+    def _constant(self, number: Any) -> Tucker:
+        ones = tuple(np.ones((n, 1), self.dtype) for n in self.shape)
+        return Tucker(np.ones((1,) * len(ones), self.dtype), ones)._times(number)
 
     def full(self) -> Array:
         """Multiply out to the dense array."""

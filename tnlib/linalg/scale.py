@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -89,3 +90,10 @@ def distance(a: Array, b: Array) -> float:
     rows = max(1, _BLOCK * len(a) // max(1, a.size))
     parts = [norm(a[i : i + rows] - b[i : i + rows]) for i in range(0, len(a), rows)]
     return norm(np.array(parts))
+
+
+def as_scalar(x: Any, e: int) -> float | complex:
+    """Return x * 2**e as a Python number; raises OverflowError where that leaves the range of float64."""
+    if np.iscomplexobj(x):
+        return complex(math.ldexp(float(x.real), e), math.ldexp(float(x.imag), e))
+    return math.ldexp(float(x), e)

@@ -1,0 +1,189 @@
+"""Inner products and distances: right on what has a dense form, and on trains that could have none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tnlib
+
+
+def product(legs: list[np.ndarray], log_scale: float = 0.0) -> tnlib.TensorTrain:
+    return tnlib.TensorTrain([leg.reshape(1, -1, 1) for leg in legs], log_scale=log_scale)
+
+
+def ghz(d: int, n: int) -> tnlib.TensorTrain:
+    copy = np.zeros((n, n, n))
+    copy[(np.arange(n),) * 3] = 1
+    return tnlib.TensorTrain([np.eye(n)[None], *[copy] * (d - 2), np.eye(n)[..., None]])
+
+
+def reach(t: Any) -> float:
+    """What roundoff is relative to where the terms of a train cancel: its norm with moduli for entries of cores."""
+    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
+
+
+dtypes = st.sampled_from(oracles.DTYPES)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), dtypes, dtypes, st.integers(0, 999), st.booleans())
+def test_trains(shape: list[int], one: Any, two: Any, seed: int, matrix: bool) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (
+        tnlib.TensorTrain(
+            oracles.random_cores(shape, [1, *rng.integers(1, 5, len(shape) - 1), 1], dtype, seed + 50 * k),
+            log_scale=float(rng.choice([0.0, -2.5, 40.0])),
+        )
+        for k, dtype in enumerate((one, two))
+    )
+    if matrix:
+        a, b = (tnlib.convert(t, tnlib.TTMatrix) for t in (a, b))
+    x, y = (oracles.wide(oracles.contract(t)) for t in (a, b))
+    eps, (p, q) = max(oracles.eps(one), oracles.eps(two)), (reach(t) for t in (a, b))
+    with oracles.unchanged(*a.cores, *b.cores):
+        got = tnlib.inner(a, b)
+    assert isinstance(got, complex if np.iscomplexobj(x) or np.iscomplexobj(y) else float)
+    assert abs(got - np.vdot(x, y)) <= 100 * eps * p * q
+    assert abs(tnlib.inner(a, a) - oracles.norm(x) ** 2) <= 100 * eps * p**2
+    far = tnlib.distance(a, b)
+    assert isinstance(far, float)
+    assert abs(far - oracles.norm(x - y)) <= 100 * eps * (p + q)
+
+
+KINDS = [tnlib.TensorTrain, tnlib.Tucker, tnlib.CP, tnlib.LowRank]
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("one", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("two", KINDS, ids=lambda kind: kind.__name__)
+def test_any_two_kinds(dtype: np.dtype, one: type, two: type) -> None:
+    def a(kind: type, seed: int) -> Any:
+        left, right = oracles.normal((5, 3), dtype, seed), oracles.normal((4, 3), dtype, seed + 1)
+        if kind is tnlib.Tucker:
+            return tnlib.Tucker(oracles.normal((3, 3), dtype, seed + 2), [left, right])
+        if kind is tnlib.CP:
+            return tnlib.CP(oracles.normal((3,), dtype, seed + 2), [left, right])
+        low = tnlib.LowRank(left, right.T)
+        return low if kind is tnlib.LowRank else tnlib.convert(low, tnlib.TensorTrain)
+
+    x, y = a(one, 0), a(two, 7)
+    p, q = (oracles.wide(oracles.contract(t)) for t in (x, y))
+    eps, size = oracles.eps(dtype), oracles.norm(p) * oracles.norm(q)
+    assert abs(tnlib.inner(x, y) - np.vdot(p, q)) <= 200 * eps * size
+    assert abs(tnlib.distance(x, y) - oracles.norm(p - q)) <= 200 * eps * (oracles.norm(p) + oracles.norm(q))
+
+
+@pytest.mark.parametrize("c", [1e-100, 1e100])
+def test_inner_products_of_small_formats_at_any_scale(c: float) -> None:
+    f = [oracles.normal((n, 2), seed=n) for n in (3, 4, 5)]
+    cp, small = tnlib.CP([2.0, 1.0], f), tnlib.CP([2.0, 1.0], [c * f[0], c * f[1], f[2]])
+    assert tnlib.inner(cp, small) == pytest.approx(c * c * tnlib.inner(cp, cp), rel=1e-12)
+    core = oracles.normal((2, 2, 2))
+    tucker, other = tnlib.Tucker(core, f), tnlib.Tucker(c * core, [c * f[0], *f[1:]])
+    assert tnlib.inner(tucker, other) == pytest.approx(c * c * tnlib.inner(tucker, tucker), rel=1e-12)
+    low, tall = tnlib.LowRank(f[0], f[1].T), tnlib.LowRank(c * f[0], c * f[1].T)
+    assert tnlib.inner(tall, low) == pytest.approx(c * c * tnlib.inner(low, low), rel=1e-12)
+
+
+# --------------------------------------------------------------------------------- trains that have no dense form
+
+
+@pytest.mark.parametrize("n", [2, 5, 32])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_product_states_of_200_cores(n: int, dtype: Any) -> None:
+    """The inner product is the product of those of the legs."""
+    a, b = ([oracles.isometry(n, 1, dtype, seed=k + 1000 * i)[:, 0] for k in range(200)] for i in range(2))
+    b = [x + 5 * y for x, y in zip(b, a, strict=True)]
+    b = [y / np.linalg.norm(y) for y in b]
+    legs = [np.vdot(x, y) for x, y in zip(a, b, strict=True)]
+    want = math.fsum(math.log(abs(z)) for z in legs)
+    got = tnlib.inner(product(a), product(b))
+    assert abs(got) == pytest.approx(math.exp(want), rel=1e-11)
+    phase = np.prod([z / abs(z) for z in legs])
+    assert got / abs(got) == pytest.approx(phase, abs=1e-11)
+    assert tnlib.distance(product(a), product(b)) == pytest.approx(
+        math.sqrt(2 - 2 * (np.exp(want) * phase).real), rel=1e-11
+    )
+
+
+@pytest.mark.parametrize("n", [2, 32])
+def test_ghz_states_of_200_cores(n: int) -> None:
+    state = ghz(200, n)
+    assert state.norm() == pytest.approx(math.sqrt(n), rel=1e-13)
+    assert tnlib.inner(state, state) == pytest.approx(n, rel=1e-13)
+    first = product([np.eye(n)[0]] * 200)
+    assert tnlib.inner(first, state) == pytest.approx(1, rel=1e-13)
+    assert tnlib.distance(state, first) == pytest.approx(math.sqrt(n - 1), rel=1e-12)
+    assert tnlib.distance(state, state) <= 1e-13 * math.sqrt(n)
+
+
+def test_sums_of_delta_trains_count_what_they_share() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.integers(0, 7, (6, 200))
+    deltas = [product([np.eye(7)[i] for i in row]) for row in points]
+    a, b = sum(deltas[:4]), sum((k + 1) * d for k, d in enumerate(deltas[2:]))
+    assert tnlib.inner(a, b) == pytest.approx(1 + 2, rel=1e-13)  # deltas 2 and 3, with weights 1 and 2
+    assert tnlib.distance(a, b) == pytest.approx(math.sqrt(1 + 1 + 0 + 1 + 9 + 16), rel=1e-13)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9, 1e-12, 1e-14])
+@pytest.mark.parametrize("center", [None, 0, 100, 199])
+def test_a_small_distance_keeps_its_digits(gap: float, center: int | None) -> None:
+    """sqrt(aa - 2 ab + bb) would have a floor at 1e-8."""
+    shape, ranks = [2 + k % 31 for k in range(200)], [1, *[5] * 199, 1]
+    a, b = (tnlib.TensorTrain(oracles.random_cores(shape, ranks, seed=s)) for s in (0, 300))
+    a, b = (tnlib.TensorTrain(t.cores, log_scale=-t.log_norm()) for t in (a, b))  # norm 1, orthogonal to roundoff
+    near = a + gap * b
+    if center is not None:
+        a, near = tnlib.canonicalize(a, center), tnlib.canonicalize(near, center)
+    assert tnlib.distance(a, near) == pytest.approx(gap, abs=3e-14, rel=1e-9)
+
+
+def test_scales_beyond_every_float() -> None:
+    a = product([np.ones(2)] * 3, 1e5)
+    b = product([np.ones(2)] * 3, -1e5)
+    assert tnlib.inner(a, b) == pytest.approx(8, rel=1e-10)
+    assert tnlib.inner(b, b) == 0.0
+    with oracles.refused(ValueError, "inner: the result", "log_scale"):
+        tnlib.inner(a, a)
+    with oracles.refused(ValueError, "norm", "1.8e308"):
+        tnlib.distance(a, b)
+    assert tnlib.distance(b, 2 * b) == 0.0
+    zero = product([np.zeros(2)] * 3, 1e5)
+    assert tnlib.inner(zero, a) == 0.0
+    assert tnlib.distance(zero, zero) == 0.0
+
+
+def test_single_precision_cores_far_from_one() -> None:
+    for size in (1e-30, 1e30):
+        legs = [np.full(2, size, np.float32)] * 100
+        a = product(legs, -100 * math.log(size))
+        assert tnlib.inner(a, a) / 2.0**100 == pytest.approx(1, rel=1e-4)
+
+
+REFUSED = [
+    (lambda f: f(ghz(3, 2), ghz(3, 3)), ValueError, ["leg 0 must", "2 and 3"]),
+    (lambda f: f(ghz(3, 2), ghz(4, 2)), ValueError, ["as many legs", "3 and 4"]),
+    (lambda f: f(ghz(3, 2), np.ones((2, 2, 2))), TypeError, ["b must be", "ndarray"]),
+    (lambda f: f(None, ghz(3, 2)), TypeError, ["a must be", "NoneType"]),
+    (
+        lambda f: f(tnlib.LowRank(np.ones((4, 1)), np.ones((1, 4))), tnlib.TTMatrix([np.ones((1, 2, 2, 1))] * 2)),
+        TypeError,
+        ["ttm_svd"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+@pytest.mark.parametrize("function", [tnlib.inner, tnlib.distance])
+def test_what_has_no_inner_product_is_refused(
+    function: Any, call: Any, kind: type[Exception], words: list[str]
+) -> None:
+    with oracles.refused(kind, *words):
+        call(function)
