@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.groups import fix_basis
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.scale import exponent, shift
 
@@ -33,6 +34,19 @@ def move_center(cores: Sequence[Array], start: int | None, stop: int) -> tuple[l
         out[k - 1], out[k], e = _to_the_left(out[k - 1], out[k])
         twos += e
     return out, twos
+
+
+def turn_bonds(cores: Sequence[Array], groups: Sequence[Sequence[slice]]) -> list[Array]:
+    """Return the left-canonical train with a fixed basis in the `groups` of every bond; see `fix_basis`."""
+    out = list(cores)
+    for k, of_bond in enumerate(groups):
+        left, n, right = out[k].shape
+        flat = out[k].reshape(left * n, right)
+        turn = fix_basis(flat, of_bond)
+        out[k] = turn.columns(flat).reshape(left, n, right)
+        following = out[k + 1]
+        out[k + 1] = turn.rows(following.reshape(right, -1)).reshape(following.shape)
+    return out
 
 
 def isometry_errors(cores: Sequence[Array], center: int) -> list[float]:

@@ -43,15 +43,23 @@ def _safe(a: Array) -> float:
     return 2.0**40 if a.dtype in (np.float32, np.complex64) else 2.0**400
 
 
-def shift(a: Array, e: int) -> Array:
-    """Return `a * 2**e`, exact unless it leaves the range of the dtype; `a` itself for e = 0."""
-    if e == 0:
+def column_exponents(a: Array) -> Array:
+    """Return, for each column of `a` (m, r), the e that brings its largest part into [1/2, 1); 0 for zero columns."""
+    top = np.abs(a.real).max(axis=0)
+    if np.iscomplexobj(a):
+        top = np.maximum(top, np.abs(a.imag).max(axis=0))
+    return np.asarray(np.frexp(top)[1])
+
+
+def shift(a: Array, e: int | Array) -> Array:
+    """Return `a * 2**e`, e one number or one per column, exact within the range of the dtype; `a` itself for e = 0."""
+    if np.ndim(e) == 0 and e == 0:
         return a
     if np.iscomplexobj(a):
         out = np.empty_like(a)
         out.real, out.imag = np.ldexp(a.real, e), np.ldexp(a.imag, e)
         return out
-    return np.ldexp(a, e)
+    return np.asarray(np.ldexp(a, e))
 
 
 def norm(a: Array) -> float:

@@ -14,8 +14,7 @@ from tnlib.gauge import train as gauge
 from tnlib.linalg.scale import norm
 from tnlib.linalg.threads import own_threads
 from tnlib.ops.trains import T, as_train, put_together, take_apart
-from tnlib.sweeps.budget import Budget
-from tnlib.sweeps.round import gather, truncate
+from tnlib.sweeps.round import schmidt_basis
 
 
 @own_threads
@@ -125,10 +124,8 @@ def vidal(tt: TensorTrain) -> Vidal:
     """
     as_train("vidal", "tt", tt, TensorTrain)
     cores, twos, factor = take_apart(tt)
-    cores, more = gather(cores)
-    size = norm(cores[0])
-    sides = [max(core.shape[0], len(cores)) for core in cores[1:]]
-    isometries, spectra = truncate(cores, Budget(size, None, sides, tt.dtype), None)
+    isometries, spectra, more = schmidt_basis(cores, tt.dtype)
+    size = norm(isometries[-1])
     lambdas = [s / (np.linalg.norm(s) or 1) if s[0] > 0 else np.ones_like(s) for s in spectra]
     gammas = [isometries[0], *(a / s[:, None, None] for a, s in zip(isometries[1:], lambdas, strict=True))]
     gammas[-1] = gammas[-1] / (size or 1.0)

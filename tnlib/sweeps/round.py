@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.groups import fixing_turn
 from tnlib.linalg.rows import row_basis
-from tnlib.linalg.scale import largest, shift
+from tnlib.linalg.scale import largest, norm, shift
 from tnlib.linalg.svd import thin_svd
 from tnlib.sweeps.budget import Budget
 
@@ -61,6 +62,17 @@ def truncate(cores: Sequence[Array], budget: Budget, max_rank: int | None) -> tu
         carry = turn.rows(s[:, None] * vh[:rank])  # r' r
         rest = (carry @ core.reshape(right, -1)).reshape(rank, core.shape[1], -1)  # r' [r] n r''
     return [*out, rest], spectra
+
+
+def schmidt_basis(cores: Sequence[Array], dtype: np.dtype[Any]) -> tuple[list[Array], list[Array], int]:
+    """Return a train in the basis of left singular vectors on every bond, their values, and e: it is 2**e smaller.
+
+    All cores but the last are left-isometric, and ranks are the numerical ones.
+    """
+    cores, twos = gather(cores)
+    sides = [max(core.shape[0], len(cores)) for core in cores[1:]]
+    out, spectra = truncate(cores, Budget(norm(cores[0]), None, sides, dtype), None)
+    return out, spectra, twos
 
 
 def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:
