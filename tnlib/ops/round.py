@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
@@ -14,7 +12,7 @@ from tnlib.formats.low_rank import LowRank
 from tnlib.formats.svd import SVD
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
-from tnlib.linalg.orthogonal import qr_positive
+from tnlib.gauge.tucker import orthonormal_factors
 from tnlib.linalg.product import product_svd
 from tnlib.linalg.scale import exponent, norm, shift
 from tnlib.linalg.threads import own_threads
@@ -93,15 +91,7 @@ def _train(t: Any, rtol: float | None, max_rank: int | None) -> tuple[Any, Budge
 
 
 def _tucker(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Tucker, Budget]:
-    twos = exponent(t.core)
-    core, bases = shift(t.core.astype(t.dtype, copy=False), -twos), []
-    for k, factor in enumerate(t.factors):
-        e = exponent(factor)
-        q, r = qr_positive(shift(factor.astype(t.dtype, copy=False), -e))
-        core = np.moveaxis(np.tensordot(r, core, axes=([1], [k])), 0, k)  # r0 ... [rk] rk' ...
-        bases.append(q)
-        twos += e
-    core = np.ascontiguousarray(core)
+    core, bases, twos = orthonormal_factors(t.core, t.factors)
     sides = [min(n, max(1, core.size // n)) for n in core.shape]
     budget = Budget(norm(core), rtol, sides, t.dtype)
     small, wide = st_hosvd(core, budget, [max_rank] * core.ndim, bases)
