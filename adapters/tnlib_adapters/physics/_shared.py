@@ -30,17 +30,22 @@ def need(function: str, module: str, package: str) -> Any:
         ) from None
 
 
-def find_center(cores: Sequence[Array]) -> int | None:
-    """Return the first core towards which all others (r, legs ..., r') are isometric, None where there is none.
+def find_center(cores: Sequence[Array], claimed: int | None = None) -> int | None:
+    """Return a core towards which all others (r, legs ..., r') are isometric, None where there is none.
 
-    Libraries say so themselves, of what a user may have changed since; measuring costs one product per core.
+    Libraries say so themselves, of what a user may have changed since; measuring costs one product per core. Where
+    several cores will do, as in product states, it is the claimed one or the first.
     """
     last = len(cores) - 1
     start = last  # all cores after it are right-isometric
     while start > 0 and _is_isometry(cores[start].reshape(len(cores[start]), -1).T):
         start -= 1
-    before = all(_is_isometry(core.reshape(-1, core.shape[-1])) for core in cores[:start])
-    return start if before else None
+    stop = 0  # all cores before it are left-isometric
+    while stop < last and _is_isometry(cores[stop].reshape(-1, cores[stop].shape[-1])):
+        stop += 1
+    if stop < start:
+        return None
+    return claimed if claimed is not None and start <= claimed <= stop else start
 
 
 def _is_isometry(a: Array) -> bool:
