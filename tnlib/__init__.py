@@ -22,6 +22,12 @@ _HOME = {
     "canonicalize": "tnlib.ops.canonicalize",
     "isometry_errors": "tnlib.ops.canonicalize",
     "vidal": "tnlib.ops.canonicalize",
+    "canonical_form": "tnlib.ops.canonical_form",
+    "balance": "tnlib.ops.balance",
+    "match": "tnlib.ops.match",
+    "degenerate_groups": "tnlib.ops.degenerate",
+    "canonical_basis": "tnlib.ops.degenerate",
+    "nearest_tie": "tnlib.ops.degenerate",
     "schmidt_values": "tnlib.ops.schmidt",
     "entropy": "tnlib.ops.schmidt",
     "entanglement_spectrum": "tnlib.ops.schmidt",
@@ -29,6 +35,7 @@ _HOME = {
     "truncate_bond": "tnlib.ops.schmidt",
     "inner": "tnlib.ops.inner",
     "distance": "tnlib.ops.inner",
+    "apply": "tnlib.ops.apply",
     "convert": "tnlib.ops.convert",
     # formats
     "SVD": "tnlib.formats.svd",
@@ -44,6 +51,7 @@ _HOME = {
     "load": "tnlib.io",
     # results and errors
     "Fit": "tnlib._fit",
+    "Match": "tnlib.ops.match",
     "TnlibError": "tnlib._errors",
     "ArgumentError": "tnlib._errors",
     "ArgumentTypeError": "tnlib._errors",

@@ -29,6 +29,13 @@ def fix_components(weights: Array, factors: Sequence[Array], *, signs: bool = Tr
     >>> weights, factors[0], factors[1]
     (array([6.]), array([[1.]]), array([[-1.]]))
     """
+    size, fixed = unit_components(weights, factors, signs=signs)
+    order = _descending(size, fixed)
+    return np.sort(size)[::-1], [f[:, order] for f in fixed]
+
+
+def unit_components(weights: Array, factors: Sequence[Array], *, signs: bool = True) -> tuple[Array, list[Array]]:
+    """Return what `fix_components` does, components in the order that they have."""
     fixed: list[Array] = []
     twos = column_exponents(weights[None])
     carried = shift(weights, -twos)  # R, complex until its phase is moved into the last factor
@@ -40,10 +47,7 @@ def fix_components(weights: Array, factors: Sequence[Array], *, signs: bool = Tr
     size = np.abs(carried)
     fixed[-1] = fixed[-1] * np.where(size > 0, carried / np.where(size > 0, size, 1), 1)
     dtype = factors[0].dtype
-    fixed = [f.astype(dtype, copy=False) for f in fixed]
-    size = shift(size, np.where(size > 0, twos, 0))
-    order = _descending(size, fixed)
-    return np.sort(size)[::-1].astype(size.dtype), [f[:, order] for f in fixed]
+    return shift(size, np.where(size > 0, twos, 0)), [f.astype(dtype, copy=False) for f in fixed]
 
 
 def congruences(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:

@@ -2,9 +2,9 @@ r"""The gauge of the higher-order SVD: orthonormal factors, a core whose slices 
 
     sum over all legs but k of conj(core[.. i ..]) core[.. j ..]  =  0 for i != j,  s[k][i]^2 for i = j
 
-with s[k] descending: the singular values of the unfolding along leg k (De Lathauwer, De Moor, Vandewalle, "A multilinear
-singular value decomposition", SIAM J. Matrix Anal. Appl. 21 (2000)). Where it drops nothing but roundoff, the
-sequentially truncated HOSVD is that one: a unitary on one leg leaves the singular values and vectors of the others.
+with s[k] descending: the singular values of the unfolding along leg k (De Lathauwer, De Moor, Vandewalle, "A
+multilinear singular value decomposition", SIAM J. Matrix Anal. Appl. 21 (2000)). Where it drops nothing but roundoff,
+the sequentially truncated HOSVD is that one: a unitary on one leg leaves the singular values and vectors of the others.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def nearest_tie(u: Array, groups: Sequence[slice]) -> float:
 def _to_cholesky(u: Array, dtype: np.dtype[Any] | None) -> tuple[Array, float]:
     """Return the unitary t (g, g) for which u t is the pivoted Cholesky factor of u u^H, and the nearest tie."""
     tolerance = 2.0 * math.sqrt(float(np.finfo(dtype or u.dtype).eps))  # of squares
-    if len(u) == u.shape[1]:  # the projector is the identity, and its Cholesky factor too: all rows tie
-        return u.conj().T, tolerance
+    if len(u) == u.shape[1]:  # the projector is the identity whatever the basis, and its Cholesky factor too
+        return u.conj().T, 1.0
     turn = np.zeros((u.shape[1], u.shape[1]), u.dtype)
     sizes, tie = np.square(np.abs(u)).sum(axis=1, dtype=np.float64), 1.0  # squared lengths of rows in what is left
     for k in range(u.shape[1]):
