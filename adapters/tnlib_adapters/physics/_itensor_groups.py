@@ -1,0 +1,195 @@
+"""The HDF5 groups of ITensor, in Julia and in C++: Index, IndexSet and ITensor, dense or in blocks of quantum numbers.
+
+    <name>              type "ITensor"
+      inds              type "IndexSet": length, index_1 ... index_N
+        index_k         type "Index", space_type "Int" or "QNBlocks": id, dim, dir, plev, tags/tags, space/dims
+      storage           "store" before ITensors.jl 0.2; type "Dense{Float64}", "BlockSparse{ComplexF64}", ...
+        data            flat, first index fastest
+
+An Index is known by id, plev and tags; the position of a leg says nothing. Type strings are compared with a list and
+never evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tnlib._errors import FileFormatError
+from tnlib._typing import Array
+
+_DTYPES = {"Float32": np.float32, "Float64": np.float64, "ComplexF32": np.complex64, "ComplexF64": np.complex128}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_STORAGES = [f"{kind}{{{name}}}" for kind in ("Dense", "BlockSparse") for name in _DTYPES]
+_LONG_NAMES = re.compile(r"\bComplex\{Float(32|64)\}")  # what some versions of Julia call ComplexF32, ComplexF64
+_LARGEST = 1 << 31  # entries of one tensor made dense
+
+
+@dataclass(frozen=True)
+class Index:
+    """One leg; two legs with equal id, prime level and tags are contracted."""
+
+    id: int
+    plev: int
+    tags: str
+    dim: int = field(compare=False)
+    dir: int = field(compare=False, default=0)
+    blocks: tuple[int, ...] = field(compare=False, default=())  # sizes of the sectors of a QN index
+
+
+def refuse(group: Any, expected: str, got: str, remedy: str = "write the file again") -> NoReturn:
+    """Raise a FileFormatError that names the file and the group in it."""
+    raise FileFormatError(f"itensor.read: {group.name} in {group.file.filename} {expected}, got {got}; {remedy}.")
+
+
+def kind_of(group: Any) -> str:
+    """Return the attribute `type` of a group, "" where there is none."""
+    return text(group.attrs.get("type", ""))
+
+
+def text(stored: Any) -> str:
+    """Return a string of whatever kind HDF5 holds."""
+    return stored.decode("utf-8", "replace") if isinstance(stored, bytes) else str(stored)
+
+
+def expect(group: Any, kind: str) -> None:
+    """Raise where a group is not of this type, or of a version of its layout that came later."""
+    if kind_of(group) != kind:
+        refuse(group, f"must have type {kind!r}", repr(kind_of(group)))
+    version = int(group.attrs.get("version", 1))
+    if version != 1:
+        refuse(group, "must have version 1 of its layout", str(version), "save it with a version of ITensor of today")
+
+
+def integer(group: Any, name: str) -> int:
+    """Return one integer that is stored under `name`."""
+    value = np.asarray(group[name][()])
+    if value.size != 1 or value.dtype.kind not in "iu":
+        refuse(group, f"must hold one integer under {name!r}", f"{value.dtype} of shape {value.shape}")
+    return int(value.reshape(()))
+
+
+def read_tensor(group: Any) -> tuple[Array, list[Index]]:
+    """Return a tensor made dense, and its legs in the order of the file."""
+    expect(group, "ITensor")
+    legs = _read_indices(group["inds"])
+    shape = tuple(leg.dim for leg in legs)
+    if math.prod(shape) > _LARGEST:
+        refuse(group, f"must have at most {_LARGEST:,} entries when dense", f"{shape}", "truncate the state first")
+    storage = group["storage"] if "storage" in group else group["store"]
+    stored = _LONG_NAMES.sub(r"ComplexF\1", kind_of(storage))
+    if stored not in _STORAGES:
+        refuse(storage, f"must have one of the types {', '.join(_STORAGES)}", repr(stored), "make it dense first")
+    kind, dtype = stored.rstrip("}").split("{")
+    data = _read_data(storage, np.dtype(_DTYPES[dtype]))
+    if kind == "BlockSparse":
+        return _from_blocks(storage, data, legs), legs
+    if data.size != math.prod(shape):
+        refuse(storage, f"must hold {math.prod(shape)} numbers for its indices", str(data.size))
+    return data.reshape(shape, order="F"), legs
+
+
+def _read_indices(group: Any) -> list[Index]:
+    expect(group, "IndexSet")
+    return [_read_index(group[f"index_{n}"]) for n in range(1, integer(group, "length") + 1)]
+
+
+def _read_index(group: Any) -> Index:
+    expect(group, "Index")
+    tags = group["tags"]
+    expect(tags, "TagSet")
+    names = text(tags["tags"][()])
+    dim = integer(group, "dim")
+    space = text(group.attrs.get("space_type", "Int"))
+    if space not in ("Int", "QNBlocks"):
+        refuse(group, "must have space_type 'Int' or 'QNBlocks'", repr(space))
+    blocks = (dim,) if space == "Int" else tuple(int(n) for n in np.ravel(group["space"]["dims"][()]))
+    if dim < 1 or min(blocks, default=0) < 1 or sum(blocks) != dim:
+        refuse(group, "must have sectors that add up to its positive dim", f"{blocks} and {dim}")
+    names = ",".join(sorted(name.strip() for name in names.split(",")))
+    return Index(integer(group, "id"), integer(group, "plev"), names, dim, integer(group, "dir"), blocks)
+
+
+def _read_data(storage: Any, dtype: np.dtype[Any]) -> Array:
+    """Return the flat data: Julia stores complex numbers as pairs of fields, C++ as pairs on a last leg."""
+    data = storage["data"]
+    flat = np.asarray(data[()])
+    if "__complex__" in data.attrs:
+        if flat.ndim != 2 or flat.shape[1] != 2 or flat.dtype.kind != "f":
+            refuse(storage, "must hold pairs of real numbers", f"{flat.dtype} of shape {flat.shape}")
+        flat = flat[:, 0] + 1j * flat[:, 1]
+    if flat.ndim != 1 or flat.dtype.newbyteorder("=") != dtype:
+        refuse(storage, f"must hold a vector of {dtype}", f"{flat.dtype} of shape {flat.shape}")
+    return flat.astype(dtype, copy=False)
+
+
+def _from_blocks(storage: Any, data: Array, legs: Sequence[Index]) -> Array:
+    """Return the dense tensor of blocks (coordinates from 1, offset from 0), each with its first leg fastest."""
+    order, table = len(legs), np.ravel(storage["offsets"][()])
+    if integer(storage, "ndims") != order and table.size:
+        refuse(storage, f"must have {order} legs like its indices", str(integer(storage, "ndims")))
+    if table.size % (order + 1) or table.dtype.kind not in "iu":
+        refuse(storage, f"must list blocks by {order + 1} integers each", f"{table.size} of {table.dtype}")
+    starts = [np.concatenate([[0], np.cumsum(leg.blocks)]) for leg in legs]
+    out = np.zeros([leg.dim for leg in legs], data.dtype)
+    for *block, offset in table.reshape(-1, order + 1).tolist():
+        if any(not 1 <= b <= len(leg.blocks) for b, leg in zip(block, legs, strict=True)):
+            refuse(storage, "must list blocks that its indices have", str(block))
+        shape = [leg.blocks[b - 1] for b, leg in zip(block, legs, strict=True)]
+        part = data[offset : offset + math.prod(shape)] if offset >= 0 else data[:0]
+        if part.size != math.prod(shape):
+            refuse(storage, f"must hold the block {block} of {math.prod(shape)} numbers", f"{part.size} at {offset}")
+        where = tuple(slice(s[b - 1], s[b]) for s, b in zip(starts, block, strict=True))
+        out[where] = part.reshape(shape, order="F")
+    return out
+
+
+def start_group(parent: Any, name: str, kind: str) -> Any:
+    """Make a group with the two attributes that every group of ITensor has."""
+    group = parent.create_group(name)
+    _write_text(group, "type", kind)
+    group.attrs["version"] = np.int64(1)
+    return group
+
+
+def write_tensor(parent: Any, name: str, a: Array, legs: Sequence[Index]) -> None:
+    """Write a dense tensor as ITensors.jl does."""
+    group = start_group(parent, name, "ITensor")
+    indices = start_group(group, "inds", "IndexSet")
+    indices["length"] = np.int64(len(legs))
+    for n, leg in enumerate(legs, start=1):
+        _write_index(indices, f"index_{n}", leg)
+    storage = start_group(group, "storage", f"Dense{{{_NAMES[a.dtype]}}}")
+    storage["data"] = a.ravel(order="F")  # complex numbers become pairs (r, i), as Julia has them
+
+
+def _write_index(parent: Any, name: str, leg: Index) -> None:
+    group = start_group(parent, name, "Index")
+    _write_text(group, "space_type", "Int")
+    group["id"] = np.uint64(leg.id)
+    for key, value in (("dim", leg.dim), ("dir", leg.dir), ("plev", leg.plev)):
+        group[key] = np.int64(value)
+    _write_text(start_group(group, "tags", "TagSet"), "tags", leg.tags, dataset=True)
+
+
+def _write_text(group: Any, name: str, text: str, *, dataset: bool = False) -> None:
+    """Write a string as Julia does: UTF-8 of exactly its length."""
+    from h5py import h5a, h5d, h5s, h5t
+
+    raw = text.encode()
+    kind = h5t.C_S1.copy()
+    kind.set_size(len(raw))
+    kind.set_cset(h5t.CSET_UTF8)
+    make = h5d.create if dataset else h5a.create
+    made = make(group.id, name.encode(), kind, h5s.create(h5s.SCALAR))
+    array = np.array(raw, f"S{len(raw)}")
+    # the type in memory is the type in the file, or the conversion would cut off the last letter for a zero
+    if dataset:
+        made.write(h5s.ALL, h5s.ALL, array, mtype=kind)
+    else:
+        made.write(array, mtype=kind)
