@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
+from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank, Tucker
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, to_numpy
+from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.index import as_index
+from tnlib_adapters.attention.module import module_arguments
+from tnlib_adapters.attention.query_key import (
+    rotated,
+    sloped,
+    stack_rotated,
+    stack_sloped,
+    stack_without_positions,
+    without_positions,
+)
+from tnlib_adapters.attention.rotary import Rotary
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +59,11 @@ class Attention:
 
     In homogeneous coordinates x~ = [x, 1] every head is two bilinear forms without biases:
 
-        score_ij = scale * x~_i Omega x~_j^T,      Omega = [W_Q; b_Q] [W_K; b_K]^T
+        score_ij = scale * x~_i Omega x~_j^T,      Omega = [W_Q; b_Q] R(i - j) [W_K; b_K]^T
         value_j  = x~_j OV,                        OV    = [W_V; b_V] [W_O, 0]
+
+    R turns the planes of a head by the distance where the embeddings of positions are rotary, and is the identity
+    elsewhere.
 
     Parameters
     ----------
@@ -65,6 +81,20 @@ class Attention:
         (kv_heads, d_head), None where absent.
     b_O
         (d_model,), None where absent.
+    rotary
+        How queries and keys turn with their position, None where they do not.
+    alibi
+        (heads,), slopes: a score falls by slope * distance. None where it does not.
+    head_norm
+        The norm of each head's queries and keys, None where there is none.
+    softcap
+        Scores become softcap * tanh(score / softcap). None: they stay.
+    causal
+        Whether a position sees only itself and what stands before it.
+    window
+        How many positions back it sees, its own included; None for all.
+    context
+        Count of positions the model was made for; None for any.
 
     Raises
     ------
@@ -88,9 +118,16 @@ class Attention:
     b_K: Array | None = None
     b_V: Array | None = None
     b_O: Array | None = None
+    rotary: Rotary | None = None
+    alibi: Array | None = None
+    head_norm: HeadNorm | None = None
+    softcap: float | None = None
+    causal: bool = True
+    window: int | None = None
+    context: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
+        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi"):
             value = getattr(self, name)
             object.__setattr__(self, name, value if value is None else as_array("Attention", name, value))
         if not isinstance(self.scale, numbers.Real) or isinstance(self.scale, bool):
@@ -110,6 +147,7 @@ class Attention:
             "b_K": (kv_heads, d_head),
             "b_V": (kv_heads, d_head),
             "b_O": (d_model,),
+            "alibi": (heads,),
         }
         for name, shape in expected.items():
             value = getattr(self, name)
@@ -118,12 +156,49 @@ class Attention:
                     f"Attention: {name} must have shape {shape} beside W_Q {self.W_Q.shape}, got {value.shape}; "
                     "weights act on rows, per head."
                 )
+        if self.rotary is not None and self.rotary.n_columns > d_head:
+            raise ArgumentError(
+                f"Attention: rotary must turn at most the {d_head} columns of a head, got {self.rotary.n_columns}; "
+                "pass one frequency per plane of two columns."
+            )
+        if self.rotary is not None and self.alibi is not None:
+            raise ArgumentError("Attention: rotary and alibi exclude each other, got both; pass one of them.")
 
     def __repr__(self) -> str:
         shared = "" if self.kv_heads == self.n_heads else f" on {self.kv_heads} key and value heads"
         return (
             f"Attention({self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g})"
         )
+
+    @classmethod
+    def from_module(cls, model: Any, layer: int, *, length: int | None = None) -> Attention:
+        """Return one attention layer of a transformers model that is in memory.
+
+        Parameters
+        ----------
+        model
+            Of an architecture that `open_checkpoint` knows, with or without a head; its weights are copied to the
+            processor, half precision as float32.
+        layer
+            Counted from 0.
+        length
+            Of the sequences that the model is to run on, where its rotary embeddings depend on it.
+
+        Raises
+        ------
+        ArgumentError
+            If a parameter is missing, has no values or another shape than the config states, or there is no such layer.
+        FileFormatError
+            If the architecture or the variant is not known.
+
+        Examples
+        --------
+        ::
+
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+            Attention.from_module(model, 0).qk(3, distance=1)
+        """
+        return cls(**module_arguments(model, layer, length))
 
     @property
     def n_heads(self) -> int:
@@ -145,15 +220,123 @@ class Attention:
         """Width of one head."""
         return int(self.W_Q.shape[2])
 
-    def qk(self, head: int) -> LowRank:
-        """Return Omega (d_model + 1, d_model + 1) of a head, rank at most d_head, biases included.
+    def qk(self, head: int, distance: int | None = None, *, plane: int | None = None) -> LowRank:
+        """Return Omega (d_model + 1, d_model + 1) of a head at one distance, biases included.
 
-        The score of positions i and j is scale * x~_i Omega x~_j^T with x~ = [x, 1].
+        The score of positions i and j is scale * x~_i Omega x~_j^T with x~ = [x, 1], before a soft cap where there
+        is one. The rank is at most d_head; ALiBi adds 1.
+
+        Parameters
+        ----------
+        head
+            Query head, counted from 0.
+        distance
+            Position of the query less that of the key. Needed where scores depend on it: under rotary embeddings and
+            under ALiBi.
+        plane
+            One frequency of the rotary embeddings: only the part of its plane is returned, of rank at most 2.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such head or plane, the distance is missing or outside the context, or queries and keys
+            are normalised: then scores are no bilinear form (see `numerator`).
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> w = rng.standard_normal((4, 1, 6, 4))
+        >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0, 0.1]))
+        >>> layer.qk(0, distance=3).ranks, layer.qk(0, distance=3, plane=1).ranks
+        ((4,), (2,))
         """
-        q, k = self._head("qk", head)
-        left = _with_bias(self.W_Q[q], None if self.b_Q is None else self.b_Q[q])  # d~ dh
-        right = _with_bias(self.W_K[k], None if self.b_K is None else self.b_K[k])  # d~ dh
-        return LowRank(left, right.T)
+        q, k = self._query_key("qk", head)
+        far = None if distance is None else int(self._distances("qk", "distance", [distance])[0])
+        plane = self._plane("qk", plane)
+        if far is None and (self.rotary is not None or self.alibi is not None):
+            why = "ALiBi lowers them by it" if self.rotary is None else "rotary embeddings turn queries and keys"
+            raise ArgumentError(
+                f"Attention.qk: distance must be given, because scores depend on it ({why}), got None; "
+                "pass the position of the query less that of the key, or use qk_tensor for many."
+            )
+        if self.rotary is not None:
+            return rotated(q, k, self.rotary, far or 0, plane)
+        if self.alibi is not None:
+            return sloped(q, k, self.alibi[head] / self.scale, far or 0)
+        return without_positions(q, k)
+
+    def qk_tensor(self, head: int, distances: ArrayLike, *, plane: int | None = None) -> Tucker:
+        """Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in its exact Tucker form.
+
+        Nothing of size d_model^2 is formed. The multilinear rank is at most d_head in the two modes of the stream
+        and, under rotary embeddings, at most the count of columns that turn, plus 1 where some do not, in the mode
+        of distances. ALiBi gives d_head + 1 and 2; without either, all distances are alike.
+
+        Parameters
+        ----------
+        head
+            Query head, counted from 0.
+        distances
+            (distances,), integers: position of the query less that of the key.
+        plane
+            One frequency of the rotary embeddings: only the part of its plane, of multilinear rank (2, 2, 2).
+
+        Raises
+        ------
+        ArgumentError
+            Where `qk` does.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> w = rng.standard_normal((4, 1, 6, 4))
+        >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0]))
+        >>> layer.qk_tensor(0, range(50))  # two of four columns turn
+        Tucker(shape 50 x 7 x 7, ranks (3, 4, 4), 254 numbers, float64)
+        """
+        q, k = self._query_key("qk_tensor", head)
+        far = self._distances("qk_tensor", "distances", distances)
+        plane = self._plane("qk_tensor", plane)
+        if self.rotary is not None:
+            return stack_rotated(q, k, self.rotary, far, plane)
+        if self.alibi is not None:
+            return stack_sloped(q, k, self.alibi[head] / self.scale, far)
+        return stack_without_positions(q, k, far)
+
+    def qk_group(self, kv_head: int, distance: int | None = None) -> LowRank:
+        """Return Omega of all query heads that share a key head, one below the other.
+
+        Shape (group * (d_model + 1), d_model + 1), rank at most d_head: the shared keys are one factor, so that one
+        truncated SVD finds the keys that serve all these queries best. ALiBi adds 1.
+        """
+        forms = [self.qk(head, distance) for head in self._group("qk_group", kv_head)]
+        return LowRank(np.concatenate([form.left for form in forms]), forms[0].right)
+
+    def ov_group(self, kv_head: int) -> LowRank:
+        """Return OV of all query heads that share a value head, side by side.
+
+        Shape (d_model + 1, group * (d_model + 1)), rank at most d_head: the shared values are one factor.
+        """
+        forms = [self.ov(head) for head in self._group("ov_group", kv_head)]
+        return LowRank(forms[0].left, np.concatenate([form.right for form in forms], axis=1))
+
+    def numerator(self) -> Attention:
+        """Return the layer without the norm of its queries and keys, the weights of that norm folded in.
+
+        Its scores are those of the model times the root mean squares of the query and of the key, each over its
+        head: what is bilinear in them. The same layer where there is no such norm.
+        """
+        if self.head_norm is None:
+            return self
+        by_query, by_key = self.head_norm.query, self.head_norm.key
+        return replace(
+            self,
+            W_Q=self.W_Q * by_query,
+            W_K=self.W_K * by_key,
+            b_Q=None if self.b_Q is None else self.b_Q * by_query,
+            b_K=None if self.b_K is None else self.b_K * by_key,
+            head_norm=None,
+        )
 
     def ov(self, head: int) -> LowRank:
         """Return OV (d_model + 1, d_model + 1) of a head, rank at most d_head, value bias included.
@@ -167,13 +350,31 @@ class Attention:
         return LowRank(left, right)
 
     def scores(self, x: Array) -> Array:
-        """Return the scores (heads, n, n) of x (n, d_model), scaled, before any mask and softmax."""
+        """Return the scores (heads, n, n) of x (n, d_model), at positions 0 ... n - 1, before any mask and softmax.
+
+        Positions, scale and soft cap included. ALiBi falls from 0 at distance 0: models that count it otherwise
+        differ by a number per row, which softmax does not see.
+        """
         x = self._input("scores", x)
-        group = self.n_heads // self.kv_heads
-        q = _project(x, self.W_Q, self.b_Q)  # h n dh
-        k = np.repeat(_project(x, self.W_K, self.b_K), group, axis=0)  # h n dh
+        q, k = _project(x, self.W_Q, self.b_Q), _project(x, self.W_K, self.b_K)  # h n dh, kv n dh
+        if self.head_norm is not None:
+            q, k = self.head_norm.queries(q), self.head_norm.keys(k)
+        if self.rotary is not None:
+            q, k = (self.rotary.rotate(columns, np.arange(len(x))) for columns in (q, k))
+        k = np.repeat(k, self.n_heads // self.kv_heads, axis=0)  # h n dh
         scores: Array = self.scale * (q @ k.transpose(0, 2, 1))  # h n [dh] n
-        return scores
+        if self.alibi is not None:
+            positions = np.arange(len(x))
+            distance = positions[:, None] - positions  # n n
+            scores = scores - (self.alibi[:, None, None] * distance).astype(scores.dtype)
+        return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
+
+    def mask(self, n: int) -> Array:
+        """Return which positions see which, bool (n, n): True where position i may attend to position j."""
+        distance = np.arange(n)[:, None] - np.arange(n)  # n n
+        reach = n if self.window is None else self.window
+        seen: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
+        return seen
 
     def frozen(self, patterns: Array) -> FrozenAttention:
         """Return the layer as an affine map of the whole sequence, with its patterns fixed.
@@ -225,6 +426,48 @@ class Attention:
         head = as_index(f"Attention.{method}", "head", head, self.n_heads)
         return head, head // (self.n_heads // self.kv_heads)
 
+    def _group(self, method: str, kv_head: int) -> range:
+        """Return the query heads that read a key head."""
+        size = self.n_heads // self.kv_heads
+        first = size * as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads)
+        return range(first, first + size)
+
+    def _query_key(self, method: str, head: int) -> tuple[Array, Array]:
+        """Return [W_Q; b_Q] and [W_K; b_K] of a head."""
+        q, k = self._head(method, head)
+        if self.head_norm is not None:
+            raise ArgumentError(
+                f"Attention.{method}: scores of this layer are no bilinear form, because its queries and keys are "
+                "normalised; use numerator(), which leaves the two divisions out."
+            )
+        return (
+            _with_bias(self.W_Q[q], None if self.b_Q is None else self.b_Q[q]),  # d~ dh
+            _with_bias(self.W_K[k], None if self.b_K is None else self.b_K[k]),  # d~ dh
+        )
+
+    def _distances(self, method: str, parameter: str, distances: ArrayLike) -> Array:
+        a = to_numpy(f"Attention.{method}", parameter, distances)
+        if a.ndim != 1 or not a.size or a.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"Attention.{method}: {parameter} must be integers, got {distances!r:.80}; "
+                "count positions from the key to the query."
+            )
+        if self.context is not None and np.abs(a).max() >= self.context:
+            raise ArgumentError(
+                f"Attention.{method}: {parameter} must lie within the context of {self.context} positions, "
+                f"got {a[np.abs(a).argmax()]}; the model was not made for longer sequences."
+            )
+        return a
+
+    def _plane(self, method: str, plane: int | None) -> int | None:
+        if plane is None:
+            return None
+        if self.rotary is None:
+            raise ArgumentError(
+                f"Attention.{method}: plane must be None without rotary embeddings, got {plane!r}; leave it out."
+            )
+        return as_index(f"Attention.{method}", "plane", plane, len(self.rotary.frequencies))
+
     def _input(self, method: str, x: Array) -> Array:
         x = as_array(f"Attention.{method}", "x", x)
         if x.ndim != 2 or x.shape[1] != self.d_model:
@@ -232,18 +475,12 @@ class Attention:
                 f"Attention.{method}: x must have shape (positions, {self.d_model}), got {x.shape}; "
                 "pass one sequence at a time."
             )
+        if self.context is not None and len(x) > self.context:
+            raise ArgumentError(
+                f"Attention.{method}: x must hold at most {self.context} positions, as many as the model was made for, "
+                f"got {len(x)}; shorten it."
+            )
         return x
-
-
-def as_index(function: str, parameter: str, value: Any, count: int) -> int:
-    """Return a number in 0 ... count - 1; negative ones count from the end."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{function}: {parameter} must be an integer, got {value!r}; count from 0.")
-    if not -count <= value < count:
-        raise ArgumentError(
-            f"{function}: {parameter} must lie between 0 and {count - 1}, got {value}; there are {count} of them."
-        )
-    return int(value) % count
 
 
 def _with_bias(weight: Array, bias: Array | None) -> Array:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tnlib import FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.attention.attention import Attention, as_index
+from tnlib_adapters.attention.arguments import layer_arguments, per_head
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.factored import Piece, check_factors, descriptions, expand, factor_name
-from tnlib_adapters.checkpoints.folder import Folder, open_folder
+from tnlib_adapters.checkpoints.folder import CONFIG, Folder, open_folder
 from tnlib_adapters.checkpoints.projections import (
     Projections,
     Sizes,
@@ -23,6 +23,7 @@ from tnlib_adapters.checkpoints.projections import (
     read_sizes,
     take_apart,
 )
+from tnlib_adapters.checkpoints.rope import read_frequencies
 from tnlib_adapters.checkpoints.tensor_file import TensorInfo
 
 
@@ -84,24 +85,41 @@ class Checkpoint:
     def projections(self, layer: int) -> Projections:
         """Return the weights and biases of one layer's attention, multiplied out if they are stored as factors."""
         layer = as_index("Checkpoint.projections", "layer", layer, self.n_layers)
-        stored = take_apart(self.architecture, self.prefix, layer, self._get)
+        stored = take_apart(self.architecture, self.sizes, self.prefix, layer, self._get)
         if self.pieces is None:
             return stored
         return stored.updated(expand([self._piece(layer, one) for one in self.pieces[layer]], self.sizes))
 
-    def attention(self, layer: int) -> Attention:
+    def attention(self, layer: int, *, length: int | None = None) -> Attention:
         """Return one attention layer, weights in float32 or, where stored so, float64.
+
+        Parameters
+        ----------
+        layer
+            Counted from 0.
+        length
+            Of the sequences that the model is to run on: some long-context variants turn their rotary embeddings
+            by frequencies that depend on it. None: no longer than in training.
 
         Raises
         ------
         ArgumentError
-            If there is no such layer.
+            If there is no such layer, or the model does not reach so far.
         FileFormatError
             If a tensor holds NaN or inf, or the file was cut short since it was opened.
         """
         layer = as_index("Checkpoint.attention", "layer", layer, self.n_layers)
-        scale = self.architecture.scale(self.config, layer, self.sizes.d_head)
-        return as_attention(self.projections(layer), self.sizes, scale)
+        base = self.prefix + self.architecture.attention.format(layer=layer)
+        told = layer_arguments(
+            self.architecture,
+            self.config,
+            self.sizes,
+            layer,
+            lambda name: self._get(f"{base}.{name}"),
+            length=length,
+            function="Checkpoint.attention",
+        )
+        return Attention(**told, **per_head(self.projections(layer), self.sizes))
 
     def _get(self, name: str) -> Array | None:
         return self.folder.tensors[name].read_finite() if name in self.folder.tensors else None
@@ -121,7 +139,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     Parameters
     ----------
     folder
-        Path of the folder. Architectures: BERT, GPT-2, and the model that is shipped with this package.
+        Path of the folder. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Qwen2,
+        Qwen3, Gemma, Gemma 2, Phi, Phi-3, Falcon, BLOOM, and the model that is shipped with this package.
 
     Returns
     -------
@@ -142,7 +161,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     2
     """
     opened = open_folder(folder)
-    sizes = read_sizes(opened)
+    sizes = read_sizes(opened.architecture, opened.config, str(opened.path / CONFIG))
+    read_frequencies(opened.architecture, opened.config, sizes.d_head, None, "open_checkpoint")
     prefix = find_prefix(opened)
     pieces = descriptions(opened.config)
     if pieces is not None and len(pieces) != sizes.n_layers:
@@ -157,19 +177,5 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
 
 def as_attention(projections: Projections, sizes: Sizes, scale: float) -> Attention:
-    """Split projections into heads."""
-    heads = sizes.n_heads
-    weights = {name: _per_head(w, heads, inner_first=name == "o") for name, w in projections.weights.items()}
-    biases = {name: b if name == "o" else b.reshape(heads, -1) for name, b in projections.biases.items()}
-    return Attention(
-        **{f"W_{name.upper()}": weight for name, weight in weights.items()},
-        **{f"b_{name.upper()}": bias for name, bias in biases.items()},
-        scale=scale,
-    )
-
-
-def _per_head(weight: Array, n_heads: int, *, inner_first: bool) -> Array:
-    """Split the inner dimension of a projection into heads: (head, d_model, d_head), or (head, d_head, d_model)."""
-    if inner_first:
-        return weight.reshape(n_heads, -1, weight.shape[1])  # h dh d
-    return np.ascontiguousarray(weight.reshape(len(weight), n_heads, -1).transpose(1, 0, 2))  # h d dh
+    """Split projections into heads, without positions."""
+    return Attention(**per_head(projections, sizes), scale=scale)

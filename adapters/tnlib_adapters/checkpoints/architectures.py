@@ -3,62 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
 
-Config = Mapping[str, Any]
+from tnlib import FileFormatError
+from tnlib_adapters.checkpoints.row import Architecture, Config, Mlp, Rope, inverse_root
 
-
-def inverse_root(config: Config, layer: int, d_head: int) -> float:
-    """Return the scale of most architectures, 1 / sqrt(d_head)."""
-    return 1.0 / math.sqrt(d_head)
+__all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
 
 
 def _gpt2_scale(config: Config, layer: int, d_head: int) -> float:
-    scale = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
+    scale: float = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
     return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else scale
 
 
-@dataclass(frozen=True)
-class Mlp:
-    """The feed-forward part of a layer: down(activation(up(x)))."""
-
-    up: str
-    down: str
-    norm: str
-    activation: str  # key of the config that names the function
+def _gemma2_scale(config: Config, layer: int, d_head: int) -> float:
+    return float(config.get("query_pre_attn_scalar", 256)) ** -0.5
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """How one family of checkpoints names, stores and wires its tensors.
+def _window(config: Config, layer: int) -> int | None:
+    """Every layer, where the config states a window."""
+    return config.get("sliding_window")
 
-    Tensor names are patterns in which {layer} is the number of the layer. A module has tensors `<name>.weight`
-    and, perhaps, `<name>.bias`.
+
+def _window_of_some(config: Config, layer: int) -> int | None:
+    """Layers that the config lists, or by the rule that older configs state."""
+    if not config.get("use_sliding_window", False):
+        return None
+    kinds = config.get("layer_types")
+    sliding = kinds[layer] == "sliding_attention" if kinds else layer >= config.get("max_window_layers", 28)
+    return config.get("sliding_window", 4096) if sliding else None
+
+
+def _window_of_every_other(config: Config, layer: int) -> int | None:
+    kinds = config.get("layer_types")
+    sliding = kinds[layer] == "sliding_attention" if kinds else layer % 2 == 0
+    return config.get("sliding_window", 4096) if sliding else None
+
+
+def alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """Return the slopes of ALiBi: a geometric sequence, with every other one of the next finer sequence filled in.
+
+    >>> alibi_slopes(4)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+
+    References
+    ----------
+    Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022), section 3.
     """
+    whole = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8 * k / whole) for k in range(1, whole + 1)]
+    finer = [2.0 ** (-4 * k / whole) for k in range(1, 2 * whole, 2)]
+    return (*slopes, *finer[: n_heads - whole])
 
-    model_type: str
-    n_layers: str  # keys of the config
-    n_heads: str
-    d_model: str
-    attention: str  # the module that all attention tensors of a layer stand below
-    projections: Mapping[str, str]  # module below `attention` -> the projections it holds, in order: "q", "qkv", ...
-    stored: Literal["out_in", "in_out"]  # legs of every weight; "in_out" multiplies from the right, x @ weight
-    causal: bool
-    embeddings: tuple[str, ...]  # of tokens, of positions and, where there are any, of segments
-    norm_place: Literal["before", "after"] | None  # of a block's LayerNorm: in front of it, or behind the sum
-    norm_eps: str | None = None  # key of the config
-    embedding_norm: str | None = None
-    attention_norm: str | None = None
-    mlp: Mlp | None = None
-    final_norm: str | None = None
-    unembed: tuple[str, ...] = ()  # weight (vocab, d_model); the first that is there counts; () ends in hidden states
-    prefixes: tuple[str, ...] = ("",)  # in front of all names; the first under which the tensors are found counts
-    required: Mapping[str, tuple[Any, ...]] = field(
-        default_factory=dict
-    )  # config values outside which the row is wrong
-    scale: Callable[[Config, int, int], float] = inverse_root
+
+def _bloom_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...]:
+    return alibi_slopes(n_heads)
+
+
+def _falcon_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...] | None:
+    """Falcon adds them before it scales the scores."""
+    if not config.get("alibi", False):
+        return None
+    return tuple(slope / math.sqrt(d_head) for slope in alibi_slopes(n_heads))
+
+
+def _falcon_kv_heads(config: Config, n_heads: int) -> int:
+    if config.get("new_decoder_architecture", False):
+        return config.get("num_kv_heads") or n_heads
+    return 1 if config.get("multi_query", True) else n_heads
 
 
 BERT = Architecture(
@@ -70,6 +82,7 @@ BERT = Architecture(
     projections={"self.query": "q", "self.key": "k", "self.value": "v", "output.dense": "o"},
     stored="out_in",
     causal=False,
+    context="max_position_embeddings",
     embeddings=(
         "embeddings.word_embeddings",
         "embeddings.position_embeddings",
@@ -89,6 +102,41 @@ BERT = Architecture(
     required={"position_embedding_type": ("absolute", None), "is_decoder": (False, None)},
 )
 
+ROBERTA = replace(
+    BERT,
+    model_type="roberta",
+    first_position=lambda config: config.get("pad_token_id", 1) + 1,
+    prefixes=("roberta.", ""),
+)
+
+VIT = replace(
+    BERT,
+    model_type="vit",
+    projections={"attention.query": "q", "attention.key": "k", "attention.value": "v", "output.dense": "o"},
+    context=None,
+    embeddings=("embeddings.patch_embeddings.projection",),
+    norm_place="before",
+    embedding_norm=None,
+    attention_norm="encoder.layer.{layer}.layernorm_before",
+    mlp=Mlp(
+        up="encoder.layer.{layer}.intermediate.dense",
+        down="encoder.layer.{layer}.output.dense",
+        norm="encoder.layer.{layer}.layernorm_after",
+        activation="hidden_act",
+    ),
+    final_norm="layernorm",
+    reads="images",
+    prefixes=("", "vit."),
+    in_memory={
+        "encoder.layer.": "layers.",
+        "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj",
+        "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+    },
+    required={},
+)
+
 GPT2 = Architecture(
     model_type="gpt2",
     n_layers="n_layer",
@@ -98,6 +146,8 @@ GPT2 = Architecture(
     projections={"c_attn": "qkv", "c_proj": "o"},
     stored="in_out",
     causal=True,
+    scale=_gpt2_scale,
+    context="n_positions",
     embeddings=("wte", "wpe"),
     norm_place="before",
     norm_eps="layer_norm_epsilon",
@@ -112,7 +162,261 @@ GPT2 = Architecture(
     unembed=("lm_head", "wte"),  # tied unless a head of its own is stored
     prefixes=("transformer.", ""),
     required={"add_cross_attention": (False, None)},
-    scale=_gpt2_scale,
+)
+
+GPTJ = Architecture(
+    model_type="gptj",
+    n_layers="n_layer",
+    n_heads="n_head",
+    d_model="n_embd",
+    attention="h.{layer}.attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="n_positions",
+    rope=Rope(layout="pairs", n_columns="rotary_dim"),
+    embeddings=("wte",),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    attention_norm="h.{layer}.ln_1",
+    mlp=Mlp(
+        up="h.{layer}.mlp.fc_in",
+        down="h.{layer}.mlp.fc_out",
+        norm="h.{layer}.ln_1",
+        activation="activation_function",
+    ),
+    parallel=True,
+    final_norm="ln_f",
+    unembed=("lm_head", "wte"),
+    prefixes=("transformer.", ""),
+    defaults={"rotary_dim": 64, "tie_word_embeddings": False},
+)
+
+GPT_NEOX = Architecture(
+    model_type="gpt_neox",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    attention="layers.{layer}.attention",
+    projections={"query_key_value": "qkv", "dense": "o"},
+    fused="groups",
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(theta="rotary_emb_base", fraction="rotary_pct", fraction_default=0.25),
+    embeddings=("embed_in",),
+    norm_place="before",
+    norm_eps="layer_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.dense_h_to_4h",
+        down="layers.{layer}.mlp.dense_4h_to_h",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    parallel=lambda config: config.get("use_parallel_residual", True),
+    final_norm="final_layer_norm",
+    unembed=("embed_out", "lm_head", "embed_in"),
+    prefixes=("gpt_neox.", ""),
+    defaults={"tie_word_embeddings": False},
+)
+
+OPT = Architecture(
+    model_type="opt",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    attention="decoder.layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
+    first_position=2,
+    norm_place=lambda config: "before" if config.get("do_layer_norm_before", True) else "after",
+    norm_eps="layer_norm_eps",
+    attention_norm="decoder.layers.{layer}.self_attn_layer_norm",
+    mlp=Mlp(
+        up="decoder.layers.{layer}.fc1",
+        down="decoder.layers.{layer}.fc2",
+        norm="decoder.layers.{layer}.final_layer_norm",
+        activation="activation_function",
+    ),
+    final_norm="decoder.final_layer_norm",
+    unembed=("lm_head", "decoder.embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"layer_norm_eps": 1e-5},  # no key of its config
+    required={"layer_norm_elementwise_affine": (True, None)},
+)
+
+LLAMA = Architecture(
+    model_type="llama",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads="num_key_value_heads",
+    d_head="head_dim",
+    attention="layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(),
+    embeddings=("embed_tokens",),
+    norm_place="before",
+    norm="rms",
+    norm_eps="rms_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        gate="layers.{layer}.mlp.gate_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    final_norm="norm",
+    unembed=("lm_head", "embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"hidden_act": "silu", "tie_word_embeddings": False},
+)
+
+MISTRAL = replace(LLAMA, model_type="mistral", window=_window)
+
+QWEN2 = replace(LLAMA, model_type="qwen2", window=_window_of_some)
+
+QWEN3 = replace(QWEN2, model_type="qwen3", qk_norm=("q_norm", "k_norm"), defaults={**LLAMA.defaults, "head_dim": 128})
+
+GEMMA = replace(
+    LLAMA,
+    model_type="gemma",
+    norm="rms + 1",
+    embedding_scale=True,
+    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    required={"use_bidirectional_attention": (False, None)},
+)
+
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    scale=_gemma2_scale,
+    softcap="attn_logit_softcapping",
+    window=_window_of_every_other,
+    attention_norm_after="layers.{layer}.post_attention_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        gate="layers.{layer}.mlp.gate_proj",
+        norm="layers.{layer}.pre_feedforward_layernorm",
+        norm_after="layers.{layer}.post_feedforward_layernorm",
+        activation="hidden_activation",
+    ),
+    logit_cap="final_logit_softcapping",
+    defaults={"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+)
+
+PHI = Architecture(
+    model_type="phi",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads="num_key_value_heads",
+    attention="layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "dense": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(fraction_default=0.5),
+    embeddings=("embed_tokens",),
+    norm_place="before",
+    norm_eps="layer_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.fc1",
+        down="layers.{layer}.mlp.fc2",
+        norm="layers.{layer}.input_layernorm",
+        activation="hidden_act",
+    ),
+    parallel=True,
+    final_norm="final_layernorm",
+    unembed=("lm_head", "embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"tie_word_embeddings": False},
+    required={"qk_layernorm": (False, None)},
+)
+
+PHI3 = replace(
+    LLAMA,
+    model_type="phi3",
+    d_head=None,
+    projections={"qkv_proj": "qkv", "o_proj": "o"},
+    window=_window,
+    mlp=Mlp(
+        up="layers.{layer}.mlp.gate_up_proj",
+        gate="layers.{layer}.mlp.gate_up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+)
+
+FALCON = Architecture(
+    model_type="falcon",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads=_falcon_kv_heads,
+    attention="h.{layer}.self_attention",
+    projections={"query_key_value": "qkv", "dense": "o"},
+    fused="groups",
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(unless="alibi"),
+    alibi=_falcon_alibi,
+    embeddings=("word_embeddings",),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    attention_norm=("h.{layer}.ln_attn", "h.{layer}.input_layernorm"),
+    mlp=Mlp(
+        up="h.{layer}.mlp.dense_h_to_4h",
+        down="h.{layer}.mlp.dense_4h_to_h",
+        norm=("h.{layer}.ln_mlp", "h.{layer}.post_attention_layernorm", "h.{layer}.input_layernorm"),
+        activation="activation",
+    ),
+    parallel=lambda config: config.get("new_decoder_architecture", False) or config.get("parallel_attn", True),
+    final_norm="ln_f",
+    unembed=("lm_head", "word_embeddings"),
+    prefixes=("transformer.", ""),
+    defaults={"activation": "gelu", "max_position_embeddings": 2048},
+)
+
+BLOOM = Architecture(
+    model_type="bloom",
+    n_layers="n_layer",
+    n_heads="n_head",
+    d_model="hidden_size",
+    attention="h.{layer}.self_attention",
+    projections={"query_key_value": "qkv", "dense": "o"},
+    fused="groups",
+    stored="out_in",
+    causal=True,
+    alibi=_bloom_alibi,
+    embeddings=("word_embeddings",),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    embedding_norm="word_embeddings_layernorm",
+    attention_norm="h.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="h.{layer}.mlp.dense_h_to_4h",
+        down="h.{layer}.mlp.dense_4h_to_h",
+        norm="h.{layer}.post_attention_layernorm",
+        activation="activation",
+    ),
+    final_norm="ln_f",
+    unembed=("lm_head", "word_embeddings"),
+    prefixes=("transformer.", ""),
+    defaults={"activation": "gelu_bloom"},  # no key of its config
+    required={"apply_residual_connection_post_layernorm": (False, None)},
 )
 
 # The model that is shipped with this package; transformers has none like it.
@@ -125,9 +429,32 @@ ATTENTION_ONLY = Architecture(
     projections={"query": "q", "key": "k", "value": "v", "output": "o"},
     stored="out_in",
     causal=True,
+    context="max_position_embeddings",
     embeddings=("embed", "positions"),
     norm_place=None,
     unembed=("unembed",),
 )
 
-ARCHITECTURES = {row.model_type: row for row in (BERT, GPT2, ATTENTION_ONLY)}
+_ROWS = (
+    *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, PHI, PHI3, FALCON),
+    *(BLOOM, ATTENTION_ONLY),
+)
+ARCHITECTURES = {row.model_type: row for row in _ROWS}
+
+
+def find_row(config: Config, where: str, function: str) -> Architecture:
+    """Return the row that describes a config, or raise `FileFormatError` where there is none or it would be wrong."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        raise FileFormatError(
+            f"{function}: model_type in {where} must be one of {', '.join(sorted(ARCHITECTURES))}, "
+            f"got {model_type!r}; other architectures are not known yet."
+        )
+    row = ARCHITECTURES[model_type]
+    for key, allowed in row.required.items():
+        if config.get(key) not in allowed:
+            raise FileFormatError(
+                f"{function}: {key} of a {model_type} must be {allowed[0]!r}, got {config[key]!r} in "
+                f"{where}; this variant is not known yet."
+            )
+    return row

@@ -11,7 +11,7 @@ from typing import Any
 
 from tnlib import FileFormatError, MissingFileError
 from tnlib._validate import as_path
-from tnlib_adapters.checkpoints.architectures import ARCHITECTURES, Architecture
+from tnlib_adapters.checkpoints.architectures import Architecture, find_row
 from tnlib_adapters.checkpoints.tensor_file import TensorInfo, read_header
 
 WEIGHTS = "model.safetensors"
@@ -65,24 +65,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
                 f"open_checkpoint: {INDEX} places tensor {name!r} in {file_name}, which does not hold it; "
                 "download the checkpoint again."
             )
-    return Folder(folder, config, _architecture(folder, config), tensors, files, metadata)
-
-
-def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise FileFormatError(
-            f"open_checkpoint: model_type in {folder / CONFIG} must be one of {', '.join(sorted(ARCHITECTURES))}, "
-            f"got {model_type!r}; other architectures are not known yet."
-        )
-    row = ARCHITECTURES[model_type]
-    for key, allowed in row.required.items():
-        if config.get(key) not in allowed:
-            raise FileFormatError(
-                f"open_checkpoint: {key} of a {model_type} must be {allowed[0]!r}, got {config[key]!r} in "
-                f"{folder / CONFIG}; this variant is not known yet."
-            )
-    return row
+    return Folder(folder, config, find_row(config, str(folder / CONFIG), "open_checkpoint"), tensors, files, metadata)
 
 
 def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:

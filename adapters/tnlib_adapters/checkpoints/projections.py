@@ -10,7 +10,8 @@ import numpy as np
 from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
-from tnlib_adapters.checkpoints.folder import CONFIG, Folder
+from tnlib_adapters.checkpoints.folder import Folder
+from tnlib_adapters.checkpoints.row import Config
 from tnlib_adapters.checkpoints.tensor_file import FLOATS
 
 NAMES = ("q", "k", "v", "o")
@@ -18,24 +19,34 @@ NAMES = ("q", "k", "v", "o")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of a config that shape its attention."""
+    """The numbers of a config that shape its attention.
+
+    Without `kv_heads` there are as many as query heads, without `d_head` it is d_model / heads.
+    """
 
     n_layers: int
     n_heads: int
     d_model: int
+    kv_heads: int = 0
+    d_head: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.n_heads)
+        object.__setattr__(self, "d_head", self.d_head or self.d_model // self.n_heads)
 
     @property
-    def d_head(self) -> int:
-        """Width of one head."""
-        return self.d_model // self.n_heads
+    def widths(self) -> dict[str, int]:
+        """Width of the inner dimension of every projection."""
+        q, kv = self.n_heads * self.d_head, self.kv_heads * self.d_head
+        return {"q": q, "k": kv, "v": kv, "o": q}
 
 
 @dataclass(frozen=True)
 class Projections:
     """Weights that act on rows, x @ weight + bias, heads side by side in the inner dimension.
 
-    `weights` holds "q", "k", "v" of shape (d_model, heads * d_head) and "o" of shape (heads * d_head, d_model);
-    `biases` those that the architecture has.
+    `weights` holds "q" of shape (d_model, heads * d_head), "k" and "v" of shape (d_model, kv_heads * d_head) and "o"
+    of shape (heads * d_head, d_model); `biases` those that the architecture has.
     """
 
     weights: Mapping[str, Array]
@@ -46,25 +57,40 @@ class Projections:
         return Projections({**self.weights, **other.weights}, {**self.biases, **other.biases})
 
 
-def read_sizes(folder: Folder) -> Sizes:
-    """Return the sizes that config.json states, checked against each other."""
-    row = folder.architecture
-    values = {}
-    for key in (row.n_layers, row.n_heads, row.d_model):
-        value = folder.config.get(key)
+def read_sizes(row: Architecture, config: Config, where: str, function: str = "open_checkpoint") -> Sizes:
+    """Return the sizes that a config states, checked against each other."""
+
+    def positive(key: str, value: object) -> int:
         if type(value) is not int or value < 1:
-            raise FileFormatError(
-                f"open_checkpoint: {key} in {folder.path / CONFIG} must be a positive integer, got {value!r}; "
-                "repair it."
-            )
-        values[key] = value
-    sizes = Sizes(values[row.n_layers], values[row.n_heads], values[row.d_model])
-    if sizes.d_model % sizes.n_heads:
+            raise FileFormatError(f"{function}: {key} in {where} must be a positive integer, got {value!r}; repair it.")
+        return value
+
+    n_layers, n_heads, d_model = (
+        positive(key, row.get(config, key)) for key in (row.n_layers, row.n_heads, row.d_model)
+    )
+    stated = None if row.d_head is None else row.get(config, row.d_head)
+    if stated is None and d_model % n_heads:
         raise FileFormatError(
-            f"open_checkpoint: {row.d_model} must be a multiple of {row.n_heads} in {folder.path / CONFIG}, "
-            f"got {sizes.d_model} and {sizes.n_heads}; repair it."
+            f"{function}: {row.d_model} must be a multiple of {row.n_heads} in {where}, "
+            f"got {d_model} and {n_heads}; repair it."
         )
-    return sizes
+    d_head = d_model // n_heads if stated is None else positive(str(row.d_head), stated)
+    kv_heads = _kv_heads(row, config, n_heads)
+    if n_heads % positive("the count of key and value heads", kv_heads):
+        raise FileFormatError(
+            f"{function}: {row.n_heads} must be a multiple of the count of key and value heads in {where}, "
+            f"got {n_heads} and {kv_heads}; repair it."
+        )
+    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head)
+
+
+def _kv_heads(row: Architecture, config: Config, n_heads: int) -> int:
+    if row.kv_heads is None:
+        return n_heads
+    if isinstance(row.kv_heads, str):
+        stated: int | None = row.get(config, row.kv_heads)
+        return n_heads if stated is None else stated
+    return row.kv_heads(config, n_heads)
 
 
 def module_names(row: Architecture, prefix: str, layer: int) -> dict[str, str]:
@@ -92,14 +118,27 @@ def check_shapes(folder: Folder, sizes: Sizes, prefix: str, factored: Sequence[s
 
     `factored` names, for each layer of a compressed checkpoint, the projections that stand as factors instead.
     """
-    row, d = folder.architecture, sizes.d_model
+    row = folder.architecture
     for layer in range(sizes.n_layers):
         for module, held in module_names(row, prefix, layer).items():
-            shape = (d * len(held), d) if row.stored == "out_in" else (d, d * len(held))
             if factored is None or not set(held) <= set(factored[layer]):
-                expect(folder, f"{module}.weight", shape)
+                expect(folder, f"{module}.weight", weight_shape(row, sizes, held))
             if f"{module}.bias" in folder.tensors:
-                expect(folder, f"{module}.bias", (d * len(held),))
+                expect(folder, f"{module}.bias", (n_out(sizes, held),))
+        for norm in row.qk_norm or ():
+            expect(folder, f"{prefix}{row.attention.format(layer=layer)}.{norm}.weight", (sizes.d_head,))
+
+
+def weight_shape(row: Architecture, sizes: Sizes, held: str) -> tuple[int, int]:
+    """Return the stored shape of the weight that holds these projections."""
+    n_in = sizes.widths["o"] if held == "o" else sizes.d_model
+    shape = (n_out(sizes, held), n_in)
+    return shape if row.stored == "out_in" else shape[::-1]
+
+
+def n_out(sizes: Sizes, held: str) -> int:
+    """Return the width of what a module with these projections writes."""
+    return sizes.d_model if held == "o" else sum(sizes.widths[name] for name in held)
 
 
 def expect(folder: Folder, name: str, shape: tuple[int, ...]) -> None:
@@ -121,7 +160,9 @@ def expect(folder: Folder, name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def take_apart(row: Architecture, prefix: str, layer: int, get: Callable[[str], Array | None]) -> Projections:
+def take_apart(
+    row: Architecture, sizes: Sizes, prefix: str, layer: int, get: Callable[[str], Array | None]
+) -> Projections:
     """Build the projections of a layer from its tensors; `get` returns None for a name that does not exist."""
     weights: dict[str, Array] = {}
     biases: dict[str, Array] = {}
@@ -129,18 +170,43 @@ def take_apart(row: Architecture, prefix: str, layer: int, get: Callable[[str], 
         weight, bias = get(f"{module}.weight"), get(f"{module}.bias")
         if weight is not None:
             on_rows = weight.T if row.stored == "out_in" else weight  # in out
-            weights |= dict(zip(held, np.split(on_rows, len(held), axis=1), strict=True))
+            weights |= _split(row, sizes, held, on_rows)
         if bias is not None:
-            biases |= dict(zip(held, np.split(bias, len(held)), strict=True))
+            biases |= _split(row, sizes, held, bias)
     return Projections(weights, biases)
 
 
-def put_together(row: Architecture, prefix: str, layer: int, projections: Projections) -> dict[str, Array]:
+def put_together(
+    row: Architecture, sizes: Sizes, prefix: str, layer: int, projections: Projections
+) -> dict[str, Array]:
     """Return the tensors of a layer as the architecture stores them: the inverse of `take_apart`."""
     tensors: dict[str, Array] = {}
     for module, held in module_names(row, prefix, layer).items():
-        on_rows = np.concatenate([projections.weights[name] for name in held], axis=1)  # in out
+        on_rows = _join(row, sizes, [projections.weights[name] for name in held])  # in out
         tensors[f"{module}.weight"] = np.ascontiguousarray(on_rows.T if row.stored == "out_in" else on_rows)
         if all(name in projections.biases for name in held):
-            tensors[f"{module}.bias"] = np.concatenate([projections.biases[name] for name in held])
+            tensors[f"{module}.bias"] = _join(row, sizes, [projections.biases[name] for name in held])
     return tensors
+
+
+def _split(row: Architecture, sizes: Sizes, held: str, fused: Array) -> dict[str, Array]:
+    """Return the projections that stand together in the last leg of a weight or bias."""
+    if len(held) == 1:
+        return {held: fused}
+    if row.fused == "blocks":
+        ends = np.cumsum([sizes.widths[name] for name in held])[:-1]
+        return dict(zip(held, np.split(fused, ends, axis=-1), strict=True))
+    shape = (*fused.shape[:-1], sizes.kv_heads, -1, sizes.d_head)
+    by_group = fused.reshape(shape)  # ... kv (queries of the group, its key, its value) dh
+    parts = (by_group[..., :-2, :], by_group[..., -2, :], by_group[..., -1, :])
+    return {name: part.reshape(*fused.shape[:-1], -1) for name, part in zip("qkv", parts, strict=True)}
+
+
+def _join(row: Architecture, sizes: Sizes, parts: Sequence[Array]) -> Array:
+    """Put projections side by side in the last leg as the architecture stores them."""
+    if len(parts) == 1:
+        return parts[0]
+    if row.fused == "blocks":
+        return np.concatenate(parts, axis=-1)
+    legs = [part.reshape(*part.shape[:-1], sizes.kv_heads, -1, sizes.d_head) for part in parts]
+    return np.concatenate(legs, axis=-2).reshape(*parts[0].shape[:-1], -1)

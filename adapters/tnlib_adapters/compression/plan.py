@@ -122,11 +122,17 @@ def check_keep(keep: Any) -> float:
 
 
 def check_uncompressed(checkpoint: Checkpoint) -> None:
-    """Raise if the attention of a checkpoint is stored as factors already."""
+    """Raise if the attention of a checkpoint is stored as factors already, or of a kind that cannot be."""
     if checkpoint.pieces is not None:
         raise ArgumentError(
             f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
             "was made from."
+        )
+    row = checkpoint.architecture
+    if row.rope or row.alibi or row.fused == "groups":
+        raise ArgumentError(
+            f"compress: attention of a {row.model_type} cannot be compressed yet, because its heads share keys, know "
+            "their distance, or are stored interleaved; open it with open_checkpoint and truncate its operators."
         )
 
 

@@ -83,7 +83,7 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str,
             vanishing += [f"{module}.bias"] if set(names) <= found.biases.keys() else []
         dtype = max((checkpoint.folder.tensors[name].dtype for name in vanishing), key=FLOATS.index)
         if layout == "dense":
-            tensors = put_together(checkpoint.architecture, checkpoint.prefix, layer, found)
+            tensors = put_together(checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, found)
         else:
             row, prefix = checkpoint.architecture, checkpoint.prefix
             tensors = {factor_name(row, prefix, layer, p.of, part): a for p in pieces for part, a in p.arrays.items()}

@@ -21,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from tnlib import FileFormatError
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES, Architecture
 from tnlib_adapters.checkpoints.factored import KEY, METHOD, Piece, descriptions, expand, held_biases
-from tnlib_adapters.checkpoints.projections import Projections, Sizes, put_together
+from tnlib_adapters.checkpoints.projections import Projections, Sizes, put_together, read_sizes
 
 
 @register_quantization_config(METHOD)
@@ -95,7 +95,7 @@ class TnlibQuantizer(HfQuantizer):
         for layer, (described, aside) in enumerate(zip(layers, self._set_aside, strict=True)):
             factors = aside.attention.get_submodule(METHOD)
             found = expand([_piece(one, factors) for one in described], sizes)
-            _restore(row, layer, found, aside)
+            _restore(row, sizes, layer, found, aside)
             delattr(aside.attention, METHOD)
         self._set_aside.clear()
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]  # the model is dense now and is saved as such
@@ -112,9 +112,8 @@ class TnlibQuantizer(HfQuantizer):
 
 
 def _row_and_sizes(config: Any) -> tuple[Architecture, Sizes]:
-    row = ARCHITECTURES[config.model_type]
-    values = config.to_dict()
-    return row, Sizes(values[row.n_layers], values[row.n_heads], values[row.d_model])
+    row, values = ARCHITECTURES[config.model_type], config.to_dict()
+    return row, read_sizes(row, values, "config.json", "from_pretrained")
 
 
 def _described(config: TnlibConfig) -> list[list[dict[str, Any]]]:
@@ -147,10 +146,10 @@ def _piece(described: Mapping[str, Any], factors: nn.Module) -> Piece:
     return Piece(described["kind"], described["of"], arrays, tuple(described["ranks"]))
 
 
-def _restore(row: Architecture, layer: int, found: Projections, aside: _SetAside) -> None:
+def _restore(row: Architecture, sizes: Sizes, layer: int, found: Projections, aside: _SetAside) -> None:
     """Put the modules back with multiplied-out weights, and biases from wherever they were stored."""
     base = row.attention.format(layer=layer)
-    tensors = put_together(row, "", layer, found)
+    tensors = put_together(row, sizes, "", layer, found)
     like = next(aside.attention.get_submodule(METHOD).parameters())
     for name, module in aside.modules.items():
         bias = cast(_Bias, aside.attention.get_submodule(name)).bias

@@ -1,0 +1,73 @@
+"""The bilinear form behind a head's scores, at one distance or at many, held as factors.
+
+`q` and `k` are [W_Q; b_Q] and [W_K; b_K] of one head, (d_model + 1, d_head) each: x~ q is its query, x~ k its key.
+The query stands at the distance, the key at 0. ALiBi adds -slope * distance to a score, which in homogeneous
+coordinates is one more rank: the constant coordinate with itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tnlib import LowRank, Tucker
+from tnlib._typing import Array
+from tnlib_adapters.attention.rotary import Rotary
+
+
+def without_positions(q: Array, k: Array) -> LowRank:
+    """Return q k^T."""
+    return LowRank(q, k.T)
+
+
+def rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | None) -> LowRank:
+    """Return q R(distance) k^T, or the part of one plane, of rank 2."""
+    left, right = rotary.rotate(q, distance), rotary.rotate(k, 0)  # the second for its factor alone
+    if plane is not None:
+        columns = _columns(rotary, plane)
+        left, right = left[:, columns], right[:, columns]
+    return LowRank(left, right.T)
+
+
+def sloped(q: Array, k: Array, slope: float, distance: float) -> LowRank:
+    """Return q k^T - slope * distance on the constant coordinate."""
+    one = constant_coordinate(q)
+    return LowRank(np.hstack([q, -slope * distance * one]), np.hstack([k, one]).T)
+
+
+def stack_without_positions(q: Array, k: Array, distances: Array) -> Tucker:
+    """Return the same form at every distance, (distances, d_model + 1, d_model + 1)."""
+    return Tucker(np.eye(q.shape[1], dtype=q.dtype)[None], (np.ones((len(distances), 1), q.dtype), q, k))
+
+
+def stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
+    """Return the forms at many distances: waves of the distance, queries and keys, joined by a sparse core."""
+    waves, core = rotary.waves(distances), rotary.core(q.shape[1])
+    if plane is not None:
+        n, columns = len(rotary.frequencies), _columns(rotary, plane)
+        waves, core = waves[:, [plane, n + plane]], core[np.ix_([plane, n + plane], columns, columns)]
+        q, k = q[:, columns], k[:, columns]
+    elif len(core) > waves.shape[1]:  # columns that do not turn
+        waves = np.hstack([waves, np.ones((len(waves), 1))])
+    return Tucker(core.astype(q.dtype), (waves.astype(q.dtype), q, k))
+
+
+def stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:
+    """Return the forms at many distances: 1 and the distance itself are all that they depend on it by."""
+    n, one = q.shape[1], constant_coordinate(q)
+    core = np.zeros((2, n + 1, n + 1), q.dtype)
+    core[0, :n, :n] = np.eye(n)
+    core[1, n, n] = 1
+    lines = np.stack([np.ones(len(distances)), -slope * distances], axis=1)
+    return Tucker(core, (lines.astype(q.dtype), np.hstack([q, one]), np.hstack([k, one])))
+
+
+def constant_coordinate(q: Array) -> Array:
+    """Return the unit vector (d_model + 1, 1) of the constant coordinate."""
+    one = np.zeros((len(q), 1), q.dtype)
+    one[-1] = 1
+    return one
+
+
+def _columns(rotary: Rotary, plane: int) -> list[int]:
+    first, second = rotary.planes
+    return [int(first[plane]), int(second[plane])]

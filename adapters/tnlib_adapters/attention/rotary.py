@@ -1,0 +1,111 @@
+r"""Rotary position embeddings as operators.
+
+Queries and keys are turned by their position before they meet. Plane f of a head, columns a and b, turns by
+theta_f from one position to the next; what is left of it in a score is the distance D = query - key position:
+
+    score(D) = sum_f cos(D theta_f) (q_a k_a + q_b k_b) + sin(D theta_f) (q_a k_b - q_b k_a)  +  sum_c q_c k_c
+
+with c over the columns that do not turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rotary:
+    """Which columns of a head turn, and how fast.
+
+    Parameters
+    ----------
+    frequencies
+        (F,), radians per position of each plane; the first 2F columns of a head turn.
+    pairs
+        Whether plane f is columns 2f and 2f + 1, instead of f and F + f.
+    factor
+        Of the turned columns, at queries and at keys (the attention factor of YaRN and longrope).
+
+    Raises
+    ------
+    ArgumentError
+        If there is no frequency, or `factor` is not positive.
+
+    References
+    ----------
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021), section 3.2.
+
+    Examples
+    --------
+    >>> turn = Rotary([1.0, 0.1])
+    >>> turn.planes
+    (array([0, 1]), array([2, 3]))
+    >>> turn.rotate(np.array([1.0, 0.0, 0.0, 0.0]), np.pi / 2).round(2)
+    array([0., 0., 1., 0.])
+    """
+
+    frequencies: Array
+    pairs: bool = False
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frequencies", as_array("Rotary", "frequencies", self.frequencies).astype(np.float64))
+        if self.frequencies.ndim != 1 or not self.frequencies.size:
+            raise ArgumentError(
+                f"Rotary: frequencies must have shape (planes,), got {self.frequencies.shape}; "
+                "pass radians per position."
+            )
+        if not self.factor > 0:
+            raise ArgumentError(f"Rotary: factor must be positive, got {self.factor}; pass 1.0 for none.")
+
+    def __repr__(self) -> str:
+        layout = "pairs" if self.pairs else "halves"
+        return f"Rotary({self.n_columns} columns in {layout}, {len(self.frequencies)} frequencies)"
+
+    @property
+    def n_columns(self) -> int:
+        """Count of columns that turn."""
+        return 2 * len(self.frequencies)
+
+    @property
+    def planes(self) -> tuple[Array, Array]:
+        """First and second column of every plane."""
+        f = np.arange(len(self.frequencies))
+        return (2 * f, 2 * f + 1) if self.pairs else (f, len(f) + f)
+
+    def rotate(self, columns: Array, position: Array | float) -> Array:
+        """Turn the last leg of an array, (..., d_head), to a position; `position` may have the legs before it."""
+        a, b = self.planes
+        angle = np.asarray(position, np.float64)[..., None] * self.frequencies  # ... f
+        cos, sin = ((self.factor * wave(angle)).astype(columns.dtype) for wave in (np.cos, np.sin))
+        first, second = columns[..., a], columns[..., b]
+        turned = np.broadcast_to(columns, np.broadcast_shapes(columns.shape, (*cos.shape[:-1], 1))).copy()
+        turned[..., a] = first * cos - second * sin
+        turned[..., b] = second * cos + first * sin
+        return turned
+
+    def waves(self, distances: Array) -> Array:
+        """Return what a score depends on the distance by, (distances, 2F): all cosines, then all sines, scaled."""
+        angle = np.asarray(distances, np.float64)[:, None] * self.frequencies  # D f
+        return self.factor**2 * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+
+    def core(self, d_head: int) -> Array:
+        """Return the form of one head, (2F, d_head, d_head), or (2F + 1, d_head, d_head) where not all columns turn.
+
+        score(D) = sum_w waves(D)_w q core_w k^T, with a last wave of ones for what does not turn.
+        """
+        n, (a, b) = len(self.frequencies), self.planes
+        f = np.arange(n)
+        rest = np.setdiff1d(np.arange(d_head), np.concatenate([a, b]))
+        core = np.zeros((2 * n + bool(rest.size), d_head, d_head))
+        core[f, a, a] = core[f, b, b] = 1
+        core[n + f, a, b] = 1
+        core[n + f, b, a] = -1
+        core[-1, rest, rest] = 1  # nothing where all turn: rest is empty
+        return core

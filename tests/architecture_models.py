@@ -1,0 +1,171 @@
+"""Small models of transformers, one or more for every row of the table of architectures, with nothing 0 or 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as tf
+from transformers_models import Recorded, record
+
+N_TOKENS = 9
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+WIDE = {**GROUPED, "head_dim": 10}  # heads * head_dim is not d_model
+GPTJ = {
+    "vocab_size": 50,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "rotary_dim": 6,
+    "n_positions": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+OPT = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 40,
+    "max_position_embeddings": 32,
+    "word_embed_proj_dim": 24,
+    "dropout": 0.0,
+}
+FALCON = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+FALCON |= {"bos_token_id": 0, "eos_token_id": 0, "max_position_embeddings": 32}
+BLOOM = {"vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+PHI3 = {**GROUPED, "hidden_size": 32, "original_max_position_embeddings": 16}
+VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+VIT |= {"image_size": 12, "patch_size": 4}
+
+
+def rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **values}}
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 8}
+LONGROPE = {"short_factor": [1.0, 1.3], "long_factor": [2.0, 5.0], "partial_rotary_factor": 0.5}
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "gptj": lambda: tf.GPTJForCausalLM(tf.GPTJConfig(**GPTJ)),
+    "gpt_neox": lambda: tf.GPTNeoXForCausalLM(
+        tf.GPTNeoXConfig(**{**SIZES, "hidden_size": 32}, **rope("default", partial_rotary_factor=0.5))
+    ),
+    "gpt_neox_sequential": lambda: tf.GPTNeoXForCausalLM(
+        tf.GPTNeoXConfig(**{**SIZES, "hidden_size": 32}, use_parallel_residual=False, attention_bias=False)
+    ),
+    "opt": lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT)),
+    "opt_after": lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT, do_layer_norm_before=False)),
+    "opt_narrow": lambda: tf.OPTForCausalLM(tf.OPTConfig(**{**OPT, "word_embed_proj_dim": 10})),
+    "roberta": lambda: tf.RobertaForMaskedLM(tf.RobertaConfig(**{**SIZES, "pad_token_id": 1})),
+    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)),
+    "llama_base": lambda: tf.LlamaModel(tf.LlamaConfig(**GROUPED)),
+    "llama_tied": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
+    "llama_biases": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**WIDE, attention_bias=True, mlp_bias=True)),
+    "llama_linear": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, **rope("linear", factor=3.0))),
+    "llama_dynamic": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, **rope("dynamic", factor=3.0))),
+    "llama_yarn": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**WIDE, **rope("yarn", **YARN))),
+    "llama_3": lambda: tf.LlamaForCausalLM(
+        tf.LlamaConfig(
+            **WIDE,
+            **rope(
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+            ),
+        )
+    ),
+    "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**GROUPED, sliding_window=4)),
+    "mistral_whole": lambda: tf.MistralForCausalLM(tf.MistralConfig(**WIDE, sliding_window=None)),
+    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**GROUPED)),
+    "qwen2_window": lambda: tf.Qwen2ForCausalLM(
+        tf.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    ),
+    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**WIDE)),
+    "qwen3_biases": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**WIDE, attention_bias=True)),
+    "gemma": lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**WIDE)),
+    "gemma2": lambda: tf.Gemma2ForCausalLM(
+        tf.Gemma2Config(
+            **WIDE,
+            query_pre_attn_scalar=7,
+            sliding_window=4,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+        )
+    ),
+    "phi": lambda: tf.PhiForCausalLM(
+        tf.PhiConfig(**{**GROUPED, "hidden_size": 32}, **rope("default", partial_rotary_factor=0.5))
+    ),
+    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3)),
+    "phi3_window": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3, sliding_window=3)),
+    "phi3_longrope": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3, **rope("longrope", **LONGROPE))),
+    "falcon": lambda: tf.FalconForCausalLM(tf.FalconConfig(**FALCON)),
+    "falcon_biases": lambda: tf.FalconForCausalLM(tf.FalconConfig(**FALCON, bias=True, multi_query=False)),
+    "falcon_new": lambda: tf.FalconForCausalLM(
+        tf.FalconConfig(**FALCON, bias=True, num_kv_heads=2, new_decoder_architecture=True)
+    ),
+    "falcon_new_one_norm": lambda: tf.FalconForCausalLM(
+        tf.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True, num_ln_in_parallel_attn=1)
+    ),
+    "falcon_alibi": lambda: tf.FalconForCausalLM(
+        tf.FalconConfig(**FALCON, alibi=True, bias=True, multi_query=False, parallel_attn=False)
+    ),
+    "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(**BLOOM)),
+    "bloom_six_heads": lambda: tf.BloomModel(tf.BloomConfig(**{**BLOOM, "n_head": 6})),
+    "vit": lambda: tf.ViTModel(tf.ViTConfig(**VIT)),
+}
+
+# Below a block, the module that reads what attention reads and the one that writes what it writes.
+_PLACES = {
+    "bert": ("encoder.layer", "attention.self", "attention.output.dense"),
+    "roberta": ("encoder.layer", "attention.self", "attention.output.dense"),
+    "gpt2": ("h", "attn", "attn.c_proj"),
+    "gptj": ("h", "attn", "attn.out_proj"),
+    "gpt_neox": ("layers", "attention", "attention.dense"),
+    "opt": ("decoder.layers", "self_attn", "self_attn.out_proj"),
+    "phi": ("layers", "self_attn", "self_attn.dense"),
+    "falcon": ("h", "self_attention", "self_attention.dense"),
+    "bloom": ("h", "self_attention", "self_attention.dense"),
+    "vit": ("layers", "attention", "attention.o_proj"),
+}
+_LLAMA = ("layers", "self_attn", "self_attn.o_proj")
+
+
+def random_model(name: str) -> Any:
+    """A small model none of whose parameters is 0 or 1: transformers starts with no biases and plain norms."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.set_attn_implementation("eager")
+    return model
+
+
+def inputs(model: Any, n_tokens: int = N_TOKENS) -> np.ndarray:
+    """Two short sequences, or two images."""
+    rng = np.random.default_rng(0)
+    if model.config.model_type == "vit":
+        return rng.standard_normal((2, 3, 12, 12)).astype(np.float32)
+    return rng.integers(2, 50, size=(2, n_tokens))
+
+
+def recorded(model: Any, n_tokens: int = N_TOKENS) -> Recorded:
+    return record(model, inputs(model, n_tokens))
+
+
+def attention_modules(base: Any) -> list[tuple[Any, Any]]:
+    """Per layer, the module that reads the input of attention and the one that writes its output."""
+    blocks, reader, writer = _PLACES.get(base.config.model_type, _LLAMA)
+    return [(block.get_submodule(reader), block.get_submodule(writer)) for block in base.get_submodule(blocks)]
