@@ -1,4 +1,4 @@
-"""An orthonormal basis of the rows of a wide matrix."""
+"""An orthonormal basis of the rows of a matrix, and what is left of the matrix without it."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def row_basis(a: Array) -> tuple[Array, Array]:
                 return left @ lower, np.linalg.inv(lower) @ rough
     q, r = np.linalg.qr(a.conj().T)
     return r.conj().T, q.conj().T
+
+
+def row_factor(a: Array) -> Array:
+    """Return l (m, k) with l l^H = a a^H to roundoff, as a = l q with orthonormal rows of a q that is not made.
+
+    A QR without pivots finds the rows of a deficient matrix dependent one by one, and what it then puts into its
+    triangle is roundoff: a row of the triangle goes where, of every row of `a`, it holds no more than that.
+    """
+    r = np.linalg.qr(a.conj().T, mode="r")  # k m
+    size = np.abs(r)
+    lengths = np.sqrt(np.square(size).sum(axis=0))
+    kept = (size > _ROUNDOFF * np.finfo(a.dtype).eps * np.sqrt(len(a)) * lengths).any(axis=1)
+    kept[0] = True
+    return np.asarray(r[kept].conj().T)
