@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 import transformers as tf
-from transformers_models import Recorded, record
 
-N_TOKENS = 9
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 24,
@@ -54,6 +50,12 @@ VIT |= {"image_size": 12, "patch_size": 4}
 
 def rope(kind: str, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **values}}
+
+
+def falcon(attention: str = "eager", **values: Any) -> Any:
+    """Falcon settles how it attends when it is made. Its eager attention counts ALiBi twice; "sdpa" counts it once."""
+    config = tf.FalconConfig(**FALCON, **values)
+    return tf.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 8}
@@ -110,17 +112,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3)),
     "phi3_window": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3, sliding_window=3)),
     "phi3_longrope": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3, **rope("longrope", **LONGROPE))),
-    "falcon": lambda: tf.FalconForCausalLM(tf.FalconConfig(**FALCON)),
-    "falcon_biases": lambda: tf.FalconForCausalLM(tf.FalconConfig(**FALCON, bias=True, multi_query=False)),
-    "falcon_new": lambda: tf.FalconForCausalLM(
-        tf.FalconConfig(**FALCON, bias=True, num_kv_heads=2, new_decoder_architecture=True)
-    ),
-    "falcon_new_one_norm": lambda: tf.FalconForCausalLM(
-        tf.FalconConfig(**FALCON, num_kv_heads=2, new_decoder_architecture=True, num_ln_in_parallel_attn=1)
-    ),
-    "falcon_alibi": lambda: tf.FalconForCausalLM(
-        tf.FalconConfig(**FALCON, alibi=True, bias=True, multi_query=False, parallel_attn=False)
-    ),
+    "falcon": lambda: falcon(),
+    "falcon_biases": lambda: falcon(bias=True, multi_query=False),
+    "falcon_new": lambda: falcon(bias=True, num_kv_heads=2, new_decoder_architecture=True),
+    "falcon_new_one_norm": lambda: falcon(num_kv_heads=2, new_decoder_architecture=True, num_ln_in_parallel_attn=1),
+    "falcon_alibi": lambda: falcon(attention="sdpa", alibi=True, bias=True, multi_query=False, parallel_attn=False),
     "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(**BLOOM)),
     "bloom_six_heads": lambda: tf.BloomModel(tf.BloomConfig(**{**BLOOM, "n_head": 6})),
     "vit": lambda: tf.ViTModel(tf.ViTConfig(**VIT)),
@@ -140,29 +136,6 @@ _PLACES = {
     "vit": ("layers", "attention", "attention.o_proj"),
 }
 _LLAMA = ("layers", "self_attn", "self_attn.o_proj")
-
-
-def random_model(name: str) -> Any:
-    """A small model none of whose parameters is 0 or 1: transformers starts with no biases and plain norms."""
-    torch.manual_seed(0)
-    model = MODELS[name]().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    model.set_attn_implementation("eager")
-    return model
-
-
-def inputs(model: Any, n_tokens: int = N_TOKENS) -> np.ndarray:
-    """Two short sequences, or two images."""
-    rng = np.random.default_rng(0)
-    if model.config.model_type == "vit":
-        return rng.standard_normal((2, 3, 12, 12)).astype(np.float32)
-    return rng.integers(2, 50, size=(2, n_tokens))
-
-
-def recorded(model: Any, n_tokens: int = N_TOKENS) -> Recorded:
-    return record(model, inputs(model, n_tokens))
 
 
 def attention_modules(base: Any) -> list[tuple[Any, Any]]:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from architecture_models import MODELS as OF_ARCHITECTURES
+from architecture_models import attention_modules
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model
 
@@ -40,6 +42,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gpt2_untied": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES, tie_word_embeddings=False)),
     "gpt2_unscaled": lambda: GPT2Model(GPT2Config(**GPT2_SIZES, scale_attn_weights=False)),
     "gpt2_by_layer": lambda: GPT2Model(GPT2Config(**GPT2_SIZES, scale_attn_by_inverse_layer_idx=True)),
+    **OF_ARCHITECTURES,
 }
 
 
@@ -50,8 +53,17 @@ def random_model(name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    model.set_attn_implementation("eager")
+    if model.config.model_type != "falcon":
+        model.set_attn_implementation("eager")
     return model
+
+
+def inputs(model: Any, n_tokens: int = 9) -> np.ndarray:
+    """Two short sequences of tokens, or two images."""
+    rng = np.random.default_rng(0)
+    if model.config.model_type == "vit":
+        return rng.standard_normal((2, 3, model.config.image_size, model.config.image_size)).astype(np.float32)
+    return rng.integers(2, model.config.vocab_size, size=(2, n_tokens))  # 1 is the padding of RoBERTa
 
 
 def trained_model(folder: Path) -> Any:
@@ -76,25 +88,21 @@ class Recorded:
 def record(model: Any, tokens: np.ndarray) -> Recorded:
     """Run a model and write down what its attention layers read, compute and write."""
     kept: dict[str, list[np.ndarray]] = {"scores": [], "patterns": [], "inputs": [], "outputs": []}
-    base = model.base_model
+    eager = model.config._attn_implementation == "eager"
     with contextlib.ExitStack() as hooks:
-        hooks.enter_context(_softmax_recorded(kept["scores"]))
-        for reader, writer in _attention_modules(base):
+        hooks.enter_context(_softmax_recorded(kept["scores"]) if eager else _sdpa_recorded(kept["scores"]))
+        for reader, writer in attention_modules(model.base_model):
             hooks.callback(reader.register_forward_pre_hook(_reads(kept["inputs"]), with_kwargs=True).remove)
             hooks.callback(writer.register_forward_hook(_writes(kept["outputs"])).remove)
         with torch.no_grad():
-            got = model(torch.from_numpy(tokens), output_attentions=True, output_hidden_states=True)
-    kept["patterns"] = [a.numpy() for a in got.attentions]
+            got = model(torch.from_numpy(tokens), output_attentions=eager, output_hidden_states=True)
+    kept["patterns"] = [torch.from_numpy(a).softmax(-1).numpy() for a in kept["scores"]]
+    if eager:
+        kept["patterns"] = [a.numpy() for a in got.attentions]
     stream = [a.numpy() for a in got.hidden_states]
-    logits = got.logits.numpy() if isinstance(model, GPT2LMHeadModel) else None
-    return Recorded(tokens, residuals=stream[:-1], hidden=stream[-1], logits=logits, **kept)
-
-
-def _attention_modules(base: Any) -> list[tuple[nn.Module, nn.Module]]:
-    """Per layer, the module that reads the input of attention and the one that writes its output."""
-    if isinstance(base, BertModel):
-        return [(block.attention.self, block.attention.output.dense) for block in base.encoder.layer]
-    return [(block.attn, block.attn.c_proj) for block in base.h]
+    hidden = got.last_hidden_state.numpy() if "last_hidden_state" in got else stream[-1]
+    logits = got.logits.numpy() if model.can_generate() else None
+    return Recorded(tokens, residuals=stream[: len(kept["scores"])], hidden=hidden, logits=logits, **kept)
 
 
 def _reads(into: list[np.ndarray]) -> Callable[..., None]:
@@ -119,6 +127,22 @@ def _softmax_recorded(into: list[np.ndarray]) -> Iterator[None]:
         yield
     finally:
         nn.functional.softmax = original
+
+
+@contextlib.contextmanager
+def _sdpa_recorded(into: list[np.ndarray]) -> Iterator[None]:
+    """Keep the scores behind every scaled dot product attention, from what it is given."""
+    original = nn.functional.scaled_dot_product_attention
+
+    def recorded(q: torch.Tensor, k: torch.Tensor, *args: Any, attn_mask: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        into.append((q @ k.mT / q.shape[-1] ** 0.5 + attn_mask).numpy())
+        return original(q, k, *args, attn_mask=attn_mask, **kwargs)
+
+    nn.functional.scaled_dot_product_attention = recorded
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = original
 
 
 def quiet() -> None:

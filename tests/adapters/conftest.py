@@ -45,14 +45,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.fixture(scope="session")
 def recorded(saved: Callable[[str], Saved]) -> Callable[[str], Any]:
-    """Name of a model -> what it computes on two short sequences."""
-    from transformers_models import record
+    """Name of a model -> what it computes on two short sequences, or two images."""
+    from transformers_models import inputs, record
 
     @functools.cache
     def get(name: str) -> Any:
         model, _ = saved(name)
-        tokens = np.random.default_rng(0).integers(1, model.config.vocab_size, size=(2, 9))
-        return record(model, tokens)
+        return record(model, inputs(model))
 
     return get
 

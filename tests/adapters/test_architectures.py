@@ -1,0 +1,408 @@
+"""Every row of the table of architectures against the forward pass of transformers, layer by layer, head by head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import CONFIG, INDEX, change_config, change_tensors
+from oracles import assert_close, refused
+from tnlib_adapters import Attention, open_checkpoint
+from tnlib_adapters.checkpoints.architectures import ARCHITECTURES
+
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
+
+pytest.importorskip("torch")
+models = pytest.importorskip("architecture_models")
+
+NAMES = sorted(models.MODELS)
+ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+Layers = list[tuple[Attention, Any]]
+
+
+@pytest.fixture(params=NAMES)
+def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> Layers:
+    """Every layer of a saved model, beside scores, patterns, input and output of the running one for a sequence."""
+    checkpoint, run = open_checkpoint(saved(request.param)[1]), recorded(request.param)
+    per_layer = zip(run.scores, run.patterns, run.inputs, run.outputs, strict=True)
+    return [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
+
+
+def visible(scores: np.ndarray) -> np.ndarray:
+    """Where a score is not masked: masks are the lowest finite number."""
+    return scores > -1e30
+
+
+def from_the_diagonal(layer: Attention, scores: np.ndarray) -> np.ndarray:
+    """Scores of the model with ALiBi counted from the query: it counts from the first key, which shifts whole rows."""
+    if layer.alibi is None:
+        return scores
+    return scores - layer.alibi[:, None, None] * np.arange(scores.shape[1])[:, None]
+
+
+def homogeneous(x: np.ndarray) -> np.ndarray:
+    return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+
+
+def test_every_row_has_a_model(saved: Any) -> None:
+    covered = {saved(name)[0].config.model_type for name in (*NAMES, "bert", "gpt2")}
+    assert covered == set(ARCHITECTURES) - {"tnlib_attention_only"}
+
+
+def test_nothing_is_trivial(layers: Layers) -> None:
+    assert len(layers) == 2
+    for layer, _ in layers:
+        for name in ARRAYS:
+            value = getattr(layer, name)
+            assert value is None or (value.dtype == np.float32 and np.abs(value).min() > 0)
+
+
+def test_scores_are_those_of_the_model(layers: Layers) -> None:
+    for layer, (scores, _, x, _) in layers:
+        got, want = layer.scores(x), from_the_diagonal(layer, scores)
+        for head in range(layer.n_heads):
+            seen = visible(scores[head])
+            np.testing.assert_array_equal(layer.mask(len(x)), seen)
+            assert_close(got[head][seen], want[head][seen], np.float32, factor=64)
+
+
+def test_patterns_are_those_of_the_model(layers: Layers) -> None:
+    for layer, (scores, patterns, x, _) in layers:
+        weights = np.exp(layer.scores(x).astype(np.float64)) * layer.mask(len(x))
+        # exp turns the roundoff of a score, absolute, into a relative error
+        factor = 64 * max(1.0, np.abs(scores[visible(scores)]).max())
+        for head in range(layer.n_heads):
+            of_head = weights[head] / weights[head].sum(-1, keepdims=True)
+            assert_close(of_head, patterns[head], np.float32, factor)
+
+
+def test_forms_at_every_distance_give_the_scores(layers: Layers) -> None:
+    for layer, (scores, _, x, _) in layers:
+        bilinear, x1, n = layer.numerator(), homogeneous(x).astype(np.float64), len(x)
+        positions = np.arange(n)
+        distance = positions[:, None] - positions
+        want = from_the_diagonal(layer, scores)
+        for head in range(layer.n_heads):
+            got = np.zeros((n, n))
+            for far in np.unique(distance):
+                form = layer.scale * x1 @ bilinear.qk(head, int(far)).full() @ x1.T
+                got = np.where(distance == far, form, got)
+            if layer.head_norm is not None:
+                got = got / norms(layer, x1, head)
+            if layer.softcap is not None:
+                got = layer.softcap * np.tanh(got / layer.softcap)
+            seen = visible(scores[head])
+            assert_close(got[seen], want[head][seen], np.float32, factor=256)
+
+
+def norms(layer: Attention, x1: np.ndarray, head: int) -> np.ndarray:
+    """Root mean squares of every query times those of every key, (n, n)."""
+    assert layer.head_norm is not None
+    kv_head = head // (layer.n_heads // layer.kv_heads)
+    sizes = []
+    for weight, bias, which in ((layer.W_Q, layer.b_Q, head), (layer.W_K, layer.b_K, kv_head)):
+        columns = x1[:, :-1] @ weight[which] + (0 if bias is None else bias[which])
+        sizes.append(np.sqrt((columns**2).mean(-1) + layer.head_norm.eps))
+    return np.outer(*sizes)
+
+
+def test_value_forms_give_the_outputs(layers: Layers) -> None:
+    for layer, (_, patterns, x, outputs) in layers:
+        x1 = homogeneous(x).astype(np.float64)
+        written = sum(patterns[h] @ (x1 @ layer.ov(h)) for h in range(layer.n_heads))
+        assert not written[:, -1].any()
+        assert_close(written[:, :-1] + (0 if layer.b_O is None else layer.b_O), outputs, np.float32, factor=64)
+
+
+def test_frozen_gives_the_outputs_under_the_models_own_patterns(layers: Layers) -> None:
+    for layer, (_, patterns, x, outputs) in layers:
+        assert_close(layer.frozen(patterns).apply(x), outputs, np.float32, factor=64)
+
+
+def test_tensors_over_distances_hold_the_forms(layers: Layers) -> None:
+    layer = layers[0][0].numerator()
+    d, dh, far = layer.d_model, layer.d_head, np.arange(-3, 12)
+    turning = 0 if layer.rotary is None else layer.rotary.n_columns
+    for head in range(layer.n_heads):
+        tensor = layer.qk_tensor(head, far)
+        assert tensor.shape == (len(far), d + 1, d + 1)
+        sloped = layer.alibi is not None
+        waves = turning + (turning < dh) if turning else 1 + sloped
+        assert tensor.ranks == (waves, dh + sloped, dh + sloped)
+        dense = tensor.full()
+        for k, distance in enumerate(far):
+            assert_close(dense[k], layer.qk(head, int(distance)).full(), np.float32, factor=16)
+
+
+def test_operators_stay_factors(layers: Layers) -> None:
+    layer = layers[0][0].numerator()
+    d, dh = layer.d_model + 1, layer.d_head
+    rank = dh + (layer.alibi is not None)
+    assert [a.shape for a in layer.qk(0, 1).arrays()] == [(d, rank), (rank, d)]
+    assert [a.shape for a in layer.ov(0).arrays()] == [(d, dh), (dh, d)]
+
+
+def test_groups_hold_the_forms_of_their_heads(layers: Layers) -> None:
+    layer = layers[1][0].numerator()
+    d, size = layer.d_model + 1, layer.n_heads // layer.kv_heads
+    for kv_head in range(layer.kv_heads):
+        queries, values = layer.qk_group(kv_head, 2), layer.ov_group(kv_head)
+        assert (queries.shape, values.shape) == ((size * d, d), (d, size * d))
+        assert values.ranks == (layer.d_head,)
+        assert queries.ranks == (layer.d_head + (layer.alibi is not None),)
+        for k, head in enumerate(range(kv_head * size, (kv_head + 1) * size)):
+            mine = slice(k * d, (k + 1) * d)
+            np.testing.assert_allclose(queries.full()[mine], layer.qk(head, 2).full(), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(values.full()[:, mine], layer.ov(head).full(), rtol=1e-5, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------- a model in memory
+
+
+def same_layer(one: Attention, other: Attention) -> None:
+    for name in (*ARRAYS, "alibi"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine, theirs)
+    facts = ("scale", "softcap", "causal", "window", "context")
+    assert [getattr(one, f) for f in facts] == [getattr(other, f) for f in facts]
+    if one.rotary is not None and other.rotary is not None:
+        np.testing.assert_array_equal(one.rotary.frequencies, other.rotary.frequencies)
+        assert (one.rotary.pairs, one.rotary.factor) == (other.rotary.pairs, other.rotary.factor)
+    assert (one.rotary is None) == (other.rotary is None)
+    if one.head_norm is not None and other.head_norm is not None:
+        np.testing.assert_array_equal(one.head_norm.query, other.head_norm.query)
+        np.testing.assert_array_equal(one.head_norm.key, other.head_norm.key)
+    assert (one.head_norm is None) == (other.head_norm is None)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_by_layer"])
+def test_a_model_in_memory_has_the_layers_of_its_folder(name: str, saved: Any) -> None:
+    model, folder = saved(name)
+    checkpoint = open_checkpoint(folder)
+    for layer in range(checkpoint.n_layers):
+        same_layer(Attention.from_module(model, layer), checkpoint.attention(layer))
+    same_layer(Attention.from_module(model.base_model, -1), checkpoint.attention(-1))
+
+
+def test_what_is_no_model_is_refused(saved: Any) -> None:
+    import torch
+
+    model = saved("llama")[0]
+    for wrong in (np.ones(3), torch.nn.Linear(2, 2), None, "llama"):
+        with refused(ArgumentTypeError, "Attention.from_module: model"):
+            Attention.from_module(wrong, 0)
+    with refused(ArgumentError, "Attention.from_module: layer", "between 0 and 1", "2"):
+        Attention.from_module(model, 2)
+    with refused(ArgumentTypeError, "Attention.from_module: layer"):
+        Attention.from_module(model, 0.0)
+
+
+def test_a_model_without_values_is_refused() -> None:
+    import torch
+
+    with torch.device("meta"):
+        model = models.MODELS["llama"]()
+    with refused(ArgumentError, "Attention.from_module", "layers.0.self_attn.q_proj.weight", "meta"):
+        Attention.from_module(model, 0)
+
+
+def test_a_model_that_was_taken_apart_is_refused() -> None:
+    import torch
+
+    model = models.MODELS["llama"]()
+    model.model.layers[0].self_attn.k_proj = torch.nn.Linear(24, 13)
+    with refused(ArgumentError, "layers.0.self_attn.k_proj.weight", "(12, 24)", "(13, 24)"):
+        Attention.from_module(model, 0)
+    model.model.layers[0].self_attn.k_proj = torch.nn.Identity()
+    with refused(ArgumentError, "layers.0.self_attn.k_proj.weight", "(12, 24)", "none"):
+        Attention.from_module(model, 0)
+    model.model.layers[0].self_attn.q_proj = torch.nn.Identity()
+    with refused(ArgumentError, "layers.0.self_attn.q_proj.weight", "found 0"):
+        Attention.from_module(model, 0)
+
+
+def test_half_precision_and_gradients_do_not_matter() -> None:
+    import torch
+
+    model = models.MODELS["qwen2"]().to(torch.bfloat16)
+    layer = Attention.from_module(model, 0)
+    want = model.model.layers[0].self_attn.q_proj.weight.detach().float().numpy()
+    assert layer.W_Q.dtype == np.float32
+    np.testing.assert_array_equal(layer.W_Q[1], want[6:12].T)
+
+
+# ------------------------------------------------------------------------------------------------ folders of all ages
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "falcon_new", "gemma2", "vit"])
+@pytest.mark.parametrize(("dtype", "sharded"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
+def test_half_precision_and_shards_are_read(name: str, dtype: str, sharded: bool, tmp_path: Path) -> None:
+    import torch
+    from transformers_models import random_model
+
+    model = random_model(name).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path, max_shard_size="5KB" if sharded else "1GB")
+    assert (tmp_path / INDEX).exists() == sharded
+    checkpoint = open_checkpoint(tmp_path)
+    for layer in range(checkpoint.n_layers):
+        same_layer(checkpoint.attention(layer), Attention.from_module(model, layer))
+
+
+# What transformers 4 wrote in the place of rope_parameters.
+OLDER: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 10000.0, "rope_scaling": None},
+    "llama_linear": {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+    "llama_yarn": {"rope_theta": 100.0, "rope_scaling": {"rope_type": "yarn", **models.YARN}},
+    "llama_3": {
+        "rope_theta": 100.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "gpt_neox": {"rotary_emb_base": 100, "rotary_pct": 0.5},
+    "gpt_neox_sequential": {},
+    "phi": {"rope_theta": 100.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
+    "phi3_longrope": {
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "su", "short_factor": [1.0, 1.3], "long_factor": [2.0, 5.0]},
+    },
+    "falcon": {},
+    "gemma": {"rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize("name", sorted(OLDER))
+def test_names_of_older_configs_are_read(name: str, saved: Any, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved(name)[1], tmp_path / "older"))
+    change_config(folder, rope_parameters=..., head_dim=open_checkpoint(folder).sizes.d_head, **OLDER[name])
+    assert "rope_parameters" not in json.loads((folder / CONFIG).read_text())
+    same_layer(open_checkpoint(folder).attention(1), open_checkpoint(saved(name)[1]).attention(1))
+
+
+# -------------------------------------------------------------------------------------------------- long sequences
+
+
+@pytest.mark.parametrize(("name", "length"), [("llama_dynamic", 41), ("phi3_longrope", 25), ("llama_yarn", 30)])
+def test_frequencies_that_depend_on_the_length(name: str, length: int, saved: Any) -> None:
+    from transformers_models import inputs, random_model, record
+
+    run = record(random_model(name), inputs(saved(name)[0], length))  # a new one: it keeps the longest it has seen
+    checkpoint = open_checkpoint(saved(name)[1])
+    for i in range(checkpoint.n_layers):
+        layer, x, want = checkpoint.attention(i, length=length), run.inputs[i][0], run.scores[i][0]
+        assert_close(layer.scores(x)[visible(want)], want[visible(want)], np.float32, factor=256)
+        if "yarn" not in name:  # whose frequencies are the same at every length
+            with refused(ArgumentError, "Attention.scores: x", "at most"):
+                checkpoint.attention(i).scores(x)
+            assert not np.allclose(layer.qk(0, 5).full(), checkpoint.attention(i).qk(0, 5).full())
+
+
+def test_lengths_beyond_the_context_are_refused(saved: Any) -> None:
+    for name in ("llama", "phi3_longrope", "llama_yarn"):
+        with refused(ArgumentError, "Checkpoint.attention: length", "32", "33"):
+            open_checkpoint(saved(name)[1]).attention(0, length=33)
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_distance_is_asked_for_where_scores_depend_on_it(layers: Layers) -> None:
+    layer = layers[0][0].numerator()
+    if layer.rotary is None and layer.alibi is None:
+        np.testing.assert_array_equal(layer.qk(0).full(), layer.qk(0, 5).full())
+        with refused(ArgumentError, "Attention.qk: plane", "rotary"):
+            layer.qk(0, 0, plane=0)
+        return
+    with refused(ArgumentError, "Attention.qk: distance must be given", "rotary" if layer.rotary else "ALiBi"):
+        layer.qk(0)
+    if layer.alibi is not None:
+        with refused(ArgumentError, "Attention.qk_tensor: plane", "rotary"):
+            layer.qk_tensor(0, [1], plane=0)
+
+
+def test_distances_outside_the_context_are_refused(saved: Any) -> None:
+    layer = open_checkpoint(saved("llama")[1]).attention(0)
+    assert layer.qk(0, 31).shape == layer.qk(0, -31).shape
+    for far in (32, -32):
+        with refused(ArgumentError, "Attention.qk: distance", "32 positions", str(far)):
+            layer.qk(0, far)
+        with refused(ArgumentError, "Attention.qk_tensor: distances", "32 positions", str(far)):
+            layer.qk_tensor(0, [0, far, 1])
+    for wrong in (0.5, "1", True):
+        with refused(ArgumentTypeError, "Attention.qk: distance"):
+            layer.qk(0, wrong)  # type: ignore[arg-type]
+    for wrong in ([], [0.5], [[1]], 3):
+        with refused(ArgumentTypeError, "Attention.qk_tensor: distances"):
+            layer.qk_tensor(0, wrong)
+    with refused(ArgumentError, "Attention.qk: plane", "between 0 and 2", "3"):
+        layer.qk(0, 1, plane=3)
+    with refused(ArgumentError, "Attention.qk_group: kv_head", "between 0 and 1", "2"):
+        layer.qk_group(2, 1)
+    with refused(ArgumentError, "Attention.ov_group: kv_head", "between 0 and 1", "-3"):
+        layer.ov_group(-3)
+
+
+def test_forms_of_normalised_heads_are_refused(saved: Any) -> None:
+    layer = open_checkpoint(saved("qwen3")[1]).attention(0)
+    for call in (lambda: layer.qk(0, 1), lambda: layer.qk_tensor(0, [1]), lambda: layer.qk_group(0, 1)):
+        with refused(ArgumentError, "no bilinear form", "normalised", "numerator()"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "mrope"}}, ("rope_type", "llama3", "yarn", "'mrope'")),
+        ("llama", {"rope_parameters": ["x"]}, ("rope_type", "['x']")),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": "x"}}, ("factor", "'x'")),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, ("low_freq_factor", "None")),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, ("short_factor", "3 numbers")),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, ("even number", "got 3")),
+        ("gptj", {"rotary_dim": 10}, ("even number of at most 8", "got 10")),
+        ("llama", {"num_key_value_heads": 3}, ("multiple of the count of key and value heads", "4 and 3")),
+        ("llama", {"num_key_value_heads": 0}, ("key and value heads", "positive", "got 0")),
+        ("llama", {"num_key_value_heads": 4}, ("layers.0.self_attn.k_proj.weight", "(24, 24)", "(12, 24)")),
+        ("llama", {"head_dim": 8}, ("layers.0.self_attn.q_proj.weight", "(32, 24)", "(24, 24)")),
+        ("qwen3", {"head_dim": "x"}, ("head_dim", "'x'")),
+        ("phi", {"qk_layernorm": True}, ("qk_layernorm", "True")),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, ("apply_residual", "True")),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(
+    name: str, values: dict[str, Any], words: tuple[str, ...], saved: Any, tmp_path: Path
+) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved(name)[1], tmp_path / "changed"))
+    change_config(folder, **values)
+    with refused(FileFormatError, "open_checkpoint: ", *words):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
+        ("qwen3", "model.layers.0.self_attn.k_norm.weight"),
+        ("bloom", "transformer.h.0.self_attention.dense.weight"),
+    ],
+)
+def test_missing_tensors_are_named(name: str, tensor: str, saved: Any, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved(name)[1], tmp_path / "changed"))
+    change_tensors(folder, lambda tensors: tensors.pop(tensor))
+    with refused(FileFormatError, "open_checkpoint: ", repr(tensor), "missing"):
+        open_checkpoint(folder)
