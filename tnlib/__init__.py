@@ -17,6 +17,7 @@ _HOME = {
     "ttm_svd": "tnlib.decompose.tt_svd",
     "tucker": "tnlib.decompose.tucker",
     "cp": "tnlib.decompose.cp",
+    "tt_cross": "tnlib.decompose.tt_cross",
     # ops
     "round": "tnlib.ops.round",
     "canonicalize": "tnlib.ops.canonicalize",

@@ -8,6 +8,7 @@ from tnlib._errors import TnlibError as TnlibError
 from tnlib._fit import Fit as Fit
 from tnlib.decompose.cp import cp as cp
 from tnlib.decompose.svd import svd as svd
+from tnlib.decompose.tt_cross import tt_cross as tt_cross
 from tnlib.decompose.tt_svd import tt_svd as tt_svd
 from tnlib.decompose.tt_svd import ttm_svd as ttm_svd
 from tnlib.decompose.tucker import tucker as tucker
