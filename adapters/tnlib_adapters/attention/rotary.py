@@ -55,12 +55,8 @@ class Rotary:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "frequencies", as_array("Rotary", "frequencies", self.frequencies).astype(np.float64))
-        if self.frequencies.ndim != 1 or not self.frequencies.size:
-            raise ArgumentError(
-                f"Rotary: frequencies must have shape (planes,), got {self.frequencies.shape}; "
-                "pass radians per position."
-            )
+        radians = as_array("Rotary", "frequencies", self.frequencies, ndim=1)
+        object.__setattr__(self, "frequencies", radians.astype(np.float64))
         if not self.factor > 0:
             raise ArgumentError(f"Rotary: factor must be positive, got {self.factor}; pass 1.0 for none.")
 
