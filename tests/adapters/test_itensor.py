@@ -491,7 +491,7 @@ def test_files_cut_short_and_of_other_kinds(good: Path, tmp_path: Path) -> None:
 def test_values_that_itensor_does_not_have(tmp_path: Path) -> None:
     tucker = tnlib.tucker(np.ones((2, 3))).value
     vidal = tnlib.vidal(tnlib.tt_svd(np.ones((2, 3))).value)
-    for value, hint in ((tucker, "tnlib.convert"), (vidal, "tnlib.convert"), ([1.0], "decompose"), (None, "decompose")):
+    for value, hint in ((tucker, "tnlib.convert"), (vidal, "value.train()"), ([1.0], "decompose"), (None, "decompose")):
         with oracles.refused(TypeError, "itensor.write: value must be", type(value).__name__, hint):
             itensor.write(tmp_path / "a.h5", value)
     with oracles.refused(ValueError, "itensor.write: value must be finite"):

@@ -1,4 +1,4 @@
-"""Arrays on their way in and out: of one precision, copied, and with the scale of a train inside its cores."""
+"""Arrays on their way in and out: copied, of one precision and device, the scale of a train inside its cores."""
 
 from __future__ import annotations
 
@@ -9,23 +9,82 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit
 from tnlib._typing import Array
 from tnlib._validate import as_array
+from tnlib.formats.base import Dense
 from tnlib.formats.train import TensorTrain, TTMatrix
+from tnlib.formats.vidal import Vidal
 from tnlib.linalg.scale import largest, shift
 
 
 def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
     """Return finite copies of one dtype; real and complex arrays go together, two precisions do not."""
-    found = [as_array(function, f"{parameter} {k}", a) for k, a in enumerate(arrays)]
-    precisions = {a.real.dtype.name for a in found}
+    found = as_copies(function, parameter, arrays)
+    dtype = np.result_type(*found) if found else np.dtype(float)
+    return [a.astype(dtype, copy=False) for a in found]
+
+
+def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
+    """Return finite copies, from numpy or torch, of one precision; what is real stays real."""
+    places = sorted({str(a.device) for a in arrays if _is_torch(a)})
+    if len(places) > 1:
+        raise ArgumentTypeError(
+            f"{function}: {parameter}s must lie on one device, got {' and '.join(places)}; move them to one."
+        )
+    found = [_copy(function, f"{parameter} {k}", a) for k, a in enumerate(arrays)]
+    precisions = sorted({a.real.dtype.name for a in found})
     if len(precisions) > 1:
         raise ArgumentTypeError(
-            f"{function}: {parameter}s must have one precision, got {' and '.join(sorted(precisions))}; "
+            f"{function}: {parameter}s must have one precision, got {' and '.join(precisions)}; "
             "convert them to the dtype you want."
         )
-    dtype = np.result_type(*found) if found else np.dtype(float)
-    return [np.array(a, dtype, order="C") for a in found]
+    return found
+
+
+def _copy(function: str, parameter: str, a: Any) -> Array:
+    if _is_torch(a):
+        if a.is_meta or str(a.layout) != "torch.strided":
+            what = "without data" if a.is_meta else f"of layout {a.layout}"
+            raise ArgumentTypeError(
+                f"{function}: {parameter} must be a dense tensor with data, got one {what}; make it dense."
+            )
+        a = a.detach().cpu().resolve_conj().resolve_neg()
+        a = a.float() if str(a.dtype) == "torch.bfloat16" else a  # numpy has no such dtype; exact
+    a = as_array(function, parameter, a)
+    return np.array(a, order="C")
+
+
+def _is_torch(a: Any) -> bool:
+    """Say whether `a` is a tensor of torch, which need not be imported to know."""
+    return type(a).__module__.split(".")[0] == "torch"
+
+
+def to_torch(arrays: Sequence[Array]) -> list[Any]:
+    """Return tensors of torch, on the CPU, that share memory with the arrays."""
+    import torch
+
+    return [torch.from_numpy(a) for a in arrays]
+
+
+def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
+    """Return the error for a `value` that the library does not hold."""
+    match value:
+        case Fit():
+            hint = "pass its .value"
+        case Vidal():
+            hint = "pass value.train()"
+        case Dense():
+            hint = "convert it with tnlib.convert"
+        case _:
+            hint = "decompose it first"
+    return ArgumentTypeError(f"{function}: value must be {kinds}, got a {type(value).__name__}; {hint}.")
+
+
+def wrong_object(function: str, obj: Any, kinds: str) -> ArgumentTypeError:
+    """Return the error for an `obj` of the library that is no format of tnlib."""
+    kind = f"{type(obj).__module__.split('.')[0]}.{type(obj).__name__}".removeprefix("builtins.")
+    return ArgumentTypeError(f"{function}: obj must be {kinds}, got a {kind}; bring it to one of these first.")
 
 
 def with_scale(function: str, t: TensorTrain | TTMatrix) -> list[Array]:

@@ -13,9 +13,8 @@ import numpy as np
 from tnlib._errors import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.formats.base import Dense
 from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib_adapters.physics._cores import as_one_precision, with_scale
+from tnlib_adapters.physics._cores import as_one_precision, with_scale, wrong_value
 from tnlib_adapters.physics._itensor_groups import (
     Index,
     expect,
@@ -117,10 +116,7 @@ def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None
     See `read`.
     """
     if not isinstance(value, TensorTrain | TTMatrix | np.ndarray):
-        hint = "convert it with tnlib.convert" if isinstance(value, Dense) else "decompose it first"
-        raise ArgumentTypeError(
-            f"itensor.write: value must be a TensorTrain, a TTMatrix or an array, got a {type(value).__name__}; {hint}."
-        )
+        raise wrong_value("itensor.write", value, "a TensorTrain, a TTMatrix or an array")
     if name is None:
         name = "psi" if isinstance(value, TensorTrain) else "H" if isinstance(value, TTMatrix) else "T"
     if not isinstance(name, str) or not name.strip("./") or "/" in name:
