@@ -37,6 +37,11 @@ _HOME = {
     "inner": "tnlib.ops.inner",
     "distance": "tnlib.ops.inner",
     "apply": "tnlib.ops.apply",
+    "entries": "tnlib.ops.entries",
+    "contract": "tnlib.ops.contract",
+    "sum_legs": "tnlib.ops.contract",
+    "kron": "tnlib.ops.join",
+    "concatenate": "tnlib.ops.join",
     "convert": "tnlib.ops.convert",
     # formats
     "SVD": "tnlib.formats.svd",

@@ -28,12 +28,17 @@ from tnlib.ops.canonical_form import canonical_form as canonical_form
 from tnlib.ops.canonicalize import canonicalize as canonicalize
 from tnlib.ops.canonicalize import isometry_errors as isometry_errors
 from tnlib.ops.canonicalize import vidal as vidal
+from tnlib.ops.contract import contract as contract
+from tnlib.ops.contract import sum_legs as sum_legs
 from tnlib.ops.convert import convert as convert
 from tnlib.ops.degenerate import canonical_basis as canonical_basis
 from tnlib.ops.degenerate import degenerate_groups as degenerate_groups
 from tnlib.ops.degenerate import nearest_tie as nearest_tie
+from tnlib.ops.entries import entries as entries
 from tnlib.ops.inner import distance as distance
 from tnlib.ops.inner import inner as inner
+from tnlib.ops.join import concatenate as concatenate
+from tnlib.ops.join import kron as kron
 from tnlib.ops.match import Match as Match
 from tnlib.ops.match import match as match
 from tnlib.ops.round import round as round

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.formats.base import Operator
 from tnlib.formats.chain import Chain
+from tnlib.formats.indexing import as_entry, digits, n_kept, per_leg, select
 from tnlib.linalg.scale import shift
 from tnlib.sweeps.apply import apply_cores
 from tnlib.sweeps.arithmetic import multiply_cores
+from tnlib.sweeps.contraction import absorb
 from tnlib.sweeps.dense import cores_to_dense, fuse_row_and_column, unpair_legs
 from tnlib.sweeps.scale import even_out
 
@@ -70,6 +73,26 @@ class TensorTrain(Chain):
         turned = tuple(core.transpose(2, 1, 0) for core in reversed(self.cores))  # r n l
         center = None if self.center is None else len(turned) - 1 - self.center
         return TensorTrain(turned, center, self.log_scale)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
+        given = per_leg("TensorTrain", index, self.shape)
+        touched = [k for k, (i, n) in enumerate(zip(given, self.shape, strict=True)) if n_kept(i, n) < n]
+        if not touched and not any(isinstance(i, int) for i in given):
+            return TensorTrain(select(self.cores, given), self.center, self.log_scale)
+        cores, twos, factor = even_out(self.cores, self.log_scale)
+        left, more = absorb(select(cores, given))
+        if left[0].ndim == 2:
+            return as_entry("TensorTrain", left[0][0, 0] * factor, twos + more, self.dtype)
+        # what only the centre loses, or a neighbour takes over from it, leaves all others isometric
+        alone = self.center is not None and set(touched) <= {self.center}
+        dropped = {k for k, i in enumerate(given) if isinstance(i, int)}
+        center = min(self.center or 0, len(left) - 1) if alone and dropped <= {self.center} else None
+        return TensorTrain(tuple(left), center, (twos + more) * math.log(2) + math.log(factor))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through the first leg, as numpy does."""
+        return (self[k] for k in range(self.shape[0]))
 
     def _constant(self, number: Any) -> TensorTrain:
         ones = tuple(np.ones((1, n, 1), self.dtype) for n in self.shape)
@@ -135,6 +158,26 @@ class TTMatrix(Chain, Operator):
     def H(self) -> TTMatrix:
         """The adjoint, core by core."""
         return self.T.conj()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry [i, j], a row [i, :] or a column [:, j] as a TensorTrain; i and j may have any size."""
+        sides = per_leg("TTMatrix", index, self.shape)
+        if all(i == slice(None) for i in sides):
+            return self
+        if any(isinstance(i, slice) and i != slice(None) for i in sides):
+            raise ArgumentTypeError(
+                f"TTMatrix: an index must be an integer or : on each side, got {index}; "
+                "for parts of legs slice tnlib.convert(value, tnlib.TensorTrain)."
+            )
+        m, n = (
+            digits(i, shape) if isinstance(i, int) else [slice(None)] * len(shape)
+            for i, shape in zip(sides, (self.row_shape, self.col_shape), strict=True)
+        )
+        cores, twos, factor = even_out(self.cores, self.log_scale)
+        left, more = absorb([core[:, i, j] for core, i, j in zip(cores, m, n, strict=True)])
+        if left[0].ndim == 2:
+            return as_entry("TTMatrix", left[0][0, 0] * factor, twos + more, self.dtype)
+        return TensorTrain(tuple(left), None, (twos + more) * math.log(2) + math.log(factor))
 
     def __matmul__(self, x: Any) -> Any:
         """Multiply with a TTMatrix, a TensorTrain or a dense array; ranks of trains multiply (see `tnlib.apply`)."""
