@@ -13,9 +13,11 @@ from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol, as_sizes
 from tnlib.decompose.prepare import prepare
+from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.linalg.scale import shift
 from tnlib.linalg.threads import own_threads
+from tnlib.ops.operator_schmidt import terms_to_matrix
 from tnlib.sweeps.budget import Budget
 from tnlib.sweeps.dense import pair_legs
 from tnlib.sweeps.split import dense_to_cores
@@ -81,7 +83,8 @@ def ttm_svd(
     Parameters
     ----------
     a
-        (prod m, prod n), real or complex, 32 or 64 bits a component.
+        (prod m, prod n), real or complex, 32 or 64 bits a component; or KroneckerTerms, of which the first legs must
+        split the positions and the others the features: the matrix is then never multiplied out.
     row_shape, col_shape
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): how the rows and the columns split into legs, slowest first.
     rtol
@@ -112,14 +115,12 @@ def ttm_svd(
     (1, 1, 1)
     """
     rtol, max_rank = as_rtol("ttm_svd", rtol), as_max_rank("ttm_svd", max_rank)
+    if isinstance(a, KroneckerTerms):
+        rows, columns = _as_pairs(row_shape, col_shape, a.shape)
+        held, budget = terms_to_matrix(a, rows, columns, _behind_positions(a, rows, columns), rtol, max_rank)
+        return report("ttm_svd", held, error=budget.error, rtol=rtol, notes=_notes(budget))
     matrix, exponent, norm = prepare("ttm_svd", "a", a, ndim=2)
-    rows = as_sizes("ttm_svd", "row_shape", row_shape, total=matrix.shape[0])
-    columns = as_sizes("ttm_svd", "col_shape", col_shape, total=matrix.shape[1])
-    if len(rows) != len(columns):
-        raise ArgumentError(
-            f"ttm_svd: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
-            "add legs of size 1."
-        )
+    rows, columns = _as_pairs(row_shape, col_shape, matrix.shape)
     paired = np.ascontiguousarray(pair_legs(matrix, rows, columns))
     cores, budget = _train(paired, exponent, norm, rtol, max_rank)
     split = [
@@ -128,6 +129,30 @@ def ttm_svd(
     ]
     value = TTMatrix(tuple(split), center=len(split) - 1)
     return report("ttm_svd", value, error=budget.error, rtol=rtol, notes=_notes(budget))
+
+
+def _as_pairs(row_shape: Any, col_shape: Any, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rows = as_sizes("ttm_svd", "row_shape", row_shape, total=shape[0])
+    columns = as_sizes("ttm_svd", "col_shape", col_shape, total=shape[1])
+    if len(rows) != len(columns):
+        raise ArgumentError(
+            f"ttm_svd: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
+            "add legs of size 1."
+        )
+    return rows, columns
+
+
+def _behind_positions(a: KroneckerTerms, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """Return how many legs split the positions; all others split the features."""
+    positions = a.left.shape[1:]
+    for k in range(1, len(rows)):
+        if (math.prod(rows[:k]), math.prod(columns[:k])) == positions:
+            return k
+    raise ArgumentError(
+        "ttm_svd: row_shape and col_shape must split the positions of KroneckerTerms before the features, and begin "
+        f"with legs that multiply to {positions[0]} and {positions[1]}, got {tuple(rows)} and {tuple(columns)}; "
+        "no leg may hold part of both."
+    )
 
 
 def _train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ldexp
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
-from tnlib.formats.base import Operator, as_stored, as_stored_list
+from tnlib.formats.base import Operator, as_stored
+from tnlib.formats.linear import Linear
 from tnlib.formats.low_rank import LowRank
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.scale import norm
+from tnlib.linalg.terms import terms_in_range, terms_triangle
 
 
 def _as_right(right: Any) -> tuple[Array | LowRank, ...]:
@@ -22,17 +25,19 @@ def _as_right(right: Any) -> tuple[Array | LowRank, ...]:
         raise ArgumentTypeError(
             f"KroneckerTerms: right must be a non-empty sequence of matrices, got {type(right).__name__}; pass a list."
         )
-    if all(isinstance(term, LowRank) for term in right):
-        return tuple(right)
-    dense = [term.full() if isinstance(term, LowRank) else term for term in right]
-    return as_stored_list("KroneckerTerms", lambda h: f"right {h}", dense, ndim=2)
+    return tuple(
+        term if isinstance(term, LowRank) else as_stored("KroneckerTerms", f"right {h}", term, ndim=2)
+        for h, term in enumerate(right)
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class KroneckerTerms(Operator):
+class KroneckerTerms(Linear, Operator):
     """The operator sum_h left[h] (x) right[h], acting on arrays x of shape (positions, features).
 
-    (A (x) B) x = A x B^T; on x flattened row by row it is the matrix kron(A, B).
+    (A (x) B) x = A x B^T; on x flattened row by row it is the matrix kron(A, B). Sums, products, multiples and adjoints
+    are of the same form: (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1, so a product has a term for every pair.
+    `tnlib.round` finds the fewest terms.
 
     Parameters
     ----------
@@ -110,11 +115,12 @@ class KroneckerTerms(Operator):
     def norm(self) -> float:
         r"""Frobenius norm without cancellation.
 
-        With the left matrices as columns, L = Q T and T upper triangular, the terms become orthogonal on the left:
-        norm^2 = sum_i norm(sum_h T[i, h] right[h])^2, each inner sum one matrix, or one pair of stacked factors.
+        With the left matrices as columns, L = Q T, and the right ones, R = P S, the operator is L R^T, and its norm
+        that of T S^T, with a row and a column per term.
         """
-        t = triangle(self.left.reshape(len(self.left), -1).T)  # i h
-        return norm(np.array([_norm_of_sum(row, self.right) for row in t]))
+        left, right, twos = terms_in_range(self.left, [_arrays(term) for term in self.right])
+        t, s = triangle(left.reshape(len(left), -1).T), terms_triangle(right)  # i h, j h
+        return ldexp(norm(t @ s.T), twos)
 
     def _matmat(self, x: Array) -> Array:
         columns = np.ascontiguousarray(x.T).reshape(-1, self.left.shape[2], self.right[0].shape[1])  # k p' q'
@@ -124,13 +130,43 @@ class KroneckerTerms(Operator):
         return self.H._matmat(x)
 
     @property
+    def T(self) -> KroneckerTerms:
+        """The transpose, term by term."""
+        return KroneckerTerms(self.left.transpose(0, 2, 1), tuple(term.T for term in self.right))
+
+    @property
     def H(self) -> KroneckerTerms:
         """The adjoint, term by term."""
-        right = [
-            term.H if isinstance(term, LowRank) else term.conj().T  # q' q
-            for term in self.right
-        ]
-        return KroneckerTerms(self.left.conj().transpose(0, 2, 1), tuple(right))
+        return self.T.conj()
+
+    def conj(self) -> KroneckerTerms:
+        """Return the complex conjugate."""
+        return KroneckerTerms(self.left.conj(), tuple(term.conj() for term in self.right))
+
+    def __matmul__(self, x: Any) -> Any:
+        """Multiply with KroneckerTerms, a term for every pair of terms, or with a dense array."""
+        if not isinstance(x, KroneckerTerms):
+            return super().__matmul__(x)
+        inner, met = (self.left.shape[2], self.right[0].shape[1]), (x.left.shape[1], x.right[0].shape[0])
+        if inner != met:
+            raise ArgumentError(
+                f"KroneckerTerms @ KroneckerTerms: the inner legs (positions, features) must have one size, got "
+                f"{inner} and {met}; transpose one of them."
+            )
+        left = self.left[:, None] @ x.left  # h g p [p'] p"
+        right = [_product(a, b) for a in self.right for b in x.right]
+        return KroneckerTerms(left.reshape(-1, *left.shape[2:]), right)
+
+    @property
+    def _legs(self) -> tuple[int, ...]:
+        (_, p, p_in), (q, q_in) = self.left.shape, self.right[0].shape
+        return p, q, p_in, q_in
+
+    def _times(self, number: Any) -> KroneckerTerms:
+        return KroneckerTerms(number * self.left, self.right)
+
+    def _plus(self, other: KroneckerTerms) -> KroneckerTerms:
+        return KroneckerTerms(np.concatenate([self.left, other.left]), (*self.right, *other.right))
 
     def _apply(self, x: Array) -> Array:
         (_, p, _), (q, _) = self.left.shape, self.right[0].shape
@@ -146,11 +182,11 @@ def _arrays(term: Array | LowRank) -> tuple[Array, ...]:
     return term.arrays() if isinstance(term, LowRank) else (term,)
 
 
-def _norm_of_sum(coefficients: Array, terms: Sequence[Array | LowRank]) -> float:
-    """Return norm(sum_h coefficients[h] terms[h])."""
-    factored = [term for term in terms if isinstance(term, LowRank)]
-    if not factored:
-        return norm(np.tensordot(coefficients, np.stack(terms), axes=1))
-    left = np.concatenate([c * term.left for c, term in zip(coefficients, factored, strict=True)], axis=1)
-    right = np.concatenate([term.right for term in factored], axis=0)
-    return LowRank(left, right).norm()
+def _product(a: Array | LowRank, b: Array | LowRank) -> Array | LowRank:
+    """Return a @ b, as factors where one of the two is."""
+    if isinstance(a, LowRank) and not isinstance(b, LowRank):
+        return LowRank(a.left, a.right @ b)
+    if isinstance(b, LowRank) and not isinstance(a, LowRank):
+        return LowRank(a @ b.left, b.right)
+    product: Array | LowRank = a @ b
+    return product

@@ -8,6 +8,7 @@ from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.low_rank import LowRank
 from tnlib.formats.svd import SVD
 from tnlib.formats.train import TensorTrain, TTMatrix
@@ -16,12 +17,13 @@ from tnlib.gauge.tucker import orthonormal_factors
 from tnlib.linalg.product import product_svd
 from tnlib.linalg.scale import exponent, norm, shift
 from tnlib.linalg.threads import own_threads
+from tnlib.ops.operator_schmidt import round_terms
 from tnlib.ops.trains import put_together, take_apart
 from tnlib.sweeps.budget import Budget
 from tnlib.sweeps.hosvd import st_hosvd
 from tnlib.sweeps.round import gather, truncate
 
-F = TypeVar("F", TensorTrain, TTMatrix, Tucker, SVD, LowRank)
+F = TypeVar("F", TensorTrain, TTMatrix, Tucker, SVD, LowRank, KroneckerTerms)
 
 
 @own_threads
@@ -33,7 +35,7 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     Parameters
     ----------
     t
-        A TensorTrain, TTMatrix, Tucker, SVD or LowRank, its dtype 32 or 64 bits a component.
+        A TensorTrain, TTMatrix, Tucker, SVD, LowRank or KroneckerTerms, its dtype 32 or 64 bits a component.
     rtol
         Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
     max_rank
@@ -44,7 +46,8 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     Fit
         Of the same type. Trains come left-canonical with the last core as their centre, in the basis of left
         singular vectors on every bond, so that two trains of one tensor become the same; Tucker as `tucker` leaves
-        it; LowRank with orthonormal rows on its right.
+        it; LowRank with orthonormal rows on its right; KroneckerTerms in operator Schmidt form, left terms orthonormal
+        in the Frobenius product and right ones orthogonal, their norms the Schmidt values, descending.
 
     Raises
     ------
@@ -71,10 +74,12 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
         value, budget = _tucker(t, rtol, max_rank)
     elif isinstance(t, SVD | LowRank):
         value, budget = _two_factors(t, rtol, max_rank)
+    elif isinstance(t, KroneckerTerms):
+        value, budget = round_terms(t, rtol, max_rank)
     else:
         raise ArgumentTypeError(
-            f"round: t must be a TensorTrain, TTMatrix, Tucker, SVD or LowRank, got a {type(t).__name__}; "
-            "decompose what you have first, for example with tnlib.tt_svd."
+            "round: t must be a TensorTrain, TTMatrix, Tucker, SVD, LowRank or KroneckerTerms, got a "
+            f"{type(t).__name__}; decompose what you have first, for example with tnlib.tt_svd."
         )
     cuts = ", ".join(str(k + 1) for k in budget.cuts)
     notes = (f"max_rank separates equal singular values at bond {cuts}; another rank would be unique",) if cuts else ()

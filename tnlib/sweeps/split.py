@@ -32,9 +32,13 @@ _SAMPLED = 1 << 16  # entries; below, a sample saves nothing
 
 
 def dense_to_cores(x: Array, budget: Budget, max_rank: int | None) -> list[Array]:
-    """Split `x` (n[0], ..., n[d-1]) into a train by d - 1 truncations from the left."""
+    """Split `x` (n[0], ..., n[d-1]) into a train by d - 1 truncations from the left.
+
+    `x` is the whole tensor of `budget`, or what earlier truncations left of it.
+    """
     *legs, last = x.shape
-    cores, rest = _sweep(x.reshape(1, -1), tuple(legs), budget, max_rank, budget.norm)
+    size = budget.norm if budget.step == 0 else None
+    cores, rest = _sweep(x.reshape(1, -1), tuple(legs), budget, max_rank, size)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
     return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
