@@ -12,12 +12,12 @@ __all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
 
 
 def _gpt2_scale(config: Config, layer: int, d_head: int) -> float:
-    scale: float = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
+    scale = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
     return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else scale
 
 
 def _gemma2_scale(config: Config, layer: int, d_head: int) -> float:
-    return float(config.get("query_pre_attn_scalar", 256)) ** -0.5
+    return 1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256))
 
 
 def _window(config: Config, layer: int) -> int | None:
@@ -71,6 +71,11 @@ def _falcon_kv_heads(config: Config, n_heads: int) -> int:
     if config.get("new_decoder_architecture", False):
         return config.get("num_kv_heads") or n_heads
     return 1 if config.get("multi_query", True) else n_heads
+
+
+def _opt_final_norm(config: Config) -> str | None:
+    before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
+    return "decoder.final_layer_norm" if before else None
 
 
 BERT = Architecture(
@@ -242,7 +247,8 @@ OPT = Architecture(
         norm="decoder.layers.{layer}.final_layer_norm",
         activation="activation_function",
     ),
-    final_norm="decoder.final_layer_norm",
+    final_norm=_opt_final_norm,
+    narrow=("decoder.project_in", "decoder.project_out"),
     unembed=("lm_head", "decoder.embed_tokens"),
     prefixes=("model.", ""),
     defaults={"layer_norm_eps": 1e-5},  # no key of its config

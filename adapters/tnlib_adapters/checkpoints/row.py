@@ -95,7 +95,8 @@ class Architecture:
     attention_norm_after: str | None = None  # of what attention adds to the stream, before it is added
     mlp: Mlp | None = None
     parallel: bool | Callable[[Config], bool] = False  # attention and MLP read the same stream
-    final_norm: str | None = None
+    final_norm: str | Callable[[Config], str | None] | None = None
+    narrow: tuple[str, str] | None = None  # maps from narrower embeddings into the stream and back, where there are any
     unembed: Names = ()  # weight (vocab, d_model); the first that is there counts; () ends in hidden states
     logit_cap: str | None = None  # key
     reads: Literal["tokens", "images"] = "tokens"

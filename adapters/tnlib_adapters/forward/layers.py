@@ -28,31 +28,47 @@ class Affine:
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm; `weight` and `bias` (d_model,)."""
+    """LayerNorm, or RMSNorm where it is not `centred`; `weight` (d_model,), `bias` (d_model,) or None."""
 
     weight: Array
-    bias: Array
+    bias: Array | None
     eps: float
+    centred: bool = True
 
     def __call__(self, x: Array) -> Array:
-        """Return every row brought to mean 0 and variance 1, times weight plus bias."""
-        centred = x - x.mean(-1, keepdims=True)
-        variance = (centred**2).mean(-1, keepdims=True)
-        y: Array = centred / np.sqrt(variance + self.eps) * self.weight + self.bias
-        return y
+        """Return every row brought to mean square 1, around its mean if centred, times weight plus bias."""
+        centred = x - x.mean(-1, keepdims=True) if self.centred else x
+        mean_square = (centred**2).mean(-1, keepdims=True)
+        y: Array = centred / np.sqrt(mean_square + self.eps) * self.weight
+        return y if self.bias is None else y + self.bias
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The layer between attention layers: wider, bent, narrow again."""
+    """The layer between attention layers: wider, bent, narrow again; perhaps with a gate on the wide part."""
 
     up: Affine
     down: Affine
     activation: Activation
+    gate: Affine | None = None
 
     def __call__(self, x: Array) -> Array:
-        """Return down(activation(up(x)))."""
-        return self.down(self.activation(self.up(x)))
+        """Return down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
+        wide = self.up(x)
+        return self.down(self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide)
+
+
+@dataclass(frozen=True)
+class Unembedding:
+    """Hidden states to logits, brought into (-cap, cap) where there is a cap."""
+
+    affine: Affine
+    cap: float | None
+
+    def __call__(self, x: Array) -> Array:
+        """Return logits (..., vocab) of hidden states (..., d_model)."""
+        logits = self.affine(x)
+        return logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
 
 
 def softmax(scores: Array) -> Array:
@@ -89,6 +105,16 @@ def _gelu_tanh(x: Array) -> Array:
     return y
 
 
+def _gelu_bloom(x: Array) -> Array:
+    """Return the same with sqrt(2 / pi) cut off where BLOOM cuts it off."""
+    y: Array = 0.5 * x * (1 + np.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+    return y
+
+
+def _quick_gelu(x: Array) -> Array:
+    return _silu(1.702 * x) / 1.702
+
+
 def _relu(x: Array) -> Array:
     return np.maximum(x, 0.0)
 
@@ -101,8 +127,12 @@ def _silu(x: Array) -> Array:
 # Names as config.json has them.
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": _gelu,
+    "gelu_bloom": _gelu_bloom,  # of no config
     "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": _relu,
     "silu": _silu,
+    "swish": _silu,
 }

@@ -28,7 +28,7 @@ class Forward:
     inputs
         Per layer, (batch, n, d_model): what its attention reads, after the norm where one stands in front.
     outputs
-        Per layer, (batch, n, d_model): what its attention adds to the stream, biases included.
+        Per layer, (batch, n, d_model): what its attention writes, biases included, before any norm behind it.
     hidden
         (batch, n, d_model): the final stream after the final norm, where there is one.
     logits
@@ -55,7 +55,8 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     model
         A checkpoint, whose weights are read anew, or the `Weights` of one.
     tokens
-        (n,) or (batch, n), integers. Where the architecture has segments, all tokens are of the first.
+        (n,) or (batch, n), integers. Where the architecture has segments, all tokens are of the first. Images
+        (batch, channels, height, width) where it reads those.
 
     Returns
     -------
@@ -77,25 +78,22 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     Forward(2 layers, hidden (1, 4, 64), logits (1, 4, 128))
     """
     weights = read_weights(model) if isinstance(model, Checkpoint) else model
-    tokens = _as_tokens("run", tokens, weights)
-    of_tokens, of_positions, *of_segments = weights.embeddings
-    x = of_tokens[tokens] + of_positions[: tokens.shape[1]]  # batch n d_model
-    for table in of_segments:
-        x = x + table[0]
-    x = _normed(weights.embedding_norm, x)
-
+    x = weights.embedding(weights.embedding.check("run", tokens, weights.context))  # batch n d_model
     patterns, residuals, inputs, outputs = [], [], [], []
-    for branch in weights.branches:
-        read = _normed(branch.before, x)
-        if isinstance(branch.layer, Attention):
-            pattern, written = _attend(branch.layer, read, causal=weights.causal)
-            patterns.append(pattern)
-            residuals.append(x)
-            inputs.append(read)
-            outputs.append(written)
-        else:
-            written = branch.layer(read)
-        x = _normed(branch.after, x + written)
+    for block in weights.blocks:
+        added = np.zeros_like(x)
+        for branch in block.branches:
+            read = _normed(branch.before, x)
+            if isinstance(branch.layer, Attention):
+                pattern, written = _attend(branch.layer, read)
+                patterns.append(pattern)
+                residuals.append(x)
+                inputs.append(read)
+                outputs.append(written)
+            else:
+                written = branch.layer(read)
+            added += _normed(branch.behind, written)
+        x = _normed(block.after, x + added)
 
     hidden = _normed(weights.final_norm, x)
     logits = None if weights.unembed is None else weights.unembed(hidden)  # batch n vocab
@@ -139,7 +137,7 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
             f"loss: model must have an unembedding, got a {weights.architecture}, which ends in hidden states; "
             "use run and compare hidden states."
         )
-    tokens = _as_tokens("loss", tokens, weights)
+    tokens = weights.embedding.check("loss", tokens, weights.context)
     counted = np.atleast_2d(to_numpy("loss", "mask", mask))
     if counted.shape != tokens.shape or counted.dtype != np.bool_ or counted[:, 0].any() or not counted.any():
         raise ArgumentError(
@@ -153,12 +151,12 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
 
 
-def _attend(layer: Attention, x: Array, *, causal: bool) -> tuple[Array, Array]:
+def _attend(layer: Attention, x: Array) -> tuple[Array, Array]:
     """Return patterns (batch, heads, n, n) and what the layer writes (batch, n, d_model)."""
-    hidden = np.triu(np.ones((x.shape[1], x.shape[1]), bool), 1) if causal else False
+    seen = layer.mask(x.shape[1])
     patterns, written = [], []
     for sequence in x:
-        pattern = softmax(np.where(hidden, -np.inf, layer.scores(sequence)))  # h n n
+        pattern = softmax(np.where(seen, layer.scores(sequence), -np.inf))  # h n n
         patterns.append(pattern)
         written.append(layer.frozen(pattern).apply(sequence))  # n d_model
     return np.stack(patterns), np.stack(written)
@@ -166,26 +164,3 @@ def _attend(layer: Attention, x: Array, *, causal: bool) -> tuple[Array, Array]:
 
 def _normed(norm: Norm | None, x: Array) -> Array:
     return x if norm is None else norm(x)
-
-
-def _as_tokens(function: str, tokens: Array, weights: Weights) -> Array:
-    """Return token numbers (batch, n) that the embeddings have rows for."""
-    a = to_numpy(function, "tokens", tokens)
-    if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
-        raise ArgumentError(
-            f"{function}: tokens must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
-            "pass the numbers of the tokenizer."
-        )
-    a = np.atleast_2d(a)
-    if a.min() < 0 or a.max() >= weights.vocab:
-        outside = a[(a < 0) | (a >= weights.vocab)][0]
-        raise ArgumentError(
-            f"{function}: tokens must lie between 0 and {weights.vocab - 1}, got {outside}; "
-            "use the tokenizer that belongs to the model."
-        )
-    if a.shape[1] > weights.context:
-        raise ArgumentError(
-            f"{function}: tokens must hold at most {weights.context} per sequence, as many as the model has positions, "
-            f"got {a.shape[1]}; shorten them."
-        )
-    return a

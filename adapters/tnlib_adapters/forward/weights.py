@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.architectures import Mlp
-from tnlib_adapters.forward.layers import ACTIVATIONS, Affine, FeedForward, Norm
+from tnlib_adapters.checkpoints.row import Mlp, names
+from tnlib_adapters.forward.embedding import PatchEmbedding, TokenEmbedding
+from tnlib_adapters.forward.layers import ACTIVATIONS, Affine, FeedForward, Norm, Unembedding
 
 Shape = tuple[int | None, ...]
 
@@ -22,10 +24,18 @@ _NORM_NAMES = (("weight", "bias"), ("gamma", "beta"))
 
 @dataclass(frozen=True)
 class Branch:
-    """What stands beside the residual stream: x -> after(x + layer(before(x))), norms None where there is none."""
+    """What reads the residual stream and adds behind(layer(before(x))) to it; norms are None where there is none."""
 
     layer: Attention | FeedForward
     before: Norm | None
+    behind: Norm | None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Branches that read the same stream: x -> after(x + what they all add)."""
+
+    branches: tuple[Branch, ...]
     after: Norm | None
 
 
@@ -34,34 +44,32 @@ class Weights:
     """A model in memory; made by `read_weights`, so that many batches read the files once."""
 
     architecture: str
-    causal: bool
-    embeddings: tuple[Array, ...]  # of tokens (vocab, d_model), of positions, and of segments where there are any
-    embedding_norm: Norm | None
-    branches: tuple[Branch, ...]
+    embedding: TokenEmbedding | PatchEmbedding
+    blocks: tuple[Block, ...]
     final_norm: Norm | None
-    unembed: Affine | None
+    unembed: Unembedding | None
 
     @property
-    def vocab(self) -> int:
-        """Count of tokens."""
-        return len(self.embeddings[0])
-
-    @property
-    def context(self) -> int:
-        """Length of the longest sequence."""
-        return len(self.embeddings[1])
+    def context(self) -> int | None:
+        """Length of the longest sequence, None for any."""
+        layers = (branch.layer for block in self.blocks for branch in block.branches)
+        known = [layer.context for layer in layers if isinstance(layer, Attention)]
+        return min((n for n in (self.embedding.context, *known) if n is not None), default=None)
 
     def __repr__(self) -> str:
-        return f"Weights({self.architecture}, vocab {self.vocab}, context {self.context})"
+        vocab = f"vocab {len(self.embedding.tokens)}, " if isinstance(self.embedding, TokenEmbedding) else ""
+        return f"Weights({self.architecture}, {vocab}context {self.context})"
 
 
-def read_weights(checkpoint: Checkpoint) -> Weights:
+def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weights:
     """Read a checkpoint for the forward pass; attention that is stored as factors is multiplied out.
 
     Parameters
     ----------
     checkpoint
         Any that `open_checkpoint` returns.
+    length
+        Of the sequences to come, where rotary embeddings depend on it.
 
     Returns
     -------
@@ -71,7 +79,7 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
     Raises
     ------
     ArgumentError
-        If the activation function that its config names is not known.
+        If the activation function that its config names is not known, or the model does not reach as far as `length`.
     FileFormatError
         If a tensor is missing, has an impossible shape, or holds NaN or inf.
 
@@ -82,85 +90,178 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
     row = checkpoint.architecture
-    d = checkpoint.sizes.d_model
+    final = row.final_norm(checkpoint.config) if callable(row.final_norm) else row.final_norm
     return Weights(
         architecture=row.model_type,
-        causal=row.causal,
-        embeddings=tuple(_tensor(checkpoint, f"{name}.weight", (None, d)) for name in row.embeddings),
-        embedding_norm=_norm(checkpoint, row.embedding_norm),
-        branches=tuple(branch for layer in range(checkpoint.n_layers) for branch in _layer(checkpoint, layer)),
-        final_norm=_norm(checkpoint, row.final_norm),
+        embedding=_patches(checkpoint) if row.reads == "images" else _tokens(checkpoint),
+        blocks=tuple(block for layer in range(checkpoint.n_layers) for block in _layer(checkpoint, layer, length)),
+        final_norm=_norm(checkpoint, final),
         unembed=_unembed(checkpoint),
     )
 
 
-def _layer(checkpoint: Checkpoint, layer: int) -> list[Branch]:
+# ---------------------------------------------------------------------------------------------------- the two ends
+
+
+def _tokens(checkpoint: Checkpoint) -> TokenEmbedding:
+    row, d = checkpoint.architecture, checkpoint.sizes.d_model
+    of_tokens, *others = row.embeddings
+    table = _into_stream(checkpoint, _tensor(checkpoint, f"{of_tokens}.weight", (None, None)))
+    if table.shape[1] != d:
+        raise _misfit(f"{of_tokens}.weight", (None, d), table.shape)
+    positions, segments, *_ = [_tensor(checkpoint, f"{name}.weight", (None, d)) for name in others] + [None, None]
+    first = row.first_position(checkpoint.config) if callable(row.first_position) else row.first_position
+    return TokenEmbedding(
+        tokens=table * math.sqrt(d) if row.embedding_scale else table,
+        positions=None if positions is None else positions[first:],
+        segment=None if segments is None else segments[0],
+        norm=_norm(checkpoint, row.embedding_norm),
+    )
+
+
+def _into_stream(checkpoint: Checkpoint, table: Array) -> Array:
+    """Return token embeddings as wide as the stream."""
+    narrow = checkpoint.architecture.narrow
+    if narrow is None or not checkpoint.locate(f"{narrow[0]}.weight"):
+        return table
+    widen = _tensor(checkpoint, f"{narrow[0]}.weight", (checkpoint.sizes.d_model, table.shape[1]))
+    return table @ widen.T  # vocab [e] d_model
+
+
+def _patches(checkpoint: Checkpoint) -> PatchEmbedding:
+    d, base = checkpoint.sizes.d_model, checkpoint.architecture.embeddings[0]
+    parent = base.split(".")[0]
+    kernel = _tensor(checkpoint, f"{base}.weight", (d, None, None, None))
+    return PatchEmbedding(
+        kernel=kernel,
+        bias=_tensor(checkpoint, f"{base}.bias", (d,)),
+        first=_tensor(checkpoint, f"{parent}.cls_token", (1, 1, d))[0, 0],
+        positions=_tensor(checkpoint, f"{parent}.position_embeddings", (1, None, d))[0],
+    )
+
+
+def _unembed(checkpoint: Checkpoint) -> Unembedding | None:
+    row, d = checkpoint.architecture, checkpoint.sizes.d_model
+    name = next((n for n in row.unembed if checkpoint.locate(f"{n}.weight")), None)
+    tied = row.get(checkpoint.config, "tie_word_embeddings")
+    if name is None or (name in row.embeddings and tied is False):
+        return None
+    weight = _tensor(checkpoint, f"{name}.weight", (None, None)).T  # in vocab
+    if row.narrow is not None and checkpoint.locate(f"{row.narrow[1]}.weight"):
+        weight = _tensor(checkpoint, f"{row.narrow[1]}.weight", (len(weight), d)).T @ weight  # d_model [e] vocab
+    if len(weight) != d:
+        raise _misfit(f"{name}.weight", (None, d), weight.shape[::-1])
+    bias = _bias(checkpoint, name, weight.shape[1])
+    cap = None if row.logit_cap is None else row.get(checkpoint.config, row.logit_cap)
+    return Unembedding(Affine(weight, bias), None if cap is None else float(cap))
+
+
+# ------------------------------------------------------------------------------------------------------- the layers
+
+
+def _layer(checkpoint: Checkpoint, layer: int, length: int | None) -> list[Block]:
     row = checkpoint.architecture
-    branches = [_branch(checkpoint, _attention(checkpoint, layer), row.attention_norm, layer)]
+    after = (row.norm_place(checkpoint.config) if callable(row.norm_place) else row.norm_place) == "after"
+    attention, norm = _attention(checkpoint, layer, length), _first_norm(checkpoint, row.attention_norm, layer)
+    blocks = [_block(attention, norm, _behind(checkpoint, row.attention_norm_after, layer), after)]
     if row.mlp is not None:
-        branches.append(_branch(checkpoint, _feed_forward(checkpoint, row.mlp, layer), row.mlp.norm, layer))
-    return branches
+        norm, behind = _first_norm(checkpoint, row.mlp.norm, layer), _behind(checkpoint, row.mlp.norm_after, layer)
+        blocks.append(_block(_feed_forward(checkpoint, row.mlp, layer), norm, behind, after))
+    parallel = row.parallel(checkpoint.config) if callable(row.parallel) else row.parallel
+    return [Block(tuple(b for block in blocks for b in block.branches), None)] if parallel else blocks
 
 
-def _branch(checkpoint: Checkpoint, inner: Attention | FeedForward, norm: str | None, layer: int) -> Branch:
-    found, place = _norm(checkpoint, norm and norm.format(layer=layer)), checkpoint.architecture.norm_place
-    return Branch(inner, before=found if place == "before" else None, after=found if place == "after" else None)
+def _block(inner: Attention | FeedForward, norm: Norm | None, behind: Norm | None, after: bool) -> Block:
+    return Block((Branch(inner, None if after else norm, behind),), norm if after else None)
 
 
-def _attention(checkpoint: Checkpoint, layer: int) -> Attention:
-    found = checkpoint.attention(layer)
+def _first_norm(checkpoint: Checkpoint, name: str | tuple[str, ...] | None, layer: int) -> Norm | None:
+    """Return the first of these norms that the checkpoint has."""
+    all_names = [n.format(layer=layer) for n in names(name)]
+    found = (n for n in all_names if any(checkpoint.locate(f"{n}.{weight}") for weight, _ in _NORM_NAMES))
+    return _norm(checkpoint, next(found, all_names[-1] if all_names else None))
+
+
+def _behind(checkpoint: Checkpoint, name: str | None, layer: int) -> Norm | None:
+    return _norm(checkpoint, None if name is None else name.format(layer=layer))
+
+
+def _attention(checkpoint: Checkpoint, layer: int, length: int | None) -> Attention:
+    found = checkpoint.attention(layer, length=length)
     wide: dict[str, Any] = {name: a.astype(np.float64) for name, a in vars(found).items() if isinstance(a, np.ndarray)}
+    if found.head_norm is not None:
+        query, key = (a.astype(np.float64) for a in (found.head_norm.query, found.head_norm.key))
+        wide["head_norm"] = replace(found.head_norm, query=query, key=key)
     return replace(found, **wide)
 
 
-def _feed_forward(checkpoint: Checkpoint, names: Mlp, layer: int) -> FeedForward:
+def _feed_forward(checkpoint: Checkpoint, mlp: Mlp, layer: int) -> FeedForward:
     d, flip = checkpoint.sizes.d_model, checkpoint.architecture.stored == "out_in"
-    up = _affine(checkpoint, names.up.format(layer=layer), (d, None), flip=flip)
-    down = _affine(checkpoint, names.down.format(layer=layer), (up.weight.shape[1], d), flip=flip)
-    name = checkpoint.config.get(names.activation)
+    up = _affine(checkpoint, mlp.up.format(layer=layer), (d, None), flip=flip)
+    gate = None
+    if mlp.gate == mlp.up:
+        gate, up = _halves(up)
+    elif mlp.gate is not None:
+        gate = _affine(checkpoint, mlp.gate.format(layer=layer), up.weight.shape, flip=flip)
+    down = _affine(checkpoint, mlp.down.format(layer=layer), (up.weight.shape[1], d), flip=flip)
+    name = checkpoint.architecture.get(checkpoint.config, mlp.activation)
     if name not in tuple(ACTIVATIONS):
         raise ArgumentError(
-            f"read_weights: {names.activation} in config.json must be one of {', '.join(ACTIVATIONS)}, got {name!r}; "
+            f"read_weights: {mlp.activation} in config.json must be one of {', '.join(ACTIVATIONS)}, got {name!r}; "
             "the forward pass knows no other."
         )
-    return FeedForward(up, down, ACTIVATIONS[name])
+    return FeedForward(up, down, ACTIVATIONS[name], gate)
 
 
-def _unembed(checkpoint: Checkpoint) -> Affine | None:
-    names = checkpoint.architecture.unembed
-    if not names:
-        return None
-    name = next((n for n in names if checkpoint.locate(f"{n}.weight")), names[-1])
-    return _affine(checkpoint, name, (checkpoint.sizes.d_model, None), flip=True)
+def _halves(both: Affine) -> tuple[Affine, Affine]:
+    weights = np.split(both.weight, 2, axis=1)
+    biases = [None, None] if both.bias is None else np.split(both.bias, 2)
+    first, second = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
+    return first, second
+
+
+# ------------------------------------------------------------------------------------------------------ the tensors
 
 
 def _affine(checkpoint: Checkpoint, name: str, shape: Shape, *, flip: bool) -> Affine:
     """Read an affine map whose weight has `shape` (in, out), stored (out, in) if it is to be flipped."""
     weight = _tensor(checkpoint, f"{name}.weight", shape[::-1] if flip else shape)
     weight = weight.T if flip else weight
-    bias = _tensor(checkpoint, f"{name}.bias", weight.shape[1:]) if checkpoint.locate(f"{name}.bias") else None
-    return Affine(weight, bias)
+    return Affine(weight, _bias(checkpoint, name, weight.shape[1]))
+
+
+def _bias(checkpoint: Checkpoint, name: str, n: int) -> Array | None:
+    return _tensor(checkpoint, f"{name}.bias", (n,)) if checkpoint.locate(f"{name}.bias") else None
 
 
 def _norm(checkpoint: Checkpoint, name: str | None) -> Norm | None:
     if name is None:
         return None
-    key = checkpoint.architecture.norm_eps
-    eps = None if key is None else checkpoint.config.get(key)
+    row = checkpoint.architecture
+    eps = None if row.norm_eps is None else row.get(checkpoint.config, row.norm_eps)
     if not isinstance(eps, float) or not 0 < eps < 1:
-        raise FileFormatError(f"read_weights: {key} in config.json must lie between 0 and 1, got {eps!r}; repair it.")
-    names = next((n for n in _NORM_NAMES if checkpoint.locate(f"{name}.{n[0]}")), _NORM_NAMES[0])
-    weight, bias = (_tensor(checkpoint, f"{name}.{n}", (checkpoint.sizes.d_model,)) for n in names)
-    return Norm(weight, bias, eps)
+        raise FileFormatError(
+            f"read_weights: {row.norm_eps} in config.json must lie between 0 and 1, got {eps!r}; repair it."
+        )
+    of_weight, of_bias = next((n for n in _NORM_NAMES if checkpoint.locate(f"{name}.{n[0]}")), _NORM_NAMES[0])
+    d = checkpoint.sizes.d_model
+    weight = _tensor(checkpoint, f"{name}.{of_weight}", (d,))
+    if row.norm == "layer":
+        return Norm(weight, _tensor(checkpoint, f"{name}.{of_bias}", (d,)), eps)
+    return Norm(1 + weight if row.norm == "rms + 1" else weight, None, eps, centred=False)
 
 
 def _tensor(checkpoint: Checkpoint, name: str, shape: Shape) -> Array:
     """Read a tensor in float64; None in `shape` stands for any size."""
     found = checkpoint.read(name)
     if len(found.shape) != len(shape) or any(n not in (None, m) for m, n in zip(found.shape, shape, strict=True)):
-        wanted = ", ".join("any" if n is None else str(n) for n in shape)
-        raise FileFormatError(
-            f"read_weights: tensor {name!r} must have shape ({wanted}) by config.json, got {found.shape}; "
-            "one of the two belongs to another model."
-        )
+        raise _misfit(name, shape, found.shape)
     return found.astype(np.float64)
+
+
+def _misfit(name: str, shape: Shape, found: tuple[int, ...]) -> FileFormatError:
+    wanted = ", ".join("any" if n is None else str(n) for n in shape)
+    return FileFormatError(
+        f"read_weights: tensor {name!r} must have shape ({wanted}) by config.json, got {found}; "
+        "one of the two belongs to another model."
+    )

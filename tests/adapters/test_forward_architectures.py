@@ -1,0 +1,111 @@
+"""The forward pass of every row of the table of architectures against transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import change_tensors
+from oracles import assert_close, refused
+from tnlib_adapters import open_checkpoint
+from tnlib_adapters.forward.model import Forward, loss, run
+from tnlib_adapters.forward.weights import read_weights
+
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
+
+pytest.importorskip("torch")
+models = pytest.importorskip("architecture_models")
+
+NAMES = sorted(models.MODELS)
+WITHOUT_LOGITS = {"roberta", "llama_base", "vit"}
+
+
+def layer_by_layer(got: Forward, want: Any, factor: float) -> None:
+    per_layer = [(got.patterns, want.patterns), (got.inputs, want.inputs), (got.outputs, want.outputs)]
+    for ours, theirs in [*per_layer, (got.residuals[:-1], want.residuals)]:
+        assert len(ours) == len(theirs) == 2
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.dtype == np.float64
+            assert_close(one, other, np.float32, factor)
+    if want.hidden.shape == got.hidden.shape:  # narrow embeddings: transformers has left the stream here already
+        assert_close(got.hidden, want.hidden, np.float32, factor)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_agrees_with_the_model(name: str, saved: Any, recorded: Any) -> None:
+    want, got = recorded(name), run(open_checkpoint(saved(name)[1]), recorded(name).tokens)
+    layer_by_layer(got, want, factor=256)
+    if want.logits is not None:
+        assert_close(got.logits, want.logits, np.float32, factor=256)
+
+
+def test_models_without_unembedding_end_in_hidden_states(saved: Any) -> None:
+    for name in NAMES:
+        assert (read_weights(open_checkpoint(saved(name)[1])).unembed is None) == (name in WITHOUT_LOGITS)
+
+
+@pytest.mark.parametrize(("name", "n_tokens"), [("llama_dynamic", 41), ("phi3_longrope", 25), ("llama_yarn", 30)])
+def test_long_sequences(name: str, n_tokens: int, saved: Any) -> None:
+    from transformers_models import inputs, random_model, record
+
+    want = record(random_model(name), inputs(saved(name)[0], n_tokens))
+    checkpoint = open_checkpoint(saved(name)[1])
+    layer_by_layer(run(read_weights(checkpoint, length=n_tokens), want.tokens), want, factor=1000)
+    if name != "llama_yarn":
+        with refused(ArgumentError, "run: tokens", f"got {n_tokens}"):
+            run(checkpoint, want.tokens)
+
+
+def test_the_loss_is_that_of_the_model(saved: Any) -> None:
+    import torch
+
+    for name in ("gemma2", "opt_narrow", "bloom"):  # a cap on logits, a narrow unembedding, a context without end
+        model, folder = saved(name)
+        tokens = np.random.default_rng(2).integers(2, 50, size=(3, 10))
+        with torch.no_grad():
+            logits = model(torch.from_numpy(tokens)).logits[:, :-1]
+            want = torch.nn.functional.cross_entropy(logits.mT, torch.from_numpy(tokens)[:, 1:])
+        counted = np.arange(10) + np.zeros((3, 1)) > 0
+        assert loss(open_checkpoint(folder), tokens, counted) == pytest.approx(float(want), rel=1e-5)
+
+
+def test_images_of_the_wrong_shape_are_refused(saved: Any) -> None:
+    weights = read_weights(open_checkpoint(saved("vit")[1]))
+    image = np.random.default_rng(0).standard_normal((3, 12, 12))
+    assert run(weights, image).hidden.shape == (1, 10, 24)
+    for shape in ((1, 12, 12), (3, 12, 16), (3, 12, 11), (12, 12)):
+        with refused(ArgumentError, "run: images", "(batch, 3, height, width)", str(shape[-1])):
+            run(weights, np.ones(shape))
+    with refused(ArgumentTypeError, "run: images"):
+        run(weights, "image")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape"),
+    [
+        ("llama", "model.layers.1.mlp.gate_proj.weight", (41, 24)),
+        ("phi3", "model.layers.1.mlp.gate_up_proj.weight", (80, 31)),
+        ("opt_narrow", "model.decoder.project_in.weight", (24, 9)),
+        ("gemma2", "model.layers.0.pre_feedforward_layernorm.weight", (15,)),
+        ("vit", "embeddings.cls_token", (1, 24)),
+    ],
+)
+def test_shapes_that_contradict_the_config_are_refused(
+    name: str, tensor: str, shape: tuple[int, ...], saved: Any, tmp_path: Any
+) -> None:
+    import shutil
+
+    folder = shutil.copytree(saved(name)[1], tmp_path / "changed")
+    change_tensors(folder, lambda tensors: tensors.update({tensor: np.ones(shape, np.float32)}))
+    with refused(FileFormatError, "read_weights", tensor.removeprefix("model."), str(shape)):
+        read_weights(open_checkpoint(folder))
+
+
+def test_a_missing_norm_is_named(saved: Any, tmp_path: Any) -> None:
+    import shutil
+
+    folder = shutil.copytree(saved("falcon_new")[1], tmp_path / "changed")
+    change_tensors(folder, lambda tensors: tensors.pop("transformer.h.1.ln_attn.weight"))
+    with refused(FileFormatError, "h.1.input_layernorm.weight"):
+        read_weights(open_checkpoint(folder))
