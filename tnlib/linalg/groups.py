@@ -23,9 +23,10 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.signs import leading_phases
 
-# Singular values are equal when they differ by less than this many eps of the norm: entries that were each moved by eps
-# of their size spread the equal values of an identity over two.
-_EQUAL = 16.0
+# Singular values are equal when they differ by less than this many eps of the norm. Normally distributed noise of 1e-15
+# in every entry spreads two equal values by more only once in a million; and an SVD, which tells them apart but gives
+# them one basis, is off by as much as they differ.
+_EQUAL = 24.0
 
 
 def equal_values(s: Array, resolution: float | Array) -> list[slice]:

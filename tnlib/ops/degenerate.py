@@ -35,7 +35,7 @@ def degenerate_groups(value: Any, *, rtol: float | None = None) -> Any:
         every bond; a Tucker, which has them on every leg.
     rtol
         Values are equal that differ from the first of their group by less than this part of the norm of all of them.
-        16 eps by default, as wherever tnlib fixes a basis; more for values that an experiment or an iteration has left
+        24 eps by default, as wherever tnlib fixes a basis; more for values that an experiment or an iteration has left
         apart.
 
     Returns
