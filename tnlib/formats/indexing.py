@@ -35,7 +35,7 @@ def per_leg(name: str, index: Any, shape: tuple[int, ...]) -> list[int | slice]:
 def _one(name: str, leg: int, given: Any, n: int) -> int | slice:
     if isinstance(given, slice):
         try:
-            empty = len(range(n)[given]) == 0
+            empty = not range(n)[given]  # n may be beyond what len() can count
         except (TypeError, ValueError) as problem:
             raise ArgumentTypeError(
                 f"{name}: the slice of leg {leg} must be of integers, got {given} ({problem}); a step must not be 0."

@@ -90,7 +90,7 @@ def _as_points(indices: Any, legs: tuple[int, ...], *, paired: bool) -> tuple[Ar
         want = ", ".join(map(str, ("...", *last)))
         raise ArgumentError(f"entries: indices must have shape ({want}), got {a.shape}; one index for every leg.")
     shape = a.shape[: a.ndim - len(last)]
-    a = a.reshape(-1, *last).reshape(math.prod(shape), -1).astype(np.int64, copy=False)
+    a = a.reshape(math.prod(shape), len(legs)).astype(np.int64, copy=False)
     sizes = np.array(legs)
     outside = (a < -sizes) | (a >= sizes)
     if outside.any():

@@ -42,29 +42,28 @@ def sum_over_both(a: Sequence[Array], b: Sequence[Array | None], summed: Sequenc
     comes out has both legs. The bonds that come out are pairs of bonds.
     """
     cores: list[Array] = []
-    open_legs: tuple[int, ...] | None = None  # bond on the left, and legs, of the core that is still growing
-    grown, twos = np.ones((1, 1, 1), np.result_type(a[0], *(core for core in b if core is not None))), 0  # x la lb
+    dtype = np.result_type(a[0], *(core for core in b if core is not None))
+    carry: Array | None = np.ones((1, 1, 1), dtype)  # what legs that are gone have left since the last core: x la lb
+    pairs, twos = (1, 1), 0
     for one, other, gone in zip(a, b, summed, strict=True):
+        if carry is None:
+            carry = np.eye(math.prod(pairs), dtype=dtype).reshape(-1, *pairs)
+        half = np.tensordot(carry, one, axes=([1], [0]))  # x lb [la] n ra
         if gone and other is not None:
-            half = np.tensordot(grown, one, axes=([1], [0]))  # x lb [la] n ra
-            grown, e = _in_range(np.tensordot(half, other, axes=([1, 2], [0, 1])))  # x [lb n] ra rb
+            carry, e = _in_range(np.tensordot(half, other, axes=([1, 2], [0, 1])))  # x [lb n] ra rb
             twos += e
             continue
-        pairs = grown.shape[1:]
-        if open_legs is not None:
-            cores.append(grown.reshape(*open_legs, -1))
-            grown = np.eye(math.prod(pairs), dtype=grown.dtype).reshape(-1, *pairs)
-        left = len(grown)
-        half = np.tensordot(grown, one, axes=([1], [0]))  # x lb [la] n ra
         if other is None:
-            both, open_legs = half.transpose(0, 2, 3, 1), (left, one.shape[1])  # x n ra lb
+            both = half.transpose(0, 2, 3, 1)  # x n ra lb
         else:
             both = np.tensordot(half, other, axes=([1], [0])).transpose(0, 1, 3, 2, 4)  # x n m ra [lb] rb
-            open_legs = left, one.shape[1], other.shape[1]
-        grown = both.reshape(-1, *both.shape[-2:])
-    if open_legs is None:
-        return [grown[:, :, 0]], twos
-    return [*cores, grown.reshape(*open_legs, 1)], twos
+        cores.append(both.reshape(*both.shape[:-2], -1))
+        pairs, carry = both.shape[-2:], None
+    if not cores and carry is not None:
+        return [carry[:, :, 0]], twos
+    if carry is not None:
+        cores[-1] = np.tensordot(cores[-1], carry.reshape(-1, 1), 1)  # x n m [(ra rb)] 1
+    return cores, twos
 
 
 def _in_range(a: Array) -> tuple[Array, int]:
