@@ -16,7 +16,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, as_rtol, as_sizes
 from tnlib.decompose.asking import BudgetSpent, Values, as_function
 from tnlib.formats.train import TensorTrain
-from tnlib.linalg.scale import shift
+from tnlib.linalg.scale import norm, shift
 from tnlib.ops.round import round
 from tnlib.ops.trains import take_apart
 from tnlib.sweeps.cross import Cross
@@ -133,7 +133,8 @@ class _Search:
     def __init__(self, values: Values, shape: tuple[int, ...], rtol: float, rng: np.random.Generator) -> None:
         self.values, self.shape, self.rtol, self.rng = values, shape, rtol, rng
         self.n_iter, self.rounding = 0, _ROUNDING * rtol
-        self.zero = TensorTrain([np.zeros((1, n, 1)) for n in shape], center=len(shape) - 1)
+        self.sampled: list[Array] = []  # points that f and a train were compared at
+        self.zero = round(TensorTrain([np.zeros((1, n, 1)) for n in shape])).value
         self.best = Fit(self.zero, 1.0, False, False, 0)
 
     def run(self) -> None:
@@ -183,13 +184,13 @@ class _Search:
         sample, error = self._estimate(train, max(_SAMPLES, int(_PART * self.values.n_calls)))
         if error > target:
             return sample + self._compare(self._crossings(cross, _CROSSINGS), train), error, False
-        crossings = self._crossings(cross, max(_CROSSINGS, int(_PART * self.values.n_calls)))
-        found = self._compare(crossings, train)
+        found = self._compare(self._crossings(cross, max(_CROSSINGS, int(_PART * self.values.n_calls))), train)
         starts = [some.points[np.argsort(-some.errors)[: _STARTS // 2]] for some in (sample, found)]
-        peaks, lines = self._climb(np.concatenate(starts), train)
-        last, error = self._estimate(train, max(_LAST_SAMPLES, int(_LAST_PART * self.values.n_calls)), lines)
-        sample += found
-        return sample + peaks + last, error, error <= target
+        _, lines = self._climb(np.concatenate(starts), train)
+        _, error = self._estimate(train, max(_LAST_SAMPLES, int(_LAST_PART * self.values.n_calls)), lines)
+        sample, held = self._again(train)
+        error = max(error, held)
+        return sample, error, error <= target
 
     def _estimate(self, train: TensorTrain, count: int, lines: Sequence[Array] = ()) -> tuple[_Sample, float]:
         r"""Return a fresh sample and the error estimated from it.
@@ -207,6 +208,7 @@ class _Search:
         drawn = [spread_out(self.shape, each, self.rng), draw(train.cores, each, self.rng)]
         drawn += [draw_products(some, each, self.rng) for some in (lines, wide) if some]
         points = np.concatenate(drawn)
+        self.sampled.append(points)
         t, f = self._entries(train, points), self.values(points)
         with np.errstate(divide="ignore"):
             from_train = math.fsum(map(math.log, self.shape)) + 2 * (np.log(np.abs(t)) - train.log_norm())
@@ -248,7 +250,15 @@ class _Search:
             lines[k] = errors / np.where(tops > 0, tops, 1)[:, None] + (tops == 0)[:, None]
         return _Sample(points, tops), lines
 
+    def _again(self, train: TensorTrain) -> tuple[_Sample, float]:
+        """Return all samples so far with the errors of this train there, and the error that these alone make."""
+        points = np.unique(np.concatenate(self.sampled), axis=0)
+        sample, self.sampled = self._compare(points, train), [points]
+        size = norm(sample.errors)
+        return sample, math.exp(math.log(size) - train.log_norm()) if size > 0 else 0.0
+
     def _compare(self, points: Array, train: TensorTrain) -> _Sample:
+        self.sampled.append(points)
         return _Sample(points, np.abs(self.values(points) - self._entries(train, points)))
 
     @staticmethod
