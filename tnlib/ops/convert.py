@@ -206,8 +206,8 @@ def _low_rank_to_svd(value: LowRank) -> SVD:
     return SVD(u, shift(s, round(log_scale / math.log(2))), vh)
 
 
-def _svd_to_low_rank(value: SVD) -> LowRank:
-    _two_legs(value, LowRank)
+def _svd_to_low_rank(value: SVD, kind: type = LowRank) -> LowRank:
+    _two_legs(value, kind)
     plain = LowRank(value.u * value.s, value.vh)
     return plain if value.left == (0,) else plain.T
 
@@ -217,7 +217,7 @@ def _low_rank_to_train(value: LowRank) -> TensorTrain:
 
 
 def _svd_to_train(value: SVD) -> TensorTrain:
-    return _low_rank_to_train(_svd_to_low_rank(value))
+    return _low_rank_to_train(_svd_to_low_rank(value, TensorTrain))
 
 
 def _terms_to_matrix(value: KroneckerTerms) -> TTMatrix:
