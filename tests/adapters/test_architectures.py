@@ -406,3 +406,75 @@ def test_missing_tensors_are_named(name: str, tensor: str, saved: Any, tmp_path:
     change_tensors(folder, lambda tensors: tensors.pop(tensor))
     with refused(FileFormatError, "open_checkpoint: ", repr(tensor), "missing"):
         open_checkpoint(folder)
+
+
+# --------------------------------------------------------------------------------------------------- one head alone
+
+
+@pytest.mark.parametrize("name", [*NAMES, "bert", "gpt2"])
+def test_one_head_is_a_slice_of_its_layer(name: str, saved: Any) -> None:
+    checkpoint = open_checkpoint(saved(name)[1])
+    whole = checkpoint.attention(1)
+    size = whole.n_heads // whole.kv_heads
+    for head in range(whole.n_heads):
+        one = checkpoint.head(1, head)
+        assert (one.n_heads, one.kv_heads, one.b_O) == (1, 1, None)
+        for array in ARRAYS[:-1]:
+            mine, theirs = getattr(one, array), getattr(whole, array)
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                np.testing.assert_array_equal(mine[0], theirs[head // size if array[-1] in "KV" else head])
+        np.testing.assert_array_equal(one.numerator().qk(0, 3).full(), whole.numerator().qk(head, 3).full())
+        np.testing.assert_array_equal(one.ov(0).full(), whole.ov(head).full())
+
+
+def test_heads_that_do_not_exist_are_refused(saved: Any) -> None:
+    checkpoint = open_checkpoint(saved("llama")[1])
+    with refused(ArgumentError, "Checkpoint.head: head", "between 0 and 3", "4"):
+        checkpoint.head(0, 4)
+    with refused(ArgumentError, "Checkpoint.head: layer", "between 0 and 1", "2"):
+        checkpoint.head(2, 0)
+    with refused(ArgumentTypeError, "Checkpoint.head: head"):
+        checkpoint.head(0, 1.0)  # type: ignore[arg-type]
+
+
+def test_spoiled_and_shortened_heads_are_refused(saved: Any, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved("llama")[1], tmp_path / "changed"))
+    name = "model.layers.0.self_attn.q_proj.weight"
+
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name][7, 3] = np.nan  # of head 1
+
+    change_tensors(folder, spoil)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.head(0, 0).n_heads == 1
+    with refused(FileFormatError, repr(name), "nan"):
+        checkpoint.head(0, 1)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3000])
+    last = max(checkpoint.folder.tensors.values(), key=lambda tensor: tensor.end)
+    with refused(FileFormatError, repr(last.name), "cut short"):
+        last.read_part((slice(None),))
+
+
+def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> None:
+    import tracemalloc
+
+    from random_checkpoints import tensor_file
+
+    d, heads, kv = 1024, 16, 4
+    sizes = {"q_proj": (d, d), "k_proj": (kv * 64, d), "v_proj": (kv * 64, d), "o_proj": (d, d)}
+    zeros = {f"model.layers.0.self_attn.{name}.weight": ("BF16", np.ones(s, np.float32)) for name, s in sizes.items()}
+    tensor_file(tmp_path / "model.safetensors", {**zeros, "model.embed_tokens.weight": ("BF16", np.ones((2, d)))})
+    config = {"model_type": "llama", "hidden_size": d, "num_attention_heads": heads, "num_hidden_layers": 1}
+    (tmp_path / CONFIG).write_text(json.dumps({**config, "num_key_value_heads": kv, "max_position_embeddings": 99}))
+    checkpoint = open_checkpoint(tmp_path)
+    tracemalloc.start()
+    for head in range(heads):
+        one = checkpoint.head(0, head)
+        assert (one.qk(0, 7).ranks, one.ov(0).ranks) == ((64,), (64,))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * sum(m * n for m, n in sizes.values())  # bytes of the layer in the file

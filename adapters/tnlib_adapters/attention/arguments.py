@@ -51,6 +51,13 @@ def per_head(projections: Projections, sizes: Sizes) -> dict[str, Any]:
     return weights | biases
 
 
+def one_head(arrays: dict[str, Any], head: int) -> dict[str, Any]:
+    """Return the weights and biases of one query head and of the key and value head that it reads."""
+    kv_head = head * len(arrays["W_K"]) // len(arrays["W_Q"])
+    own = {name: kv_head if name[-1] in "KV" else head for name in arrays if name != "b_O"}
+    return {name: arrays[name][k : k + 1] for name, k in own.items()}
+
+
 def _in_pairs(row: Architecture) -> bool:
     return row.rope is not None and row.rope.layout == "pairs"
 

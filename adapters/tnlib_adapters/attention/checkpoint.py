@@ -9,7 +9,7 @@ from typing import Any
 
 from tnlib import FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.attention.arguments import layer_arguments, per_head
+from tnlib_adapters.attention.arguments import layer_arguments, one_head, per_head
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.checkpoints.architectures import Architecture
@@ -19,7 +19,9 @@ from tnlib_adapters.checkpoints.projections import (
     Projections,
     Sizes,
     check_shapes,
+    columns_of_head,
     find_prefix,
+    module_names,
     read_sizes,
     take_apart,
 )
@@ -109,17 +111,67 @@ class Checkpoint:
             If a tensor holds NaN or inf, or the file was cut short since it was opened.
         """
         layer = as_index("Checkpoint.attention", "layer", layer, self.n_layers)
+        told = self._arguments(layer, length, "Checkpoint.attention")
+        return Attention(**told, **per_head(self.projections(layer), self.sizes))
+
+    def head(self, layer: int, head: int, *, length: int | None = None) -> Attention:
+        """Return one query head, with the key and value head that it reads, as a layer of its own.
+
+        Only the numbers of this head are read and kept, so that all heads of a large model can be walked in little
+        memory. The output bias belongs to the layer and is None here.
+
+        Parameters
+        ----------
+        layer, head
+            Counted from 0.
+        length
+            As in `attention`.
+
+        Raises
+        ------
+        ArgumentError, FileFormatError
+            As `attention` does.
+
+        Examples
+        --------
+        >>> import tnlib_adapters
+        >>> tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).head(1, 3).qk(0)
+        LowRank(shape 65 x 65, ranks (16,), 2,080 numbers, float32)
+        """
+        layer = as_index("Checkpoint.head", "layer", layer, self.n_layers)
+        head = as_index("Checkpoint.head", "head", head, self.sizes.n_heads)
+        told = self._arguments(layer, length, "Checkpoint.head")
+        if told["alibi"] is not None:
+            told["alibi"] = told["alibi"][head : head + 1]
+        if self.pieces is not None:
+            return Attention(**told, **one_head(per_head(self.projections(layer), self.sizes), head))
+        return Attention(**told, **self._read_head(layer, head))
+
+    def _arguments(self, layer: int, length: int | None, function: str) -> dict[str, Any]:
         base = self.prefix + self.architecture.attention.format(layer=layer)
-        told = layer_arguments(
+        return layer_arguments(
             self.architecture,
             self.config,
             self.sizes,
             layer,
             lambda name: self._get(f"{base}.{name}"),
             length=length,
-            function="Checkpoint.attention",
+            function=function,
         )
-        return Attention(**told, **per_head(self.projections(layer), self.sizes))
+
+    def _read_head(self, layer: int, head: int) -> dict[str, Any]:
+        """Read the weights and biases of one head, and nothing else."""
+        row, tensors, everything = self.architecture, self.folder.tensors, slice(None)
+        found: dict[str, Any] = {}
+        for module, held in module_names(row, self.prefix, layer).items():
+            for name in held:
+                own = columns_of_head(row, self.sizes, held, name, head)
+                outer_first = (row.stored == "out_in") != (name == "o")  # of the stored legs, heads are in the first
+                part = tensors[f"{module}.weight"].read_part((own, everything) if outer_first else (everything, own))
+                found[f"W_{name.upper()}"] = (part.T if outer_first != (name == "o") else part)[None]
+                if name != "o" and f"{module}.bias" in tensors:
+                    found[f"b_{name.upper()}"] = tensors[f"{module}.bias"].read_part((own,))[None]
+        return found
 
     def _get(self, name: str) -> Array | None:
         return self.folder.tensors[name].read_finite() if name in self.folder.tensors else None

@@ -189,6 +189,19 @@ def put_together(
     return tensors
 
 
+def columns_of_head(row: Architecture, sizes: Sizes, held: str, name: str, head: int) -> slice:
+    """Return where a query head's part of a projection lies in the inner dimension of the module that holds it."""
+    group = sizes.n_heads // sizes.kv_heads
+    own, within = (head, head % group) if name in "qo" else (head // group, 0)
+    if len(held) == 1 or row.fused == "blocks":
+        before = sum(sizes.widths[other] for other in held[: held.index(name)])
+        begin = before + own * sizes.d_head
+    else:
+        in_group = {"q": within, "k": group, "v": group + 1}[name]
+        begin = (head // group * (group + 2) + in_group) * sizes.d_head
+    return slice(begin, begin + sizes.d_head)
+
+
 def _split(row: Architecture, sizes: Sizes, held: str, fused: Array) -> dict[str, Array]:
     """Return the projections that stand together in the last leg of a weight or bias."""
     if len(held) == 1:

@@ -72,16 +72,32 @@ class TensorInfo:
 
     def read(self) -> Array:
         """Read the numbers; both half precisions come as float32."""
-        stored = self.read_stored()
-        if self.dtype == "BF16":
-            return from_bf16(stored)
-        return stored.astype(np.float32) if self.dtype == "F16" else stored
+        return decode(self.read_stored(), self.dtype)
 
     def read_finite(self) -> Array:
         """Read the numbers, refusing NaN and inf."""
         values = self.read()
         check_finite(self.name, self.file, values)
         return values
+
+    def read_part(self, index: tuple[slice, ...]) -> Array:
+        """Read the numbers of some rows and columns alone, refusing NaN and inf; half precision comes as float32."""
+        if self.file.stat().st_size < self.end:
+            raise FileFormatError(
+                f"open_checkpoint: {self.file} ends inside tensor {self.name!r}; it was cut short, copy it again."
+            )
+        # a plain array over the mapping, or every part of it would be a memmap as well
+        whole = np.asarray(np.memmap(self.file, STORED_AS[self.dtype], "r", self.begin, self.shape))
+        part = decode(np.array(whole[index]), self.dtype)
+        check_finite(self.name, self.file, part)
+        return part
+
+
+def decode(stored: Array, dtype: str) -> Array:
+    """Return the numbers that a safetensors dtype stands for; both half precisions come as float32."""
+    if dtype == "BF16":
+        return from_bf16(stored)
+    return stored.astype(np.float32) if dtype == "F16" else stored
 
 
 def check_finite(name: str, file: Path, values: Array) -> None:
