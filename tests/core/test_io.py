@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -14,12 +13,31 @@ import numpy as np
 import oracles
 import pytest
 import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 
 import tnlib
 
+VIDALS = [
+    tnlib.vidal(tnlib.TensorTrain(oracles.random_cores(shape, ranks, dtype), log_scale=scale))
+    for dtype in oracles.DTYPES
+    for shape, ranks, scale in [((2, 3, 2), (1, 2, 2, 1), 0.0), ((3,), (1, 1), -1e3), ((2, 2), (1, 1, 1), 1 / 3)]
+]
+ALL_FORMATS = [*oracles.ALL_FORMATS, *VIDALS]
 
-@pytest.mark.parametrize("value", oracles.ALL_FORMATS, ids=oracles.format_id)
+
+def test_every_format_is_here() -> None:
+    from tnlib.formats.base import Dense
+
+    def kinds(cls: type) -> set[type]:
+        return {cls, *(found for sub in cls.__subclasses__() for found in kinds(sub))}
+
+    public = {kind for kind in kinds(Dense) if kind.__name__ in tnlib.__all__}
+    assert public == {type(value) for value in ALL_FORMATS}
+
+
+@pytest.mark.parametrize("value", ALL_FORMATS, ids=oracles.format_id)
 def test_round_trip_bit_for_bit(value: Any, tmp_path: Path) -> None:
     path = tmp_path / "value.safetensors"
     tnlib.save(path, value)
@@ -214,16 +232,127 @@ def test_arrays_that_do_not_fit(good: Path) -> None:
             tnlib.load(good)
 
 
-def test_a_flipped_bit_gives_a_file_error_or_a_format(good: Path) -> None:
-    data = good.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    for position in range(end):
+def test_what_is_there_and_not_known_is_refused(good: Path) -> None:
+    header, arrays = read(good)
+    write(good, header, arrays | {"cores": np.ones((1, 2, 1))})
+    with oracles.refused(ValueError, f"load: {good} holds arrays ['cores'] that this tnlib does not know"):
+        tnlib.load(good)
+    write(good, header | {"symmetry": "U(1)"}, arrays)
+    with oracles.refused(ValueError, f"load: {good} holds keys ['symmetry'] that this tnlib does not know"):
+        tnlib.load(good)
+
+
+def test_versions_are_integers(good: Path) -> None:
+    header, arrays = read(good)
+    for version in (True, 1.0, "1"):
+        write(good, header | {"version": version}, arrays)
+        with oracles.refused(ValueError, f"load: {good} has version {version!r}"):
+            tnlib.load(good)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"version": ' + "1" * 5000 + "}", '{"a": NaN', "\u0000"],
+    ids=["deep", "long", "cut", "zero"],
+)
+def test_headers_that_json_gives_up_on(good: Path, text: str) -> None:
+    write(good, text, read(good)[1])
+    with oracles.refused(tnlib.FileFormatError, f"load: {good} has a damaged tnlib header"):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("scale", [10**400, float("nan"), float("inf"), "1", None])
+def test_scales_that_are_none(good: Path, scale: Any) -> None:
+    header, arrays = read(good)
+    write(good, header | {"log_scale": scale}, arrays)
+    with oracles.refused(tnlib.FileFormatError, "load: ", str(good)):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int64, np.uint8, np.bool_])
+def test_dtypes_that_are_never_written(good: Path, dtype: Any) -> None:
+    header, arrays = read(good)
+    write(good, header, {name: a.astype(dtype) for name, a in arrays.items()})
+    with oracles.refused(tnlib.FileFormatError, "load: ", str(good), np.dtype(dtype).name):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F8_E4M3", "F8_E5M2", "C64", "X"])
+def test_dtypes_that_numpy_lacks(good: Path, kind: str) -> None:
+    size = {"BF16": 2, "C64": 8}.get(kind, 1)
+    header = {"__metadata__": {"tnlib": json.dumps(read(good)[0])}}
+    header["cores.0"] = {"dtype": kind, "shape": [1, 4, 1], "data_offsets": [0, 4 * size]}
+    text = json.dumps(header).encode()
+    good.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4 * size))
+    with oracles.refused(tnlib.FileFormatError, "load: ", str(good)):
+        tnlib.load(good)
+
+
+def test_pairs_that_are_no_complex_numbers(good: Path) -> None:
+    header, arrays = read(good)
+    for name, a in (("cores.0", np.ones((1, 3, 2, 4))), ("cores.1", np.ones((2, 4, 1)))):
+        write(good, header, arrays | {name: a})
+        with oracles.refused(tnlib.FileFormatError, "load: ", str(good)):
+            tnlib.load(good)
+
+
+def test_legs_of_size_zero(good: Path) -> None:
+    header, arrays = read(good)
+    write(good, header, arrays | {"cores.0": np.ones((1, 0, 2, 2))})
+    with oracles.refused(tnlib.FileFormatError, "load: ", str(good), "size 0"):
+        tnlib.load(good)
+
+
+SMALL = [
+    tnlib.TensorTrain(oracles.random_cores((3, 2), (1, 2, 1), np.complex64), 1, 1 / 3),
+    tnlib.SVD(oracles.isometry(4, 2), [2.0, 1.0], oracles.isometry(3, 2).T),
+    tnlib.CP(np.array([2.0, 1.0]), [oracles.normal((3, 2)), oracles.normal((2, 2))]),
+    tnlib.KroneckerTerms(oracles.normal((2, 2, 1)), [tnlib.LowRank(np.ones((2, 1)), np.ones((1, 3)))] * 2),
+    VIDALS[0],
+]
+
+
+def loads_the_same_or_not_at_all(path: Path, value: Any, data: bytes) -> bool:
+    """Whether the file is refused; anything but that, or the same value, fails."""
+    path.write_bytes(data)
+    try:
+        loaded = tnlib.load(path)
+    except tnlib.FileFormatError as problem:
+        assert str(path) in str(problem)  # noqa: PT017 - what else it may be is not refused
+        return True
+    oracles.assert_same_bits(loaded, value)
+    return False
+
+
+@pytest.mark.parametrize("value", SMALL, ids=oracles.format_id)
+def test_a_flipped_bit_gives_a_file_error_or_the_same_format(value: Any, tmp_path: Path) -> None:
+    tnlib.save(tmp_path / "a", value)
+    data = (tmp_path / "a").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    refused = []
+    for position in range(len(data)):
         changed = bytearray(data)
         changed[position] ^= 1 << position % 8
-        good.write_bytes(changed)
-        with contextlib.suppress(tnlib.FileFormatError):  # anything else is a failure
-            value = tnlib.load(good)
-            assert value.full().shape == value.shape
+        refused.append(loads_the_same_or_not_at_all(tmp_path / "a", value, bytes(changed)))
+    assert all(refused[start:]), "a changed number was read"
+
+
+@pytest.mark.parametrize("value", SMALL, ids=oracles.format_id)
+def test_a_file_cut_at_every_64th_byte_is_refused(value: Any, tmp_path: Path) -> None:
+    tnlib.save(tmp_path / "a", value)
+    data = (tmp_path / "a").read_bytes()
+    assert all(loads_the_same_or_not_at_all(tmp_path / "a", value, data[:n]) for n in range(0, len(data), 64))
+    assert not loads_the_same_or_not_at_all(tmp_path / "a", value, data)
+
+
+@given(st.integers(0, len(SMALL) - 1), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1))
+def test_bytes_written_over(tmp_path_factory: pytest.TempPathFactory, which: int, changes: Any) -> None:
+    path = tmp_path_factory.mktemp("io") / "a"
+    tnlib.save(path, SMALL[which])
+    data = bytearray(path.read_bytes())
+    for position, byte in changes:
+        data[position % len(data)] = byte
+    loads_the_same_or_not_at_all(path, SMALL[which], bytes(data))
 
 
 # ------------------------------------------------------------------------------------------------- whole or not
