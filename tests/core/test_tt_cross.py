@@ -313,7 +313,7 @@ def test_more_calls_buy_smaller_errors() -> None:
 
 def test_a_budget_that_is_spent_says_so() -> None:
     with pytest.warns(
-        tnlib.ConvergenceWarning, match=r"tt_cross: .* rtol=1e-09 is missed: max_calls=400 is spent"
+        tnlib.ConvergenceWarning, match=r"tt_cross: .* misses rtol=1e-09: max_calls=400 is spent"
     ) as caught:
         tnlib.tt_cross(lambda points: 1 / (1.0 + points.sum(axis=1)), (9,) * 6, rtol=1e-9, max_calls=400)
     assert caught[0].filename == __file__

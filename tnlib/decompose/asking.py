@@ -31,21 +31,29 @@ class Values:
         (n[0], ..., n[d-1]).
     max_calls
         How many points may be asked for.
+    keep_back
+        Of these, how many only after `release`.
     """
 
-    def __init__(self, function: str, f: Callable[[Array], Any], shape: Sequence[int], max_calls: int) -> None:
+    def __init__(
+        self, function: str, f: Callable[[Array], Any], shape: Sequence[int], max_calls: int, keep_back: int
+    ) -> None:
         self._function, self._f = function, f
-        self.left = max_calls  # of the budget
+        self.left, self._kept_back = max_calls - keep_back, keep_back  # of the budget
         self._packed = np.min_scalar_type(max(shape) - 1)  # indices as keys: short ones
         self._places: dict[bytes, int] = {}
         self._held, self._n_stored = np.empty(1024), 0
-        self.dtype: np.dtype[Any] | None = None  # of what f returns; known after the first call
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)  # of what f returns, once it was called
         self.largest = 0.0  # modulus seen so far
 
     @property
     def n_calls(self) -> int:
         """Points that f was asked for."""
         return len(self._places)
+
+    def release(self) -> None:
+        """Let what was kept back be spent."""
+        self.left, self._kept_back = self.left + self._kept_back, 0
 
     def __call__(self, indices: Array) -> Array:
         """Return the entries (m,) in double precision."""
@@ -94,7 +102,7 @@ class Values:
             raise ArgumentError(
                 f"{name}: f must be finite, got {a[bad]} at index {where}; return a number there, for example 0."
             )
-        self.dtype = a.dtype if self.dtype is None else np.result_type(self.dtype, a.dtype)
+        self.dtype = np.result_type(self.dtype, a.dtype)
         return a
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,25 +13,22 @@ from tnlib._fit import Fit, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, as_rtol, as_sizes
 from tnlib.decompose.asking import BudgetSpent, Values, as_function
+from tnlib.decompose.errors import Errors, Sample
 from tnlib.formats.train import TensorTrain
-from tnlib.linalg.scale import norm, shift
 from tnlib.ops.round import round
-from tnlib.ops.trains import take_apart
 from tnlib.sweeps.cross import Cross
-from tnlib.sweeps.sample import draw, draw_products, entries, log_density_of_products, spread_out
+from tnlib.sweeps.sample import spread_out
 
 _FIRST_SAMPLES = 256  # points for one to start from
-_SAMPLES = 48  # points that look for errors in every sweep, or this part of all calls:
-_PART = 1 / 32
-_LAST_SAMPLES = 512  # points of the estimate that ends it, or this part of all calls:
-_LAST_PART = 1 / 8
 _UNTIL_ZERO = 4096  # points where f is zero, for it to be zero
-_POINTS = 8  # added at a time, and no more than the rank
-_CROSSINGS = 32  # points between the pivots of two bonds that are tried, or as many as points in every sweep
+_SAMPLES, _PART = 48, 1 / 32  # points that look for errors in every sweep, and which part of all calls at least
+_LAST_SAMPLES, _LAST_PART = 512, 1 / 8  # the same of the estimate that ends it
+_KEPT_BACK = 1 / 8  # of the budget, for that estimate
+_CROSSINGS = 32  # points between the pivots of two bonds that are tried in every sweep
 _STARTS = 4  # of the search for errors that ends it
+_POINTS = 8  # added at a time, and no more than the rank
 _THRESHOLDS = (3e-3, 3e-4, 3e-5, 3e-6)  # of the largest error found: smaller terms of it are left for later
 _ROUNDOFF = 8  # eps of max|f|: residuals below are none
-_SURE = 2.0  # standard errors
 _AIM = 0.7  # of rtol: an error that is rare shows in few samples
 _ROUNDING, _LEAST_ROUNDING = 0.4, 0.01  # of rtol
 
@@ -100,171 +95,108 @@ def tt_cross(
     '1.000000000'
     """
     f, shape = as_function("tt_cross", f), as_sizes("tt_cross", "shape", shape)
-    rtol_or_none, max_calls = as_rtol("tt_cross", rtol), as_count("tt_cross", "max_calls", max_calls)
-    if rtol_or_none is None:
+    tolerance, max_calls = as_rtol("tt_cross", rtol), as_count("tt_cross", "max_calls", max_calls)
+    if tolerance is None:
         raise ArgumentTypeError("tt_cross: rtol must be a real number, got None; pass for example rtol=1e-6.")
-    search = _Search(Values("tt_cross", f, shape, max_calls), shape, rtol_or_none, as_rng("tt_cross", rng))
+    values = Values("tt_cross", f, shape, max_calls, keep_back=int(_KEPT_BACK * max_calls))
+    search = _Search(values, shape, tolerance, as_rng("tt_cross", rng))
     try:
         search.run()
         missed = "no more can be learned from f, whose own rounding errors may be that large"
     except BudgetSpent:
         missed = f"max_calls={max_calls} is spent"
-    best = search.best
+    best = search.finish()
     if not best.converged:
-        text = f"tt_cross: the error is estimated as {best.error:.3g}, rtol={rtol:.3g} is missed: {missed}."
+        text = f"tt_cross: the error is estimated as {best.error:.3g} and misses rtol={tolerance:.3g}: {missed}."
         warnings.warn(text, ConvergenceWarning, stacklevel=2)
     return best
-
-
-@dataclass
-class _Sample:
-    """Points where f and a train were compared."""
-
-    points: Array  # (m, d)
-    errors: Array  # (m,), moduli
-
-    def __add__(self, other: _Sample) -> _Sample:
-        return _Sample(np.concatenate([self.points, other.points]), np.concatenate([self.errors, other.errors]))
 
 
 class _Search:
     """A cross that grows where samples find errors, until they find none that matter."""
 
     def __init__(self, values: Values, shape: tuple[int, ...], rtol: float, rng: np.random.Generator) -> None:
-        self.values, self.shape, self.rtol, self.rng = values, shape, rtol, rng
-        self.n_iter, self.rounding = 0, _ROUNDING * rtol
-        self.sampled: list[Array] = []  # points that f and a train were compared at
-        self.zero = round(TensorTrain([np.zeros((1, n, 1)) for n in shape])).value
-        self.best = Fit(self.zero, 1.0, False, False, 0)
+        self._values, self._shape, self._rtol, self._rng = values, shape, rtol, rng
+        self._errors = Errors(values, shape, rng)
+        self._zero = round(TensorTrain([np.zeros((1, n, 1)) for n in shape])).value
+        self._best = Fit(self._zero, 1.0, False, False, 0)
 
     def run(self) -> None:
-        """Iterate until `best` has converged, or f has no more to say; BudgetSpent where that takes too long."""
+        """Iterate until the best train has converged, or f has no more to say; BudgetSpent where that is too long."""
         start = self._start()
         if start is None:
-            note = f"f is zero at all of the {self.values.n_calls} points that it was asked for"
-            self.best = Fit(self.zero, 0.0, False, True, 0, (note,))
+            note = f"f is zero at all of the {self._values.n_calls} points that it was asked for"
+            self._best = Fit(self._zero, 0.0, False, True, 0, (note,))
             return
-        cross = Cross(self.values, self.shape, start)
+        cross, n_iter, rounding = Cross(self._values, self._shape, start), 0, _ROUNDING * self._rtol
         while True:
-            train = self._train(cross)
+            train = self._train(cross, rounding)
             sample, error, done = self._look(cross, train)
-            if done or error < self.best.error:
-                self.best = Fit(train, error, False, done or error <= self.rtol, self.n_iter)
+            if done or error < self._best.error:
+                self._best = Fit(train, error, False, done, n_iter)
             if done:
                 return
             if not self._grow(cross, sample):
-                if self.rounding < _LEAST_ROUNDING * self.rtol:
+                if rounding <= _LEAST_ROUNDING * self._rtol:
                     return
-                self.rounding /= 4  # the error was that of rounding
-            self.n_iter += 1
+                rounding /= 4  # the error was that of rounding
+            n_iter += 1
+
+    def finish(self) -> Fit[TensorTrain]:
+        """Return the best train; where the iteration was cut short, with an estimate by what is left of the budget."""
+        best = self._best
+        self._values.release()
+        count = min(_LAST_SAMPLES, self._values.left)
+        if best.converged or best.error == 1.0 or count < _SAMPLES:
+            return best
+        error = self._errors.estimate(best.value, count)[1]
+        return Fit(best.value, error, False, error <= self._rtol, best.n_iter)
 
     def _start(self) -> Array | None:
         """Return an index where |f| is large, None where it seems to be zero."""
-        for count in (_FIRST_SAMPLES, min(_UNTIL_ZERO, self.values.left)):
-            points = spread_out(self.shape, count, self.rng)
-            found = self._compare(points, self.zero)
-            if found.errors.any():
-                best = found.points[[int(np.argmax(found.errors))]]
-                top: Array = self._climb(best, self.zero)[0].points[0]
+        for count in (_FIRST_SAMPLES, min(_UNTIL_ZERO, self._values.left)):
+            sample = self._errors.compare(spread_out(self._shape, count, self._rng), self._zero)
+            if sample.errors.any():
+                top: Array = self._errors.climb(sample.worst(1), self._zero)[0].points[0]
                 return top
         return None
 
-    def _train(self, cross: Cross) -> TensorTrain:
+    def _train(self, cross: Cross, rounding: float) -> TensorTrain:
         """Return the train of the cross, rounded, in the precision of f."""
-        train = round(TensorTrain(cross.cores()), rtol=self.rounding).value
-        dtype = self.values.dtype
-        return TensorTrain([core.astype(dtype) for core in train.cores], train.center, train.log_scale)
+        train = round(TensorTrain(cross.cores()), rtol=rounding).value
+        return TensorTrain([core.astype(self._values.dtype) for core in train.cores], train.center, train.log_scale)
 
-    def _look(self, cross: Cross, train: TensorTrain) -> tuple[_Sample, float, bool]:
+    def _look(self, cross: Cross, train: TensorTrain) -> tuple[Sample, float, bool]:
         """Return a sample of errors, the error estimated from it, and whether that is all that can be found.
 
         A few points tell a train that is not good enough, more of them and a search for the largest errors one that is.
         """
-        target = max(_AIM * self.rtol, roundoff(train.dtype, len(self.shape) + 1))
-        sample, error = self._estimate(train, max(_SAMPLES, int(_PART * self.values.n_calls)))
+        target = max(_AIM * self._rtol, roundoff(train.dtype, len(self._shape) + 1))
+        few, many = (
+            max(least, int(part * self._values.n_calls))
+            for least, part in ((_SAMPLES, _PART), (_LAST_SAMPLES, _LAST_PART))
+        )
+        sample, error = self._errors.estimate(train, few)
+        found = self._errors.compare(self._crossings(cross, _CROSSINGS if error > target else few), train)
         if error > target:
-            return sample + self._compare(self._crossings(cross, _CROSSINGS), train), error, False
-        found = self._compare(self._crossings(cross, max(_CROSSINGS, int(_PART * self.values.n_calls))), train)
-        starts = [some.points[np.argsort(-some.errors)[: _STARTS // 2]] for some in (sample, found)]
-        _, lines = self._climb(np.concatenate(starts), train)
-        _, error = self._estimate(train, max(_LAST_SAMPLES, int(_LAST_PART * self.values.n_calls)), lines)
-        sample, held = self._again(train)
-        error = max(error, held)
+            return sample + found, error, False
+        _, lines = self._errors.climb(np.concatenate([sample.worst(_STARTS // 2), found.worst(_STARTS // 2)]), train)
+        _, error = self._errors.estimate(train, many, lines)
+        sample, known = self._errors.again(train)
+        error = max(error, known)
         return sample, error, error <= target
 
-    def _estimate(self, train: TensorTrain, count: int, lines: Sequence[Array] = ()) -> tuple[_Sample, float]:
-        r"""Return a fresh sample and the error estimated from it.
-
-        Of N entries, those at points drawn with the density w / N tell norms without bias,
-
-            norm(a)^2 = N <|a(i)|^2 / w(i)>,        w = (1 + N |t|^2 / norm(t)^2 + p + q) / 4
-
-        for a quarter of them uniform, and a quarter drawn from the train t: the first see errors wherever they are
-        many, the others those on the peaks of t. Products p of errors along `lines` through peaks of the error, and q
-        of their means with constants, see errors around those peaks; without lines they are left out.
-        """
-        wide = [line + line.mean(axis=1, keepdims=True) for line in lines]
-        each = count // (4 if lines else 2)
-        drawn = [spread_out(self.shape, each, self.rng), draw(train.cores, each, self.rng)]
-        drawn += [draw_products(some, each, self.rng) for some in (lines, wide) if some]
-        points = np.concatenate(drawn)
-        self.sampled.append(points)
-        t, f = self._entries(train, points), self.values(points)
-        with np.errstate(divide="ignore"):
-            from_train = math.fsum(map(math.log, self.shape)) + 2 * (np.log(np.abs(t)) - train.log_norm())
-        logs = [np.zeros(len(points)), from_train]
-        logs += [log_density_of_products(some, points) for some in (lines, wide) if some]
-        log_w = np.logaddexp.reduce(logs, axis=0) - math.log(len(logs))
-        scale, errors = self.values.largest, np.abs(f - t)
-        weights = np.exp(log_w.min() - log_w)
-        lost, whole = np.square(errors / scale) * weights, np.square(np.abs(f) / scale) * weights
-        likely = lost.mean() + _SURE * lost.std() / math.sqrt(len(points))
-        return _Sample(points, errors), math.sqrt(likely / whole.mean()) if whole.any() else math.inf
-
-    def _grow(self, cross: Cross, sample: _Sample) -> bool:
+    def _grow(self, cross: Cross, sample: Sample) -> bool:
         """Make the cross right where the largest errors are known; False where they are roundoff."""
-        points, first = np.unique(sample.points, axis=0, return_index=True)
-        errors = sample.errors[first]
-        order = np.argsort(-errors)[: min(_POINTS, max(cross.ranks))]
-        least = _ROUNDOFF * float(np.finfo(self.values.dtype or float).eps) * self.values.largest
-        return any(cross.grow(points[order], part * float(errors[order[0]]), least) for part in _THRESHOLDS)
+        points, top = sample.worst(min(_POINTS, max(cross.ranks))), float(sample.errors.max())
+        least = _ROUNDOFF * float(np.finfo(self._values.dtype).eps) * self._values.largest
+        return any(cross.grow(points, part * top, least) for part in _THRESHOLDS)
 
     def _crossings(self, cross: Cross, count: int) -> Array:
         """Return points between a row of one bond and a column of the next but one, their two own legs drawn."""
-        d, rng = len(self.shape), self.rng
+        d, rng = len(self._shape), self._rng
         found = []
         for k in rng.integers(0, d - 1, count if d > 1 else 0):
             row, column = rng.choice(cross.rows[k]), rng.choice(cross.columns[k + 1])
-            found.append(np.concatenate([row, rng.integers(self.shape[k : k + 2]), column]))
+            found.append(np.concatenate([row, rng.integers(self._shape[k : k + 2]), column]))
         return np.array(found, np.intp).reshape(-1, d)
-
-    def _climb(self, points: Array, train: TensorTrain) -> tuple[_Sample, list[Array]]:
-        """Move every point to the largest error along each leg in turn; return them, and for every leg the errors."""
-        points, lines = points.copy(), [np.empty(0)] * len(self.shape)
-        for k in self.rng.permutation(len(self.shape)):
-            line = np.repeat(points, self.shape[k], axis=0)
-            line[:, k] = np.tile(np.arange(self.shape[k]), len(points))
-            errors = self._compare(line, train).errors.reshape(len(points), -1)  # m n
-            points[:, k] = errors.argmax(axis=1)
-            tops = errors.max(axis=1)
-            lines[k] = errors / np.where(tops > 0, tops, 1)[:, None] + (tops == 0)[:, None]
-        return _Sample(points, tops), lines
-
-    def _again(self, train: TensorTrain) -> tuple[_Sample, float]:
-        """Return all samples so far with the errors of this train there, and the error that these alone make."""
-        points = np.unique(np.concatenate(self.sampled), axis=0)
-        sample, self.sampled = self._compare(points, train), [points]
-        size = norm(sample.errors)
-        return sample, math.exp(math.log(size) - train.log_norm()) if size > 0 else 0.0
-
-    def _compare(self, points: Array, train: TensorTrain) -> _Sample:
-        self.sampled.append(points)
-        return _Sample(points, np.abs(self.values(points) - self._entries(train, points)))
-
-    @staticmethod
-    def _entries(train: TensorTrain, points: Array) -> Array:
-        cores, twos, factor = take_apart(train)
-        return shift(
-            entries([core.astype(np.result_type(core, np.float64), copy=False) for core in cores], points) * factor,
-            twos,
-        )
