@@ -1,7 +1,11 @@
 from tnlib_adapters.attention.attention import Attention as Attention
-from tnlib_adapters.attention.attention import FrozenAttention as FrozenAttention
 from tnlib_adapters.attention.checkpoint import Checkpoint as Checkpoint
 from tnlib_adapters.attention.checkpoint import open_checkpoint as open_checkpoint
+from tnlib_adapters.attention.frozen import FrozenAttention as FrozenAttention
+from tnlib_adapters.attention.frozen_stack import FrozenPaths as FrozenPaths
+from tnlib_adapters.attention.frozen_stack import FrozenStack as FrozenStack
+from tnlib_adapters.attention.frozen_stack import freeze as freeze
+from tnlib_adapters.attention.residual_product import ResidualProduct as ResidualProduct
 from tnlib_adapters.compression.compare import compare as compare
 from tnlib_adapters.compression.compress import compress as compress
 from tnlib_adapters.data.builtin import builtin_path as builtin_path

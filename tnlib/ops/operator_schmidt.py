@@ -85,7 +85,7 @@ def _decomposed(t: KroneckerTerms) -> tuple[Array, list[Factors], int, Array, Ar
 
 
 def _smaller_side(t: KroneckerTerms) -> int:
-    return min(t.left[0].size, math.prod(t.right[0].shape))
+    return min(math.prod(t.left.shape[1:]), math.prod(t.right[0].shape))
 
 
 def _as_stack(u: Array, t: KroneckerTerms) -> Array:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank, Tucker
+from tnlib import ArgumentError, ArgumentTypeError, LowRank, Tucker
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
+from tnlib_adapters.attention.frozen import FrozenAttention, frozen_heads
 from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.module import module_arguments
@@ -25,32 +25,6 @@ from tnlib_adapters.attention.query_key import (
     without_positions,
 )
 from tnlib_adapters.attention.rotary import Rotary
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class FrozenAttention:
-    """A layer whose patterns are fixed: the affine map x -> terms x + constant; unpacks to the two.
-
-    Parameters
-    ----------
-    terms
-        sum_h A^h (x) (W_V^h W_O^h)^T on arrays (positions, d_model).
-    constant
-        (positions, d_model): what the value and output biases add.
-    """
-
-    terms: KroneckerTerms
-    constant: Array
-
-    def __repr__(self) -> str:
-        return f"FrozenAttention({self.terms!r} and a constant of shape {self.constant.shape})"
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.terms, self.constant))
-
-    def apply(self, x: Array) -> Array:
-        """Return the layer's output (positions, d_model) for x (positions, d_model)."""
-        return self.terms.apply(x) + self.constant
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -393,24 +367,9 @@ class Attention:
         Raises
         ------
         ArgumentError
-            If there is not one matrix per head.
+            If there is not one matrix per head, or more positions than the model was made for.
         """
-        patterns = as_array("Attention.frozen", "patterns", patterns)
-        if patterns.ndim != 3 or len(patterns) != self.n_heads:
-            raise ArgumentError(
-                f"Attention.frozen: patterns must have shape (heads, n, n') with {self.n_heads} heads, "
-                f"got {patterns.shape}; pass one matrix per head."
-            )
-        group = self.n_heads // self.kv_heads
-        right = [LowRank(self.W_O[h].T, self.W_V[h // group].T) for h in range(self.n_heads)]  # d [dh] d
-        dtype = np.result_type(patterns, self.W_O)
-        constant = np.zeros((patterns.shape[1], self.d_model), dtype)
-        if self.b_V is not None:
-            b_v = np.repeat(self.b_V, group, axis=0)
-            constant += np.einsum("hij,hk,hkd->id", patterns, b_v, self.W_O, optimize=True)  # n d
-        if self.b_O is not None:
-            constant += self.b_O
-        return FrozenAttention(KroneckerTerms(patterns, tuple(right)), constant)
+        return frozen_heads(self.W_V, self.W_O, self.b_V, self.b_O, patterns, context=self.context)
 
     def stacked(self) -> Array:
         """Return all weights as one array (projection, head, d_model, d_head), projections in the order Q, K, V, O.

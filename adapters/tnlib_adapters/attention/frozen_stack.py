@@ -1,0 +1,183 @@
+r"""Attention-only layers with fixed patterns on a residual stream: one affine operator, and the paths through it.
+
+    x_L = (1 + K_L) ... (1 + K_1) x_0 + constant,      K_l = sum_h A^h (x) (W_V^h W_O^h)^T
+
+N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError, KroneckerTerms
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_count, to_numpy
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.frozen import FrozenAttention
+from tnlib_adapters.attention.residual_product import Head, ResidualProduct, expand
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrozenStack:
+    """Layers with fixed patterns, each adding to the residual stream: the affine map x -> operator x + constant.
+
+    Unpacks to the two. `second @ first` is one stack on top of another.
+
+    Parameters
+    ----------
+    layers
+        First layer first; all of the same positions and features.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> uniform = np.tril(np.ones((4, 10, 10))) / np.arange(1, 11)[:, None]
+    >>> stack = freeze(model, [uniform, uniform])
+    >>> stack
+    FrozenStack(layers of 4, 4 heads on 10 positions x 64 features)
+    >>> len(stack.expand().paths)  # (1 + 4)^2 - 1, the direct path not counted
+    24
+    """
+
+    layers: Sequence[FrozenAttention]
+
+    __array_ufunc__ = None  # an array @ this is no array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        ResidualProduct([layer.terms for layer in self.layers])  # refuses what does not fit
+
+    def __repr__(self) -> str:
+        n, d = self.layers[0].constant.shape
+        heads = ", ".join(str(layer.terms.ranks[0]) for layer in self.layers)
+        return f"FrozenStack(layers of {heads} heads on {n} positions x {d} features)"
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.operator, self.constant))
+
+    @property
+    def operator(self) -> ResidualProduct:
+        """The linear part."""
+        return ResidualProduct([layer.terms for layer in self.layers])
+
+    @property
+    def constant(self) -> Array:
+        """What all biases together add to the stream, (positions, d_model)."""
+        return self.apply(np.zeros_like(self.layers[0].constant))
+
+    def apply(self, x: Array) -> Array:
+        """Return the stream behind the last layer for the stream x (positions, d_model) in front of the first."""
+        for layer in self.layers:
+            x = x + layer.apply(x)
+        return x
+
+    def __matmul__(self, other: Any) -> FrozenStack:
+        return FrozenStack([*other.layers, *self.layers]) if isinstance(other, FrozenStack) else NotImplemented
+
+    def expand(self, *, max_order: int | None = None) -> FrozenPaths:
+        """Return all paths through at least one head, each one term; `tnlib.round(paths.terms, ...)` finds fewer terms.
+
+        Parameters
+        ----------
+        max_order
+            Only paths of at most so many heads.
+
+        Raises
+        ------
+        ArgumentError
+            If all of them would be more than 2**28 numbers: there are (1 + heads)^layers - 1.
+        """
+        order = None if max_order is None else as_count("FrozenStack.expand", "max_order", max_order)
+        paths, terms = expand([layer.terms for layer in self.layers], order)
+        return FrozenPaths(paths, terms, self.constant)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrozenPaths:
+    """A stack multiplied out: x -> x + terms x + constant.
+
+    Parameters
+    ----------
+    paths
+        For every term the heads (layer, head) that it goes through, first layer first.
+    terms
+        A^h2 A^h1 (x) (W_V^h1 W_O^h1 W_V^h2 W_O^h2)^T and so on. The direct path, through no head, is not among them.
+    constant
+        (positions, d_model): what all biases add, along all paths.
+    """
+
+    paths: Sequence[tuple[Head, ...]]
+    terms: KroneckerTerms
+    constant: Array
+
+    def __repr__(self) -> str:
+        n, d = self.constant.shape
+        longest = max(map(len, self.paths))
+        return f"FrozenPaths({len(self.paths)} paths of at most {longest} heads on {n} positions x {d} features)"
+
+    def apply(self, x: Array) -> Array:
+        """Return the stream behind the last layer for the stream x (positions, d_model) in front of the first."""
+        return to_numpy("FrozenPaths.apply", "x", x) + self.terms.apply(x) + self.constant
+
+
+def freeze(checkpoint: Checkpoint, patterns: Sequence[Array]) -> FrozenStack:
+    """Return an attention-only model, from its embeddings to its final stream, with all patterns fixed.
+
+    Parameters
+    ----------
+    checkpoint
+        Of an architecture without norms and feed-forward layers.
+    patterns
+        Per layer (heads, n, n): the weight that position i gives to position j, rows summing to one.
+
+    Raises
+    ------
+    ArgumentError
+        If the model has norms or feed-forward layers, which are not linear, or patterns do not fit it.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> from tnlib_adapters.forward.model import run
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> seen = run(model, [5, 6, 7, 5, 6])
+    >>> stack = freeze(model, [of_layer[0] for of_layer in seen.patterns])
+    >>> bool(np.allclose(stack.apply(seen.residuals[0][0]), seen.residuals[-1][0]))
+    True
+    """
+    row = checkpoint.architecture
+    if row.norm_place is not None or row.mlp is not None:
+        raise ArgumentError(
+            f"freeze: checkpoint must be an attention-only model without norms, got a {row.model_type}, whose norms "
+            "and feed-forward layers are not linear; freeze one layer with checkpoint.attention(layer).frozen(...)."
+        )
+    if len(patterns) != checkpoint.n_layers:
+        raise ArgumentError(
+            f"freeze: patterns must be one array per layer, {checkpoint.n_layers}, got {len(patterns)}; "
+            "pass what the model attended to on one sequence."
+        )
+    checked = [as_array("freeze", f"patterns of layer {layer}", a) for layer, a in enumerate(patterns)]
+    for layer, a in enumerate(checked):
+        _check_pattern(layer, a, (checkpoint.sizes.n_heads, *checked[0].shape[-1:] * 2))
+    return FrozenStack([checkpoint.attention(layer).frozen(a) for layer, a in enumerate(checked)])
+
+
+def _check_pattern(layer: int, a: Array, shape: tuple[int, ...]) -> None:
+    if a.shape != shape:
+        raise ArgumentError(
+            f"freeze: patterns of layer {layer} must have shape (heads, n, n) = {shape}, got {a.shape}; "
+            "pass those of one sequence, the same in all layers."
+        )
+    sums = a.sum(axis=2)
+    off = np.abs(sums - 1)
+    if off.max() > 1e-3:  # half precision is right to as much
+        head, i = np.unravel_index(off.argmax(), off.shape)
+        raise ArgumentError(
+            f"freeze: patterns of layer {layer} must have rows that sum to one, got {sums[head, i]:.4g} in row {i} of "
+            f"head {head}; pass what softmax returned, or build layers of any weights with Attention.frozen."
+        )
