@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tnlib import FileFormatError
+from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.attention.arguments import layer_arguments, one_head, per_head
 from tnlib_adapters.attention.attention import Attention
@@ -146,6 +146,28 @@ class Checkpoint:
         if self.pieces is not None:
             return Attention(**told, **one_head(per_head(self.projections(layer), self.sizes), head))
         return Attention(**told, **self._read_head(layer, head))
+
+    def positions(self) -> Array:
+        """Return the learned positions (context, d_model), from the first position of a sequence on.
+
+        They are what the stream starts with on top of its tokens, before any norm of the two; see
+        `Attention.qk_positions`.
+
+        Raises
+        ------
+        ArgumentError
+            If positions are not learned.
+        """
+        row = self.architecture
+        if row.reads == "images":
+            return self.read(f"{row.embeddings[0].split('.')[0]}.position_embeddings")[0]
+        if len(row.embeddings) < 2:
+            raise ArgumentError(
+                f"Checkpoint.positions: positions must be learned, but a {row.model_type} has none; its attention layers "
+                "know the distance: use qk with a distance, or qk_tensor."
+            )
+        first = row.first_position(self.config) if callable(row.first_position) else row.first_position
+        return self.read(f"{row.embeddings[1]}.weight")[first:]
 
     def _arguments(self, layer: int, length: int | None, function: str) -> dict[str, Any]:
         base = self.prefix + self.architecture.attention.format(layer=layer)

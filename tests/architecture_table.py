@@ -1,0 +1,192 @@
+"""Measures every row of the table of architectures against transformers, and writes docs/architectures.md.
+
+    python tests/architecture_table.py
+
+A cell is the largest error over layers and heads, relative to the largest entry, of models in single precision; or
+the reason why there is none. `MEASURES` holds one function per column.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+import transformers_models as models
+from tnlib_adapters import Attention, Checkpoint, open_checkpoint
+from tnlib_adapters.forward.model import run
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
+GREEN = 1e-5  # single precision through two layers
+Cell = float | str  # an error, or the reason why there is none
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small random model, the folder it was saved to, and what it computed."""
+
+    model: Any
+    checkpoint: Checkpoint
+    ran: models.Recorded
+
+    def layers(self) -> Iterator[tuple[Attention, list[np.ndarray]]]:
+        """Every layer beside the scores, patterns, input and output of the first sequence."""
+        ran = self.ran
+        for i, of_layer in enumerate(zip(ran.scores, ran.patterns, ran.inputs, ran.outputs, strict=True)):
+            yield self.checkpoint.attention(i), [a[0] for a in of_layer]
+
+
+def make_case(name: str, folder: Path) -> Case:
+    model = models.random_model(name)
+    model.save_pretrained(folder)
+    return Case(model, open_checkpoint(folder), models.record(model, models.inputs(model)))
+
+
+def off(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def scores(case: Case) -> Cell:
+    worst = 0.0
+    for layer, (theirs, _, x, _) in case.layers():
+        seen = layer.mask(len(x))
+        shift = 0 if layer.alibi is None else layer.alibi[:, None, None] * np.arange(len(x))[:, None]
+        ours, theirs = layer.scores(x), theirs - shift
+        worst = max(worst, *(off(o[seen], t[seen]) for o, t in zip(ours, theirs, strict=True)))
+    return worst
+
+
+def forms(case: Case) -> Cell:
+    """Scores from qk(head, distance) alone."""
+    worst = 0.0
+    for layer, (_, _, x, _) in case.layers():
+        if layer.head_norm is not None:
+            return "not bilinear"
+        x1, n = np.hstack([x, np.ones((len(x), 1))]), len(x)
+        distance = np.arange(n)[:, None] - np.arange(n)
+        theirs = layer.scores(x.astype(np.float64))
+        for head in range(layer.n_heads):
+            ours = np.zeros((n, n))
+            for far in np.unique(distance):
+                ours = np.where(distance == far, layer.scale * x1 @ layer.qk(head, int(far)).full() @ x1.T, ours)
+            ours = ours if layer.softcap is None else layer.softcap * np.tanh(ours / layer.softcap)
+            worst = max(worst, off(ours, theirs[head]))
+    return worst
+
+
+def outputs(case: Case) -> Cell:
+    return max(off(layer.frozen(a).apply(x), y) for layer, (_, a, x, y) in case.layers())
+
+
+def in_memory(case: Case) -> Cell:
+    pairs = ((layer, Attention.from_module(case.model, i)) for i, (layer, _) in enumerate(case.layers()))
+    return max(off(getattr(a, w), getattr(b, w)) for a, b in pairs for w in ("W_Q", "W_K", "W_V", "W_O"))
+
+
+def forward(case: Case) -> Cell:
+    got = run(case.checkpoint, case.ran.tokens)
+    if case.ran.logits is not None and got.logits is not None:
+        return off(got.logits, case.ran.logits)
+    return off(got.hidden, case.ran.hidden)
+
+
+MEASURES: Mapping[str, Callable[[Case], Cell]] = {
+    "scores": scores,
+    "forms": forms,
+    "outputs": outputs,
+    "in memory": in_memory,
+    "forward": forward,
+}
+
+
+def shown(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return cell
+    return "equal" if cell == 0 else f"{cell:.0e}" if cell < GREEN else f"**{cell:.0e}**"
+
+
+def heads(layer: Attention) -> str:
+    on = "" if layer.kv_heads == layer.n_heads else f" on {layer.kv_heads}"
+    return f"{layer.n_heads}{on}, of {layer.d_head}"
+
+
+def positions(case: Case, layer: Attention) -> str:
+    if layer.rotary is not None:
+        told = case.model.config.to_dict().get("rope_parameters") or {}
+        kind = told.get("rope_type", "default")
+        part = "" if layer.rotary.n_columns == layer.d_head else f", {layer.rotary.n_columns} columns"
+        return f"rotary{'' if kind == 'default' else ' ' + kind}{part}{', in pairs' if layer.rotary.pairs else ''}"
+    return "learned" if layer.alibi is None else "ALiBi"
+
+
+def besides(case: Case) -> str:
+    all_layers = [layer for layer, _ in case.layers()]
+    windows = {layer.window for layer in all_layers}
+    said = {
+        "biases": any(layer.b_K is not None for layer in all_layers),
+        "QK norm": any(layer.head_norm is not None for layer in all_layers),
+        "soft cap": any(layer.softcap is not None for layer in all_layers),
+        "window": windows == {*windows} - {None},
+        "window in some layers": None in windows and len(windows) > 1,
+        "no mask": not all_layers[0].causal,
+    }
+    return ", ".join(what for what, holds in said.items() if holds)
+
+
+TEXT = """# Architectures
+
+Written by `python tests/architecture_table.py`; the numbers are not edited by hand.
+
+`open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` know the architectures below, by
+the names of transformers 4 and 5. Each is one row in `checkpoints/architectures.py`. Every line of the table is a small
+model of transformers {version}, randomly initialised with biases and norms that are neither 0 nor 1, run with hooks. A
+cell is the largest error over layers and heads relative to the largest entry, in single precision:
+
+- **scores**: `Attention.scores`, positions, norms and soft caps included, where the model's mask lets them be seen
+- **forms**: the same from `qk(head, distance)` at every distance, one bilinear form each
+- **outputs**: `frozen(patterns)` under the model's own patterns
+- **in memory**: weights of `Attention.from_module` beside those of the saved folder
+- **forward**: logits, or hidden states, of `tnlib_adapters.forward.model.run`
+"""
+
+NOTES = """
+What to know:
+
+- Rotary embeddings: `qk(head)` without a distance is refused. `qk(head, distance)` is exact at any distance,
+  `qk_tensor(head, distances)` holds them all in Tucker form, and `plane=` singles out one frequency. Variants: default,
+  linear, dynamic, YaRN with its attention factor, Llama 3, longrope. Where frequencies depend on how long a sequence is
+  (dynamic, longrope), `length=` says so; without it they are those of sequences no longer than in training.
+- ALiBi lowers a score by slope times distance; transformers counts from the first key instead, which shifts whole rows
+  and is invisible to softmax.
+- Queries and keys that are normalised (Qwen3) give no bilinear form: `qk` says so, and `numerator()` is the layer
+  without the two divisions. Soft caps (Gemma 2) are applied to the form by `scores`, never left out.
+- Grouped heads: `qk_group` and `ov_group` hold the forms of all query heads that share a key and value head, with the
+  shared weights as one factor.
+- `head(layer, head)` of a checkpoint reads one head alone.
+- Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
+"""
+
+
+def page(rows: Mapping[str, Case]) -> str:
+    columns = ("model", "heads", "positions", "besides", *MEASURES)
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for name, case in rows.items():
+        layer = case.checkpoint.attention(0)
+        cells = (shown(measure(case)) for measure in MEASURES.values())
+        lines.append("| " + " | ".join((name, heads(layer), positions(case, layer), besides(case), *cells)) + " |")
+    return TEXT.format(version=transformers.__version__) + "\n" + "\n".join(lines) + "\n" + NOTES
+
+
+def main() -> None:
+    models.quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {name: make_case(name, Path(folder) / name) for name in sorted(models.MODELS)}
+        PAGE.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
