@@ -1,4 +1,4 @@
-"""States and operators of quimb: the same arrays and gauge, whatever their indices are called and how they are sorted."""
+"""States and operators of quimb: the same arrays and gauge, whatever their indices are called and in which order."""
 
 from __future__ import annotations
 

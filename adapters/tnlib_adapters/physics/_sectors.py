@@ -44,7 +44,8 @@ def by_charge(cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Ar
     if size == 0.0:
         given = [np.eye(1, n, dtype=dtype)[..., None] for n in (core.shape[1] for core in cores)]
     rest = given[0] / given[0].real.dtype.type(size or 1.0)
-    found = Sectors([], [np.ones(1)], [valid(np.zeros((1, legs[0].shape[1]), int))], size, twos, 0.0)
+    one = np.ones(1, given[0].real.dtype)
+    found = Sectors([], [one], [valid(np.zeros((1, legs[0].shape[1]), int))], size, twos, 0.0)
     for k, leg in enumerate(legs):
         left, n, right = rest.shape
         rows = valid((found.charges[k][:, None] + leg[None]).reshape(left * n, -1))  # (l n) q
@@ -60,7 +61,7 @@ def by_charge(cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Ar
     last = np.zeros_like(matrix)
     last[inside] = matrix[inside] / norm(matrix[inside])
     found.cores.append(last.reshape(rest.shape))
-    found.spectra.append(np.ones(1))
+    found.spectra.append(one)
     found.charges.append(rows[inside[:1]])
     found.outside = norm(np.delete(matrix, inside, axis=0))
     return found
