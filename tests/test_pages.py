@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,17 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/compress.md", "docs/conventions.md"])
+@pytest.mark.parametrize(
+    "page", sorted(path.name for path in (ROOT / "docs").glob("*.md") if ">>>" in path.read_text())
+)
+def test_examples_on_the_pages_run(page: str) -> None:
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    result = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, optionflags=options)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md"])
 def test_no_page_is_left_half_written(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not any(word in text for word in ("MEASURED", "TODO", "TBD", "XXX"))
@@ -31,7 +42,7 @@ def test_no_page_is_left_half_written(page: str) -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     import re
 
-    for page in ("README.md", "docs/compress.md", "docs/conventions.md", "CONTRIBUTING.md"):
+    for page in ("README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md", "CONTRIBUTING.md"):
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (folder / target).exists(), f"{page} links to {target}"
