@@ -33,7 +33,9 @@ def test_examples_on_the_pages_run(page: str) -> None:
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md", "docs/physics.md"]
+)
 def test_no_page_is_left_half_written(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not any(word in text for word in ("MEASURED", "TODO", "TBD", "XXX"))
@@ -42,7 +44,14 @@ def test_no_page_is_left_half_written(page: str) -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     import re
 
-    for page in ("README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md", "CONTRIBUTING.md"):
+    for page in (
+        "README.md",
+        "docs/compress.md",
+        "docs/conventions.md",
+        "docs/gauges.md",
+        "docs/physics.md",
+        "CONTRIBUTING.md",
+    ):
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (folder / target).exists(), f"{page} links to {target}"
