@@ -31,9 +31,9 @@ def spin_chain(length: int = 6, total: int = 0, dtype: Any = np.float64, seed: i
 
 
 def random_state(length: int = 6, conserve: str | None = "Sz") -> MPS:
-    """A state of TeNPy's own making, in form B and of norm 1."""
+    """In form B and of norm 1."""
     x = spin_chain(length)
-    return to_tenpy(tnlib.tt_svd(x / np.linalg.norm(x)).value, SpinHalfSite(conserve))
+    return to_tenpy(tnlib.canonicalize(tnlib.tt_svd(x / np.linalg.norm(x)).value, 0), SpinHalfSite(conserve))
 
 
 def spin_operator(name: str, k: int, length: int) -> np.ndarray:
