@@ -478,3 +478,68 @@ def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> N
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 2 * sum(m * n for m, n in sizes.values())  # bytes of the layer in the file
+
+
+# ------------------------------------------------------------------------------------------------ learned positions
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "opt", "roberta", "vit"])
+def test_content_and_positions_add_up_to_the_scores(name: str, saved: Any) -> None:
+    checkpoint = open_checkpoint(saved(name)[1])
+    layer, positions = checkpoint.attention(0), checkpoint.positions()[:9].astype(np.float64)
+    assert len(positions) == 9
+    content = np.random.default_rng(0).standard_normal(positions.shape)
+    c = homogeneous(content)
+    for head in range(layer.n_heads):
+        parts = layer.qk_positions(head, positions)
+        assert (parts.by_key.shape, parts.by_query.shape) == ((layer.d_model + 1, 9), (9, layer.d_model + 1))
+        assert parts.alone.ranks == parts.by_key.ranks == parts.by_query.ranks == (layer.d_head,)
+        got = c @ parts.content.full() @ c.T + c @ parts.by_key.full() + parts.by_query.full() @ c.T
+        want = layer.scores(content + positions)[head]
+        assert_close(layer.scale * (got + parts.alone.full()), want, np.float32)
+
+
+def test_positions_are_those_the_model_adds(saved: Any) -> None:
+    import torch
+
+    for name, module in (("gpt2", "wpe"), ("opt", "decoder.embed_positions"), ("roberta", "embeddings")):
+        model, folder = saved(name)
+        got, base = open_checkpoint(folder).positions(), model.base_model.get_submodule(module)
+        ids = torch.arange(2, 8)[None]
+        with torch.no_grad():
+            if name == "roberta":  # everything but the position is the same in a sequence of one token repeated
+                x = base(torch.full((1, 6), 7))[0].numpy()
+                rest = base.word_embeddings.weight[7] + base.token_type_embeddings.weight[0]
+                want = base.LayerNorm(rest + torch.from_numpy(got[:6])).numpy()
+            else:
+                x, want = base(torch.ones_like(ids) if name == "opt" else torch.arange(6)[None])[0].numpy(), got[:6]
+        assert_close(x, want, np.float32)
+
+
+def test_positions_that_are_not_learned_are_refused(saved: Any) -> None:
+    for name, word in (("llama", "rotary"), ("bloom", "ALiBi")):
+        checkpoint = open_checkpoint(saved(name)[1])
+        with refused(ArgumentError, "Checkpoint.positions", checkpoint.architecture.model_type, "distance"):
+            checkpoint.positions()
+        with refused(ArgumentError, "Attention.qk_positions", word):
+            checkpoint.attention(0).qk_positions(0, np.ones((3, 24)))
+    with refused(ArgumentError, "Attention.qk_positions: positions", "(3, 25)"):
+        open_checkpoint(saved("opt")[1]).attention(0).qk_positions(0, np.ones((3, 25)))
+
+
+def test_null_is_an_answer_where_a_missing_key_is_none(saved: Any, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(saved("gemma2")[1], tmp_path / "changed"))
+    keys = ("attn_logit_softcapping", "query_pre_attn_scalar", "layer_types", "sliding_window")
+    change_config(folder, **dict.fromkeys(keys, ...))
+    layer = open_checkpoint(folder).attention(0)
+    assert (layer.softcap, layer.scale, layer.window) == (50.0, 1 / 16, 4096)
+    assert open_checkpoint(folder).attention(1).window is None
+    change_config(folder, attn_logit_softcapping=None)
+    assert open_checkpoint(folder).attention(0).softcap is None
+
+    folder = Path(shutil.copytree(saved("mistral_whole")[1], tmp_path / "mistral"))
+    assert open_checkpoint(folder).attention(0).window is None
+    change_config(folder, sliding_window=...)
+    assert open_checkpoint(folder).attention(0).window == 4096

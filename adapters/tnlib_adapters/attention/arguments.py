@@ -28,7 +28,7 @@ def layer_arguments(
     """Return everything but weights and biases; `get` reads a tensor below the attention module."""
     turning = read_frequencies(row, config, sizes.d_head, length, function)
     slopes = None if row.alibi is None else row.alibi(config, sizes.n_heads, sizes.d_head)
-    cap = None if row.softcap is None else row.get(config, row.softcap)
+    cap = None if row.softcap is None else row.stated(config, row.softcap)
     return {
         "scale": row.scale(config, layer, sizes.d_head),
         "rotary": turning and Rotary(turning.radians, pairs=_in_pairs(row), factor=turning.factor),

@@ -11,20 +11,17 @@ from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank, Tucker
 from tnlib._typing import Array
-from tnlib._validate import as_array, to_numpy
+from tnlib._validate import as_array
 from tnlib_adapters.attention.frozen import FrozenAttention, frozen_heads
 from tnlib_adapters.attention.head_norm import HeadNorm
-from tnlib_adapters.attention.index import as_index
+from tnlib_adapters.attention.index import as_distances, as_index
+from tnlib_adapters.attention.learned import PositionParts, position_parts
 from tnlib_adapters.attention.module import module_arguments
-from tnlib_adapters.attention.query_key import (
-    rotated,
-    sloped,
-    stack_rotated,
-    stack_sloped,
-    stack_without_positions,
-    without_positions,
-)
+from tnlib_adapters.attention.query_key import form, forms
 from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.attention.shapes import check_shapes
+
+_ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,42 +98,13 @@ class Attention:
     context: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi"):
+        for name in _ARRAYS:
             value = getattr(self, name)
             object.__setattr__(self, name, value if value is None else as_array("Attention", name, value))
         if not isinstance(self.scale, numbers.Real) or isinstance(self.scale, bool):
             raise ArgumentTypeError(f"Attention: scale must be a real number, got {self.scale!r}; pass 1/sqrt(d_head).")
-        if self.W_Q.ndim != 3 or self.W_K.ndim != 3 or not len(self.W_K) or len(self.W_Q) % len(self.W_K):
-            raise ArgumentError(
-                "Attention: W_Q must have shape (heads, d_model, d_head) and W_K (kv_heads, d_model, d_head) with "
-                f"kv_heads dividing heads, got {self.W_Q.shape} and {self.W_K.shape}; reshape them per head."
-            )
-        heads, d_model, d_head = self.W_Q.shape
-        kv_heads = len(self.W_K)
-        expected = {
-            "W_K": (kv_heads, d_model, d_head),
-            "W_V": (kv_heads, d_model, d_head),
-            "W_O": (heads, d_head, d_model),
-            "b_Q": (heads, d_head),
-            "b_K": (kv_heads, d_head),
-            "b_V": (kv_heads, d_head),
-            "b_O": (d_model,),
-            "alibi": (heads,),
-        }
-        for name, shape in expected.items():
-            value = getattr(self, name)
-            if value is not None and value.shape != shape:
-                raise ArgumentError(
-                    f"Attention: {name} must have shape {shape} beside W_Q {self.W_Q.shape}, got {value.shape}; "
-                    "weights act on rows, per head."
-                )
-        if self.rotary is not None and self.rotary.n_columns > d_head:
-            raise ArgumentError(
-                f"Attention: rotary must turn at most the {d_head} columns of a head, got {self.rotary.n_columns}; "
-                "pass one frequency per plane of two columns."
-            )
-        if self.rotary is not None and self.alibi is not None:
-            raise ArgumentError("Attention: rotary and alibi exclude each other, got both; pass one of them.")
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        check_shapes(arrays, 0 if self.rotary is None else self.rotary.n_columns)
 
     def __repr__(self) -> str:
         shared = "" if self.kv_heads == self.n_heads else f" on {self.kv_heads} key and value heads"
@@ -225,19 +193,15 @@ class Attention:
         ((4,), (2,))
         """
         q, k = self._query_key("qk", head)
-        far = None if distance is None else int(self._distances("qk", "distance", [distance])[0])
-        plane = self._plane("qk", plane)
-        if far is None and (self.rotary is not None or self.alibi is not None):
+        if distance is None and (self.rotary is not None or self.alibi is not None):
             why = "ALiBi lowers them by it" if self.rotary is None else "rotary embeddings turn queries and keys"
             raise ArgumentError(
                 f"Attention.qk: distance must be given, because scores depend on it ({why}), got None; "
                 "pass the position of the query less that of the key, or use qk_tensor for many."
             )
-        if self.rotary is not None:
-            return rotated(q, k, self.rotary, far or 0, plane)
-        if self.alibi is not None:
-            return sloped(q, k, self.alibi[head] / self.scale, far or 0)
-        return without_positions(q, k)
+        at = 0 if distance is None else distance
+        far = int(as_distances("Attention.qk", "distance", [at], self.context)[0])
+        return form(q, k, far, rotary=self.rotary, slope=self._slope(head), plane=self._plane("qk", plane))
 
     def qk_tensor(self, head: int, distances: ArrayLike, *, plane: int | None = None) -> Tucker:
         """Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in its exact Tucker form.
@@ -269,13 +233,9 @@ class Attention:
         Tucker(shape 50 x 7 x 7, ranks (3, 4, 4), 254 numbers, float64)
         """
         q, k = self._query_key("qk_tensor", head)
-        far = self._distances("qk_tensor", "distances", distances)
+        far = as_distances("Attention.qk_tensor", "distances", distances, self.context)
         plane = self._plane("qk_tensor", plane)
-        if self.rotary is not None:
-            return stack_rotated(q, k, self.rotary, far, plane)
-        if self.alibi is not None:
-            return stack_sloped(q, k, self.alibi[head] / self.scale, far)
-        return stack_without_positions(q, k, far)
+        return forms(q, k, far, rotary=self.rotary, slope=self._slope(head), plane=plane)
 
     def qk_group(self, kv_head: int, distance: int | None = None) -> LowRank:
         """Return Omega of all query heads that share a key head, one below the other.
@@ -293,6 +253,34 @@ class Attention:
         """
         forms = [self.ov(head) for head in self._group("ov_group", kv_head)]
         return LowRank(forms[0].left, np.concatenate([form.right for form in forms], axis=1))
+
+    def qk_positions(self, head: int, positions: Array) -> PositionParts:
+        """Split Omega of a head by learned positions: what content and positions ask of each other.
+
+        Parameters
+        ----------
+        head
+            Query head, counted from 0.
+        positions
+            (n, d_model), what the stream holds at each position on top of its content: `Checkpoint.positions()` in
+            front of the first layer.
+
+        Returns
+        -------
+        PositionParts
+            Four forms of rank at most d_head that add up to the scores.
+
+        Raises
+        ------
+        ArgumentError
+            If positions enter the scores otherwise (rotary embeddings, ALiBi), or `positions` does not fit.
+        """
+        if self.rotary is not None or self.alibi is not None:
+            raise ArgumentError(
+                "Attention.qk_positions: positions must be part of the stream, but this layer knows the distance "
+                f"({'ALiBi' if self.rotary is None else 'rotary embeddings'}); use qk with a distance, or qk_tensor."
+            )
+        return position_parts(self.qk(head), self._input("qk_positions", positions, "positions"))
 
     def numerator(self) -> Attention:
         """Return the layer without the norm of its queries and keys, the weights of that norm folded in.
@@ -404,19 +392,9 @@ class Attention:
             _with_bias(self.W_K[k], None if self.b_K is None else self.b_K[k]),  # d~ dh
         )
 
-    def _distances(self, method: str, parameter: str, distances: ArrayLike) -> Array:
-        a = to_numpy(f"Attention.{method}", parameter, distances)
-        if a.ndim != 1 or not a.size or a.dtype.kind not in "iu":
-            raise ArgumentTypeError(
-                f"Attention.{method}: {parameter} must be integers, got {distances!r:.80}; "
-                "count positions from the key to the query."
-            )
-        if self.context is not None and np.abs(a).max() >= self.context:
-            raise ArgumentError(
-                f"Attention.{method}: {parameter} must lie within the context of {self.context} positions, "
-                f"got {a[np.abs(a).argmax()]}; the model was not made for longer sequences."
-            )
-        return a
+    def _slope(self, head: int) -> float | None:
+        """Return the slope of a head as its form has it, which is still to be scaled."""
+        return None if self.alibi is None else float(self.alibi[head]) / self.scale
 
     def _plane(self, method: str, plane: int | None) -> int | None:
         if plane is None:
@@ -427,17 +405,17 @@ class Attention:
             )
         return as_index(f"Attention.{method}", "plane", plane, len(self.rotary.frequencies))
 
-    def _input(self, method: str, x: Array) -> Array:
-        x = as_array(f"Attention.{method}", "x", x)
+    def _input(self, method: str, x: Array, parameter: str = "x") -> Array:
+        x = as_array(f"Attention.{method}", parameter, x)
         if x.ndim != 2 or x.shape[1] != self.d_model:
             raise ArgumentError(
-                f"Attention.{method}: x must have shape (positions, {self.d_model}), got {x.shape}; "
+                f"Attention.{method}: {parameter} must have shape (positions, {self.d_model}), got {x.shape}; "
                 "pass one sequence at a time."
             )
         if self.context is not None and len(x) > self.context:
             raise ArgumentError(
-                f"Attention.{method}: x must hold at most {self.context} positions, as many as the model was made for, "
-                f"got {len(x)}; shorten it."
+                f"Attention.{method}: {parameter} must hold at most {self.context} positions, "
+                f"as many as the model was made for, got {len(x)}; shorten it."
             )
         return x
 

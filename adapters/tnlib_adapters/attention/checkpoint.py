@@ -160,11 +160,12 @@ class Checkpoint:
         """
         row = self.architecture
         if row.reads == "images":
-            return self.read(f"{row.embeddings[0].split('.')[0]}.position_embeddings")[0]
+            table: Array = self.read(f"{row.embeddings[0].split('.')[0]}.position_embeddings")[0]
+            return table
         if len(row.embeddings) < 2:
             raise ArgumentError(
-                f"Checkpoint.positions: positions must be learned, but a {row.model_type} has none; its attention layers "
-                "know the distance: use qk with a distance, or qk_tensor."
+                f"Checkpoint.positions: positions must be learned, but a {row.model_type} has none; its layers know "
+                "the distance: use qk with a distance, or qk_tensor."
             )
         first = row.first_position(self.config) if callable(row.first_position) else row.first_position
         return self.read(f"{row.embeddings[1]}.weight")[first:]

@@ -1,4 +1,4 @@
-"""Numbers of layers, heads and planes."""
+"""Numbers of layers, heads and planes, and distances."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import to_numpy
 
 
 def as_index(function: str, parameter: str, value: Any, count: int) -> int:
@@ -18,3 +20,20 @@ def as_index(function: str, parameter: str, value: Any, count: int) -> int:
             f"{function}: {parameter} must lie between 0 and {count - 1}, got {value}; there are {count} of them."
         )
     return int(value) % count
+
+
+def as_distances(function: str, parameter: str, distances: Any, context: int | None) -> Array:
+    """Return whole distances (distances,) that lie within the context."""
+    a = to_numpy(function, parameter, distances)
+    if a.ndim != 1 or not a.size or a.dtype.kind not in "iu":
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be integers, got {distances!r:.80}; "
+            "count positions from the key to the query."
+        )
+    if context is not None and (a.max() >= context or a.min() <= -context):
+        outside = a[(a >= context) | (a <= -context)][0]
+        raise ArgumentError(
+            f"{function}: {parameter} must lie within the context of {context} positions, got {outside}; "
+            "the model was not made for longer sequences."
+        )
+    return a.astype(np.int64)

@@ -14,12 +14,28 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.rotary import Rotary
 
 
-def without_positions(q: Array, k: Array) -> LowRank:
-    """Return q k^T."""
-    return LowRank(q, k.T)
+def form(
+    q: Array, k: Array, distance: float, *, rotary: Rotary | None, slope: float | None, plane: int | None
+) -> LowRank:
+    """Return the form at one distance, under rotary embeddings, ALiBi or neither."""
+    if rotary is not None:
+        return _rotated(q, k, rotary, distance, plane)
+    return LowRank(q, k.T) if slope is None else _sloped(q, k, slope, distance)
 
 
-def rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | None) -> LowRank:
+def forms(
+    q: Array, k: Array, distances: Array, *, rotary: Rotary | None, slope: float | None, plane: int | None
+) -> Tucker:
+    """Return the forms at many distances as one array (distances, d_model + 1, d_model + 1)."""
+    if rotary is not None:
+        return _stack_rotated(q, k, rotary, distances, plane)
+    if slope is not None:
+        return _stack_sloped(q, k, slope, distances)
+    alike = np.ones((len(distances), 1), q.dtype)
+    return Tucker(np.eye(q.shape[1], dtype=q.dtype)[None], (alike, q, k))
+
+
+def _rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | None) -> LowRank:
     """Return q R(distance) k^T, or the part of one plane, of rank 2."""
     left, right = rotary.rotate(q, distance), rotary.rotate(k, 0)  # the second for its factor alone
     if plane is not None:
@@ -28,18 +44,13 @@ def rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | No
     return LowRank(left, right.T)
 
 
-def sloped(q: Array, k: Array, slope: float, distance: float) -> LowRank:
+def _sloped(q: Array, k: Array, slope: float, distance: float) -> LowRank:
     """Return q k^T - slope * distance on the constant coordinate."""
-    one = constant_coordinate(q)
+    one = _constant_coordinate(q)
     return LowRank(np.hstack([q, -slope * distance * one]), np.hstack([k, one]).T)
 
 
-def stack_without_positions(q: Array, k: Array, distances: Array) -> Tucker:
-    """Return the same form at every distance, (distances, d_model + 1, d_model + 1)."""
-    return Tucker(np.eye(q.shape[1], dtype=q.dtype)[None], (np.ones((len(distances), 1), q.dtype), q, k))
-
-
-def stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
+def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
     """Return the forms at many distances: waves of the distance, queries and keys, joined by a sparse core."""
     waves, core = rotary.waves(distances), rotary.core(q.shape[1])
     if plane is not None:
@@ -51,9 +62,9 @@ def stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: i
     return Tucker(core.astype(q.dtype), (waves.astype(q.dtype), q, k))
 
 
-def stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:
+def _stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:
     """Return the forms at many distances: 1 and the distance itself are all that they depend on it by."""
-    n, one = q.shape[1], constant_coordinate(q)
+    n, one = q.shape[1], _constant_coordinate(q)
     core = np.zeros((2, n + 1, n + 1), q.dtype)
     core[0, :n, :n] = np.eye(n)
     core[1, n, n] = 1
@@ -61,7 +72,7 @@ def stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:
     return Tucker(core, (lines.astype(q.dtype), np.hstack([q, one]), np.hstack([k, one])))
 
 
-def constant_coordinate(q: Array) -> Array:
+def _constant_coordinate(q: Array) -> Array:
     """Return the unit vector (d_model + 1, 1) of the constant coordinate."""
     one = np.zeros((len(q), 1), q.dtype)
     one[-1] = 1

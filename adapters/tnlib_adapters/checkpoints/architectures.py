@@ -2,80 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from tnlib import FileFormatError
-from tnlib_adapters.checkpoints.row import Architecture, Config, Mlp, Rope, inverse_root
+from tnlib_adapters.checkpoints.row import Architecture, Config, Mlp, Rope
+from tnlib_adapters.checkpoints.rules import (
+    bloom_alibi,
+    falcon_alibi,
+    falcon_kv_heads,
+    gemma2_scale,
+    gpt2_scale,
+    opt_final_norm,
+    window_of_every_other,
+    window_of_some,
+    window_unless_null,
+    window_where_stated,
+)
 
 __all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
-
-
-def _gpt2_scale(config: Config, layer: int, d_head: int) -> float:
-    scale = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
-    return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else scale
-
-
-def _gemma2_scale(config: Config, layer: int, d_head: int) -> float:
-    return 1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256))
-
-
-def _window(config: Config, layer: int) -> int | None:
-    """Every layer, where the config states a window."""
-    return config.get("sliding_window")
-
-
-def _window_of_some(config: Config, layer: int) -> int | None:
-    """Layers that the config lists, or by the rule that older configs state."""
-    if not config.get("use_sliding_window", False):
-        return None
-    kinds = config.get("layer_types")
-    sliding = kinds[layer] == "sliding_attention" if kinds else layer >= config.get("max_window_layers", 28)
-    return config.get("sliding_window", 4096) if sliding else None
-
-
-def _window_of_every_other(config: Config, layer: int) -> int | None:
-    kinds = config.get("layer_types")
-    sliding = kinds[layer] == "sliding_attention" if kinds else layer % 2 == 0
-    return config.get("sliding_window", 4096) if sliding else None
-
-
-def alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """Return the slopes of ALiBi: a geometric sequence, with every other one of the next finer sequence filled in.
-
-    >>> alibi_slopes(4)
-    (0.25, 0.0625, 0.015625, 0.00390625)
-
-    References
-    ----------
-    Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022), section 3.
-    """
-    whole = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2.0 ** (-8 * k / whole) for k in range(1, whole + 1)]
-    finer = [2.0 ** (-4 * k / whole) for k in range(1, 2 * whole, 2)]
-    return (*slopes, *finer[: n_heads - whole])
-
-
-def _bloom_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...]:
-    return alibi_slopes(n_heads)
-
-
-def _falcon_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...] | None:
-    """Falcon adds them before it scales the scores."""
-    if not config.get("alibi", False):
-        return None
-    return tuple(slope / math.sqrt(d_head) for slope in alibi_slopes(n_heads))
-
-
-def _falcon_kv_heads(config: Config, n_heads: int) -> int:
-    if config.get("new_decoder_architecture", False):
-        return config.get("num_kv_heads") or n_heads
-    return 1 if config.get("multi_query", True) else n_heads
-
-
-def _opt_final_norm(config: Config) -> str | None:
-    before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
-    return "decoder.final_layer_norm" if before else None
 
 
 BERT = Architecture(
@@ -151,7 +95,7 @@ GPT2 = Architecture(
     projections={"c_attn": "qkv", "c_proj": "o"},
     stored="in_out",
     causal=True,
-    scale=_gpt2_scale,
+    scale=gpt2_scale,
     context="n_positions",
     embeddings=("wte", "wpe"),
     norm_place="before",
@@ -247,7 +191,7 @@ OPT = Architecture(
         norm="decoder.layers.{layer}.final_layer_norm",
         activation="activation_function",
     ),
-    final_norm=_opt_final_norm,
+    final_norm=opt_final_norm,
     narrow=("decoder.project_in", "decoder.project_out"),
     unembed=("lm_head", "decoder.embed_tokens"),
     prefixes=("model.", ""),
@@ -286,9 +230,9 @@ LLAMA = Architecture(
     defaults={"hidden_act": "silu", "tie_word_embeddings": False},
 )
 
-MISTRAL = replace(LLAMA, model_type="mistral", window=_window)
+MISTRAL = replace(LLAMA, model_type="mistral", window=window_unless_null)
 
-QWEN2 = replace(LLAMA, model_type="qwen2", window=_window_of_some)
+QWEN2 = replace(LLAMA, model_type="qwen2", window=window_of_some)
 
 QWEN3 = replace(QWEN2, model_type="qwen3", qk_norm=("q_norm", "k_norm"), defaults={**LLAMA.defaults, "head_dim": 128})
 
@@ -304,9 +248,9 @@ GEMMA = replace(
 GEMMA2 = replace(
     GEMMA,
     model_type="gemma2",
-    scale=_gemma2_scale,
+    scale=gemma2_scale,
     softcap="attn_logit_softcapping",
-    window=_window_of_every_other,
+    window=window_of_every_other,
     attention_norm_after="layers.{layer}.post_attention_layernorm",
     mlp=Mlp(
         up="layers.{layer}.mlp.up_proj",
@@ -317,7 +261,13 @@ GEMMA2 = replace(
         activation="hidden_activation",
     ),
     logit_cap="final_logit_softcapping",
-    defaults={"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    defaults={
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
 )
 
 PHI = Architecture(
@@ -355,7 +305,7 @@ PHI3 = replace(
     model_type="phi3",
     d_head=None,
     projections={"qkv_proj": "qkv", "o_proj": "o"},
-    window=_window,
+    window=window_where_stated,
     mlp=Mlp(
         up="layers.{layer}.mlp.gate_up_proj",
         gate="layers.{layer}.mlp.gate_up_proj",
@@ -370,7 +320,7 @@ FALCON = Architecture(
     n_layers="num_hidden_layers",
     n_heads="num_attention_heads",
     d_model="hidden_size",
-    kv_heads=_falcon_kv_heads,
+    kv_heads=falcon_kv_heads,
     attention="h.{layer}.self_attention",
     projections={"query_key_value": "qkv", "dense": "o"},
     fused="groups",
@@ -378,7 +328,7 @@ FALCON = Architecture(
     causal=True,
     context="max_position_embeddings",
     rope=Rope(unless="alibi"),
-    alibi=_falcon_alibi,
+    alibi=falcon_alibi,
     embeddings=("word_embeddings",),
     norm_place="before",
     norm_eps="layer_norm_epsilon",
@@ -406,7 +356,7 @@ BLOOM = Architecture(
     fused="groups",
     stored="out_in",
     causal=True,
-    alibi=_bloom_alibi,
+    alibi=bloom_alibi,
     embeddings=("word_embeddings",),
     norm_place="before",
     norm_eps="layer_norm_epsilon",

@@ -117,6 +117,10 @@ class Architecture:
                 return config[name]
         return self.defaults.get(key)
 
+    def stated(self, config: Config, key: str) -> Any:
+        """Return a value of a config where null is an answer, and the default only where the key is missing."""
+        return config[key] if key in config else self.defaults.get(key)
+
 
 def names(one_or_more: str | Names | None) -> Names:
     """Return alternatives as a tuple."""

@@ -152,7 +152,7 @@ def _unembed(checkpoint: Checkpoint) -> Unembedding | None:
     if len(weight) != d:
         raise _misfit(f"{name}.weight", (None, d), weight.shape[::-1])
     bias = _bias(checkpoint, name, weight.shape[1])
-    cap = None if row.logit_cap is None else row.get(checkpoint.config, row.logit_cap)
+    cap = None if row.logit_cap is None else row.stated(checkpoint.config, row.logit_cap)
     return Unembedding(Affine(weight, bias), None if cap is None else float(cap))
 
 
