@@ -50,6 +50,7 @@ def test_links_between_pages_lead_somewhere() -> None:
         "docs/conventions.md",
         "docs/gauges.md",
         "docs/physics.md",
+        "docs/architectures.md",
         "CONTRIBUTING.md",
     ):
         folder = (ROOT / page).parent

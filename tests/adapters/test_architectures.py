@@ -543,3 +543,42 @@ def test_null_is_an_answer_where_a_missing_key_is_none(saved: Any, tmp_path: Pat
     assert open_checkpoint(folder).attention(0).window is None
     change_config(folder, sliding_window=...)
     assert open_checkpoint(folder).attention(0).window == 4096
+
+
+# -------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_shows_every_model_and_every_cell_is_green() -> None:
+    import architecture_table as table
+    from transformers_models import MODELS
+
+    text = table.PAGE.read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    header, _, *models_shown = rows
+    assert header[-len(table.MEASURES) :] == list(table.MEASURES)
+    assert [row[0] for row in models_shown] == sorted(MODELS)
+    for row in models_shown:
+        for cell in row[-len(table.MEASURES) :]:
+            assert cell in ("equal", "not bilinear") or float(cell) < table.GREEN, row
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "falcon_alibi", "vit"])
+def test_the_page_is_what_is_measured(name: str, tmp_path: Path) -> None:
+    import architecture_table as table
+
+    text = table.page({name: table.make_case(name, tmp_path)})
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
+    described = line.split("|")[:5]
+    assert any(shown.split("|")[:5] == described for shown in table.PAGE.read_text(encoding="utf-8").splitlines())
+    assert "**" not in line  # nothing misses
+
+
+def test_what_a_layer_has_is_said_in_a_line(saved: Any) -> None:
+    said = {name: repr(open_checkpoint(saved(name)[1]).attention(0)) for name in ("qwen3", "bloom", "gemma2", "opt")}
+    assert said["qwen3"].startswith(
+        "Attention(4 heads of 10 on 2 key and value heads, d_model 24, scale 0.3162, rotary"
+    )
+    assert "normalised queries and keys" in said["qwen3"]
+    assert said["bloom"].endswith(", ALiBi)")
+    assert said["gemma2"].endswith(", rotary, soft cap, window)")
+    assert said["opt"].endswith("scale 0.4082)")

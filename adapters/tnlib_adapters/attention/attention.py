@@ -108,9 +108,16 @@ class Attention:
 
     def __repr__(self) -> str:
         shared = "" if self.kv_heads == self.n_heads else f" on {self.kv_heads} key and value heads"
-        return (
-            f"Attention({self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g})"
-        )
+        besides = {
+            "rotary": self.rotary,
+            "ALiBi": self.alibi,
+            "normalised queries and keys": self.head_norm,
+            "soft cap": self.softcap,
+            "window": self.window,
+        }
+        more = "".join(f", {what}" for what, value in besides.items() if value is not None)
+        sizes = f"{self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g}"
+        return f"Attention({sizes}{more})"
 
     @classmethod
     def from_module(cls, model: Any, layer: int, *, length: int | None = None) -> Attention:
