@@ -367,10 +367,10 @@ def test_an_operator_that_changes_the_charge_has_one_charge() -> None:
 
 
 def test_an_operator_of_large_norm_shares_it_among_its_tensors() -> None:
-    identity = tnlib.TTMatrix([np.eye(4)[None, ..., None]] * 800, None, 100.0)  # norm 2**800 exp(100)
+    identity = tnlib.TTMatrix([np.eye(4)[None, ..., None]] * 200, None, 600.0)  # norm 2**200 exp(600)
     for site in (None, SpinHalfFermionSite("N", "Sz")):
         made = to_tenpy(identity, site)
-        assert max(np.abs(w.to_ndarray()).max() for w in made._W) <= 2.0
+        assert max(np.abs(w.to_ndarray()).max() for w in made._W) < 100.0
         assert from_tenpy(made).log_norm() == pytest.approx(identity.log_norm(), rel=1e-12)
 
 
@@ -432,11 +432,14 @@ def test_what_is_no_state_is_refused() -> None:
             from_tenpy(obj)
 
 
-def test_two_precisions_are_refused() -> None:
-    state = random_state()
-    state._B[1] = state._B[1].astype(np.float32)
-    with oracles.refused(TypeError, "from_tenpy: in obj, tensors", "one precision"):
-        from_tenpy(state)
+def test_two_precisions_become_the_wider_one() -> None:
+    """TeNPy mixes them itself: its singular values are always in double precision."""
+    state = to_tenpy(tnlib.tt_svd(spin_chain(dtype=np.float32)).value)
+    state.convert_form("B")
+    assert {b.dtype for b in state._B} == {np.dtype(np.float32), np.dtype(np.float64)}
+    train = from_tenpy(state)
+    assert {core.dtype for core in train.cores} == {np.dtype(np.float64)}
+    oracles.assert_close(train.full(), spin_chain(), np.float32)
 
 
 def test_values_that_are_no_trains_are_refused() -> None:

@@ -18,9 +18,9 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import as_array
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.vidal import Vidal
-from tnlib_adapters.physics._cores import as_one_precision
 from tnlib_adapters.physics._shared import find_center
 
 STATE_LEGS = ["vL", "p", "vR"]
@@ -60,9 +60,8 @@ class OperatorParts(Parts):
 
 def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
     """Return the state; `name` begins every message."""
-    _refuse_what_is_no_chain(name, parts)
     cores = [
-        core[:, np.argsort(perm)] for core, perm in zip(_checked(name, parts.tensors), parts.perms, strict=True)
+        core[:, order] for core, order in _checked(name, parts, len(parts.forms), len(parts.spectra) - 1)
     ]  # vL p vR
     norm = complex(parts.norm)
     if not math.isfinite(abs(norm)):
@@ -83,18 +82,15 @@ def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
 
 def operator(name: str, parts: OperatorParts) -> TTMatrix:
     """Return the operator; `name` begins every message."""
-    _refuse_what_is_no_chain(name, parts)
-    cores = [
-        core[:, order][:, :, order]
-        for core, order in zip(_checked(name, parts.tensors), map(np.argsort, parts.perms), strict=True)
-    ]  # wL p p* wR
+    cores = [core[:, order][:, :, order] for core, order in _checked(name, parts)]  # wL p p* wR
     cores[0] = cores[0][[_end(name, "IdL of the first", parts.begin, cores[0].shape[0])]]
     cores[-1] = cores[-1][..., [_end(name, "IdR of the last", parts.end, cores[-1].shape[-1])]]
     made = TTMatrix(tuple(cores), find_center(cores))
     return made + made.H if parts.plus_hc else made
 
 
-def _refuse_what_is_no_chain(name: str, parts: Parts) -> None:
+def _checked(name: str, parts: Parts, *counts: int) -> list[tuple[Array, Array]]:
+    """Return every tensor and the order that undoes its site's, in one dtype: TeNPy itself mixes precisions."""
     if parts.boundary != "finite":
         raise ArgumentError(
             f"{name} must have finite boundary conditions, got {parts.boundary!r}; a train has two ends of size 1, cut "
@@ -105,11 +101,17 @@ def _refuse_what_is_no_chain(name: str, parts: Parts) -> None:
             f"{name} must have its sites one by one, got grouped ones, whose basis TeNPy sorts without a record; call "
             "group_split() first."
         )
-
-
-def _checked(name: str, tensors: Sequence[Array]) -> list[Array]:
     function, _, what = name.partition(": ")
-    return as_one_precision(function, f"in {what}, tensor", tensors)
+    tensors = [as_array(function, f"in {what}, tensor {k}", a) for k, a in enumerate(parts.tensors)]
+    if {len(parts.perms), *counts} != {len(tensors)} or any(
+        not np.array_equal(np.sort(perm), np.arange(a.shape[1])) for perm, a in zip(parts.perms, tensors, strict=False)
+    ):
+        raise ArgumentError(
+            f"{name} must have a site, a form and a permutation of its entries for each of {len(tensors)} tensors, got "
+            "others; it is damaged."
+        )
+    dtype = np.result_type(*tensors)
+    return [(np.array(a, dtype, order="C"), np.argsort(perm)) for a, perm in zip(tensors, parts.perms, strict=True)]
 
 
 def _missing_power(name: str, k: int, left: Form, right: Form) -> float:

@@ -37,10 +37,10 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
     Returns
     -------
     TensorTrain | Vidal | TTMatrix
-        Dense cores of one dtype, legs in the order that the sites have without charges. `norm` becomes `log_scale`; its
-        phase, if any, goes into the centre. A state all in form G is a Vidal. `center` is measured: 0 for form B, d - 1
-        for A, the seam for A before and B behind it. An operator begins at its IdL and ends at its IdR, with the
-        adjoint added where TeNPy would add it later.
+        Dense cores of the dtype that holds all of them, legs in the order that the sites have without charges. `norm`
+        becomes `log_scale`; its phase, if any, goes into the centre. A state all in form G is a Vidal. `center` is
+        measured: 0 for form B, d - 1 for A, the seam for A before and B behind it. An operator begins at its IdL and
+        ends at its IdR, with the adjoint added where TeNPy would add it later.
 
     Raises
     ------
@@ -183,6 +183,10 @@ def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, s
     array([[1., 0.],
            [0., 1.]])
     """
+    if not isinstance(value, TTMatrix) and len(getattr(value, "shape", ())) == 1:
+        raise ArgumentError(
+            "write: value must have two sites or more, got 1; TeNPy saves no state of one, use tnlib.save."
+        )
     made = build("write", value, sites)
     hdf5_io = need("write", "tenpy.tools.hdf5_io", PACKAGE)
     write_hdf5("write", path, lambda opened: hdf5_io.save_to_hdf5(opened, made))
