@@ -416,6 +416,7 @@ def test_an_unknown_type_of_storage_is_refused_and_never_evaluated(good: Path, k
         ("psi/MPS[1]/inds/index_1/dim", 2.0, "one integer"),
         ("psi/MPS[1]/storage/data", np.ones(3), "must hold 4 numbers"),
         ("psi/MPS[1]/storage/data", np.ones((2, 2)), "must hold a vector of float64"),
+        ("psi/MPS[1]/storage/data", np.ones(9), "must hold at most 4 numbers"),
         ("psi/MPS[1]/storage/data", np.ones(4, "f4"), "must hold a vector of float64"),
         ("psi/MPS[1]/storage/data", np.array([1.0, np.nan, 1, 1]), "finite"),
         ("psi/MPS[1]/storage/data", None, "data"),

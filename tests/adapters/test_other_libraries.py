@@ -114,6 +114,18 @@ def test_the_scale_goes_into_the_cores(name: str, kind: Any, center: int | None)
 
 
 @pytest.mark.parametrize("name", TRAINS)
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_every_scale_and_zero(name: str, dtype: Any) -> None:
+    library(name)
+    to_library, from_library = verbs(name)
+    cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1), dtype)
+    for power in (0, 100, -100) if dtype.name in ("float32", "complex64") else (0, 660, -660):
+        scaled = [cores[0] * dtype.type(2.0**power), cores[1], cores[2] * 0 if power == 0 else cores[2]]
+        back = from_library(to_library(tnlib.TensorTrain(scaled)))
+        assert all(np.array_equal(a, b) for a, b in zip(back.cores, scaled, strict=True))
+
+
+@pytest.mark.parametrize("name", TRAINS)
 def test_copies_on_both_ways(name: str) -> None:
     library(name)
     to_library, from_library = verbs(name)

@@ -86,7 +86,7 @@ def read_tensor(group: Any) -> tuple[Array, list[Index]]:
     if stored not in _STORAGES:
         refuse(storage, f"must have one of the types {', '.join(_STORAGES)}", repr(stored), "make it dense first")
     kind, dtype = stored.rstrip("}").split("{")
-    data = _read_data(storage, np.dtype(_DTYPES[dtype]))
+    data = _read_data(storage, np.dtype(_DTYPES[dtype]), math.prod(shape))
     if kind == "BlockSparse":
         return _from_blocks(storage, data, legs), legs
     if data.size != math.prod(shape):
@@ -115,9 +115,11 @@ def _read_index(group: Any) -> Index:
     return Index(integer(group, "id"), integer(group, "plev"), names, dim, integer(group, "dir"), blocks)
 
 
-def _read_data(storage: Any, dtype: np.dtype[Any]) -> Array:
+def _read_data(storage: Any, dtype: np.dtype[Any], most: int) -> Array:
     """Return the flat data: Julia stores complex numbers as pairs of fields, C++ as pairs on a last leg."""
     data = storage["data"]
+    if data.size > 2 * most:  # before it is read
+        refuse(storage, f"must hold at most {most} numbers for its indices", str(data.size))
     flat = np.asarray(data[()])
     if "__complex__" in data.attrs:
         if flat.ndim != 2 or flat.shape[1] != 2 or flat.dtype.kind != "f":

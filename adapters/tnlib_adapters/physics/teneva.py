@@ -46,7 +46,7 @@ def from_teneva(obj: Any) -> TensorTrain:
     """
     if not isinstance(obj, list | tuple) or not obj:
         raise wrong_object("from_teneva", obj, "a list of cores")
-    if len(obj) == 2 and isinstance(obj[0], list):
+    if len(obj) == 2 and isinstance(obj[0], list) and not isinstance(obj[1], list):
         raise ArgumentTypeError(
             "from_teneva: obj must be a list of cores, got a list of cores and a power of two; pass the first and "
             "multiply with the second."

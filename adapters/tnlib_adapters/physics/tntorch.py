@@ -6,19 +6,16 @@ A core (l, n, r) is one of a train; a core (n, R) is a CP factor, which stands f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib.decompose.tt_svd import tt_svd
 from tnlib.formats.cp import CP
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
-from tnlib.linalg.scale import norm
-from tnlib.sweeps.budget import Budget
-from tnlib.sweeps.split import dense_to_cores
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center, need
 
@@ -124,7 +121,8 @@ def to_tntorch(value: Value) -> Any:
             return tn.Tensor(to_torch([first * value.weights, *others]))
         case Tucker():
             core, *factors = (np.array(a, value.dtype) for a in value.arrays())
-            return tn.Tensor(to_torch(_exact_cores(core)), Us=to_torch(factors))
+            train = tt_svd(core).value
+            return tn.Tensor(to_torch(with_scale("to_tntorch", train)), Us=to_torch(factors))
 
 
 def _as_core(a: Array, n_legs: int) -> Array:
@@ -135,9 +133,3 @@ def _as_core(a: Array, n_legs: int) -> Array:
     core = np.zeros((rank, *a.shape), a.dtype)
     core[np.arange(rank), ..., np.arange(rank)] = np.moveaxis(a, -1, 0)
     return core
-
-
-def _exact_cores(core: Array) -> Sequence[Array]:
-    sides = [min(int(np.prod(core.shape[:k])), int(np.prod(core.shape[k:]))) for k in range(1, core.ndim)]
-    cores = dense_to_cores(core, Budget(norm(core), None, sides, core.dtype), None)
-    return [np.ascontiguousarray(a) for a in cores]
