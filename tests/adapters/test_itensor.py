@@ -314,14 +314,14 @@ def test_the_scale_goes_into_the_cores(center: int | None, tmp_path: Path) -> No
 
 
 def test_bonds_of_several_legs_and_ends_of_size_one(tmp_path: Path) -> None:
-    a, b = oracles.normal((2, 3, 2)), oracles.normal((3, 4, 2), seed=1)  # site p q, then q s p
+    a, b = oracles.normal((2, 3, 2)), oracles.normal((3, 4, 2), seed=1)
     p, q = leg("Link,p", 2, id=9), leg("Link,q", 3, id=3)
     end = leg("Link,l=0", 1, id=50)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         group = put_group(file, "psi", "MPS")
         group["length"], group["llim"], group["rlim"] = 2, 0, 3
         put_tensor(group, "MPS[1]", a[..., None], [leg("Site,n=1", 2, id=1), q, p, end])
-        put_tensor(group, "MPS[2]", b, [q, leg("Site,n=2", 4, id=2), p])
+        put_tensor(group, "MPS[2]", b.T, [p, leg("Site,n=2", 4, id=2), q])
     want = np.einsum("iqp,qjp->ij", a, b)
     oracles.assert_close(itensor.read(tmp_path / "a.h5").full(), want)
 

@@ -282,6 +282,19 @@ def test_canonical_states_of_tensorkrowch() -> None:
     assert tnlib.distance(after, before) <= 1e-13 * before.norm()
 
 
+@pytest.mark.parametrize("model", ["MPS", "MPO"])
+def test_trained_ends_of_tensorkrowch(model: str) -> None:
+    """Training moves the vectors that close the chain, too."""
+    tk = library("tensorkrowch")
+    sizes = {"phys_dim": 2} if model == "MPS" else {"in_dim": 2, "out_dim": 3}
+    obj = getattr(tk.models, model)(n_features=3, bond_dim=3, init_method="ones", **sizes)
+    for k, node in enumerate((obj.left_node, obj.right_node, *obj.mats_env)):
+        node.tensor.data = torch.from_numpy(oracles.normal(tuple(node.shape), seed=k))
+    value = verbs("tensorkrowch")[1](obj)
+    assert value.ranks == (1, 3, 3, 1)
+    oracles.assert_close(value.full(), contracted(obj).reshape(value.shape))
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_short_states_of_tensorkrowch(n: int) -> None:
     library("tensorkrowch")
