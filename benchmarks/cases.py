@@ -1,4 +1,4 @@
-"""The inputs: eight cases, the same at every run, each with the error that counts as having solved it.
+"""The inputs: eleven cases, the same at every run, each with the error that counts as having solved it.
 
 Trains and CP tensors are random, divided by their norm, plus Gaussian noise: the smallest error possible is known.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.truth import best_gaussian
+from benchmarks.truth import best_gaussian, block_sum, core_product, inner_product
 
 SCALES = ("full", "small")
 WITHIN = 1.001  # an iteration has converged where it is within 0.1 % of the best error
@@ -60,7 +60,18 @@ def cases(scale: str) -> dict[str, Case]:
     ]
     found += [_tucker4(*((12, 4) if small else (64, 16))), *_cubes(*((30, 5) if small else (200, 20)))]
     found += [_matrix(*((200, 25) if small else (2048, 256))), _round(*((12, 6, 12) if small else (60, 32, 64)))]
+    found += [_inner(*((12, 4, 8) if small else (60, 16, 32))), _add(*((12, 4, 8) if small else (60, 16, 32)))]
+    found += [_apply(*((12, 8) if small else (60, 32)))]
     return {case.name: case for case in found}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two chains of cores, and what is to come out of them: cores, or a number as an array (1,)."""
+
+    a: list[np.ndarray]
+    b: list[np.ndarray]
+    answer: Callable[[list[np.ndarray], list[np.ndarray]], Any]
 
 
 def noisy_train(shape: Sequence[int], rank: int, *, noise: float = 1e-4, seed: int = SEED) -> np.ndarray:
@@ -154,18 +165,61 @@ def _round(d: int, rank: int, bond: int) -> Case:
     )
 
 
-def padded_train(shape: Sequence[int], rank: int, bond: int, *, seed: int = SEED) -> list[np.ndarray]:
-    """Cores of a random train of norm near 1, each bond blown up by a wide matrix and its inverse from the right."""
-    generator = np.random.default_rng(seed)
+def random_cores(shape: Sequence[int], rank: int, generator: np.random.Generator) -> list[np.ndarray]:
     d = len(shape)
     sizes = [1, *[rank] * (d - 1), 1]
     cores = [generator.standard_normal((sizes[k], shape[k], sizes[k + 1])) for k in range(d)]
-    cores = [core / math.sqrt(core.shape[0] * core.shape[1]) for core in cores]
-    for k in range(d - 1):
+    return [core / math.sqrt(core.shape[0] * core.shape[1]) for core in cores]
+
+
+def padded_train(shape: Sequence[int], rank: int, bond: int, *, seed: int = SEED) -> list[np.ndarray]:
+    """Cores of a random train of norm near 1, each bond blown up by a wide matrix and its inverse from the right."""
+    generator = np.random.default_rng(seed)
+    cores = random_cores(shape, rank, generator)
+    for k in range(len(cores) - 1):
         wide = generator.standard_normal((rank, bond)) / math.sqrt(bond)
         cores[k] = np.tensordot(cores[k], wide, 1)  # r n [r'] bond
         cores[k + 1] = np.tensordot(np.linalg.pinv(wide), cores[k + 1], 1)  # bond [r'] n r
     return cores
+
+
+def _inner(d: int, n: int, rank: int) -> Case:
+    def make(case: Case) -> Pair:
+        generator = np.random.default_rng(SEED)
+        a, b = (random_cores(case.shape, rank, generator) for _ in range(2))
+        return Pair(a, [one + 0.05 * two for one, two in zip(a, b, strict=True)], inner_product)
+
+    about = f"the inner product of two trains of {d} cores ({rank}, {n}, {rank}) float64 that nearly agree"
+    return Case("inner", about, "number", (n,) * d, rank, limit=1e-10, make=make)
+
+
+def _add(d: int, n: int, rank: int) -> Case:
+    """Bonds twice the true rank come together to four times that, and fall to twice."""
+
+    def make(case: Case) -> Pair:
+        a, b = (padded_train(case.shape, rank // 2, rank, seed=seed) for seed in (SEED, SEED + 1))
+        return Pair(a, b, block_sum)
+
+    about = (
+        f"the sum of two trains of {d} cores ({rank}, {n}, {rank}) float64 whose true rank is {rank // 2}, rounded; "
+        "rtol 1e-6"
+    )
+    return Case("add", about, "train", (n,) * d, rank, limit=1e-6, make=make, rtol=1e-6)
+
+
+def _apply(d: int, rank: int) -> Case:
+    n, bond = 2, 4  # of the operator, whose true rank is half of that
+
+    def make(case: Case) -> Pair:
+        cores = padded_train((n * n,) * d, bond // 2, bond, seed=SEED)
+        operator = [core.reshape(len(core), n, n, -1) for core in cores]
+        return Pair(operator, padded_train(case.shape, rank // 2, rank, seed=SEED + 1), core_product)
+
+    about = (
+        f"{d} cores ({bond}, {n}, {n}, {bond}) of an operator on {d} cores ({rank}, {n}, {rank}) float64, their true "
+        f"ranks half of that; rtol 1e-6"
+    )
+    return Case("apply", about, "train", (n,) * d, rank, limit=1e-6, make=make, rtol=1e-6)
 
 
 def _times(shape: Sequence[int]) -> str:

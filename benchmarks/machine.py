@@ -132,6 +132,17 @@ def _round_cost(case: Case) -> tuple[float, float]:
     return 2 * 8 * d * bond * n * bond, d * n * (3 * bond**3 + 2 * r * bond**2 + 2 * r**2 * bond)
 
 
+def _inner_cost(case: Case) -> tuple[float, float]:
+    d, n, r = len(case.shape), case.shape[0], case.rank
+    return 2 * 8 * d * n * r**2, 4 * d * n * r**3
+
+
+def _apply_cost(case: Case) -> tuple[float, float]:
+    d, n, r, bond = len(case.shape), case.shape[0], case.rank, 4
+    contraction = 2 * n * (bond * r) * r * (r + n * bond)
+    return 8 * d * (n**2 * bond**2 + n * r**2), d * (2 * contraction + 2 * (n * r) ** 2 * bond * r)
+
+
 _TRAIN_WORDS = (
     "read twice; Gram matrix of blocks 4r wide (4r flops an entry, by symmetry) and projection on r of them (2r); "
     "each step leaves a quarter, so 4/3 in all"
@@ -154,5 +165,16 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
         "read twice; one sweep of Gram matrices (3 n R^3 flops a core of bonds R) and one that truncates "
         "(2 n r R^2 + 2 n r^2 R)",
         _round_cost,
+    ),
+    "inner": ("both read once; two products a core (4 n r^3 flops)", _inner_cost),
+    "add": (
+        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops a core of bonds R) and one that truncates "
+        "(2 n r R^2 + 2 n r^2 R)",
+        _round_cost,
+    ),
+    "apply": (
+        "both read once; two sweeps that multiply r vectors by a core of each (2 n R r (r + n R/r) flops, R = 4 r) and "
+        "one triangle of n r by R a core (2 n^2 r^2 R)",
+        _apply_cost,
     ),
 }

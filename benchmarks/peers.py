@@ -9,19 +9,15 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
+from benchmarks.chains import SPLIT, per_bond, quimb_cores, tnlib_cores, to_torch
 from benchmarks.entry import Entry, resolve, unchanged
-
-
-def _torch(x: Any, _: Case) -> Any:
-    torch = importlib.import_module("torch")
-    torch.manual_seed(0)  # svd_lowrank takes no generator
-    return torch.from_numpy(x)
 
 
 def _pyttb(x: np.ndarray, _: Case) -> Any:
@@ -30,25 +26,13 @@ def _pyttb(x: np.ndarray, _: Case) -> Any:
 
 # ---- dense array -> train
 
-SPLIT = "rtol / sqrt(d - 1)"
-
-
-def _per_bond(case: Case) -> float:
-    return (case.rtol or 0.0) / math.sqrt(len(case.shape) - 1)
-
 
 def _quimb_dense(method: str) -> Callable[[Any, Any, Case], Any]:
     def run(states: Any, x: np.ndarray, case: Case) -> Any:
-        cutoff = _per_bond(case) ** 2  # of the sum of squares, relative
+        cutoff = per_bond(case) ** 2  # of the sum of squares, relative
         return states.from_dense(x, dims=x.shape, method=method, cutoff=cutoff, cutoff_mode="rsum2")
 
     return run
-
-
-def quimb_cores(state: Any) -> list[np.ndarray]:
-    state.permute_arrays("lpr")
-    first, *middle, last = state.arrays
-    return [first[None], *middle, last[..., None]]
 
 
 def _tenpy_state(x: np.ndarray, _: Case) -> Any:
@@ -60,7 +44,7 @@ def _tenpy_dense(states: Any, psi: Any, case: Case) -> Any:
     site, charge = (importlib.import_module(f"tenpy.{name}") for name in ("networks.site", "linalg.charges"))
     sites = [site.Site(charge.LegCharge.from_trivial(n)) for n in case.shape]
     # Each value below the cutoff goes, however many they are: so many of them at most.
-    cutoff = _per_bond(case) / math.sqrt(case.rank * max(case.shape))
+    cutoff = per_bond(case) / math.sqrt(case.rank * max(case.shape))
     return states.from_full(sites, psi, cutoff=cutoff, normalize=False, unit_cell_width=len(sites))
 
 
@@ -68,11 +52,6 @@ def _tenpy_cores(state: Any) -> list[np.ndarray]:
     tensors = [state.get_B(0, form="Th"), *(state.get_B(k, form="B") for k in range(1, state.L))]
     cores = [tensor.transpose(["vL", "p", "vR"]).to_ndarray() for tensor in tensors]
     return [state.norm * cores[0], *cores[1:]]
-
-
-def tnlib_cores(fit: Any) -> list[np.ndarray]:
-    *others, last = fit.value.cores
-    return [*others, last * math.exp(fit.value.log_scale)]
 
 
 def _true_ranks(case: Case) -> list[int]:
@@ -105,7 +84,7 @@ TRAIN = (
         lambda train, x, case: train(x, eps=case.rtol),
         lambda train: train.cores,
         "TT(x, eps=rtol)",
-        prepare=_torch,
+        prepare=to_torch,
         exact=True,
     ),
     Entry(
@@ -119,7 +98,7 @@ TRAIN = (
     Entry(
         "teneva",
         "teneva:svd",
-        lambda svd, x, case: svd(x, e=_per_bond(case), r=case.rank),  # e is absolute; the data have norm 1
+        lambda svd, x, case: svd(x, e=per_bond(case), r=case.rank),  # e is absolute; the data have norm 1
         unchanged,
         f"svd(x, e={SPLIT}, r=rank); without the true rank it keeps the noise of long trains",
         exact=True,
@@ -131,79 +110,6 @@ TRAIN = (
         _tenpy_cores,
         f"MPS.from_full(sites, x, cutoff={SPLIT} / sqrt(rows)); each singular value for itself",
         prepare=_tenpy_state,
-        exact=True,
-    ),
-)
-
-# ---- train -> smaller train
-
-
-def _quimb_state(cores: Sequence[np.ndarray], _: Case) -> Any:
-    states = resolve("quimb.tensor:MatrixProductState")
-    return states([cores[0][0], *cores[1:-1], cores[-1][..., 0]], shape="lpr")  # three legs at the ends mean a ring
-
-
-def _torch_train(cores: Sequence[np.ndarray], case: Case) -> Any:
-    return resolve("torchtt:TT")([_torch(np.ascontiguousarray(core), case) for core in cores])
-
-
-def _quimb_round(method: str) -> Callable[[Any, Any, Case], Any]:
-    def run(_: Any, state: Any, case: Case) -> Any:
-        rounded = state.copy()
-        rounded.compress(method=method, cutoff=_per_bond(case) ** 2, cutoff_mode="rsum2")
-        return rounded
-
-    return run
-
-
-ROUND = (
-    Entry(
-        "tnlib",
-        "tnlib:round",
-        lambda round, train, case: round(train, rtol=case.rtol),
-        tnlib_cores,
-        "round(train, rtol=rtol)",
-        prepare=lambda cores, _: resolve("tnlib:TensorTrain")(cores),
-    ),
-    Entry(
-        "torchTT",
-        "torchtt:TT",
-        lambda _, train, case: train.round(eps=case.rtol),
-        lambda train: train.cores,
-        "TT(cores).round(eps=rtol)",
-        prepare=_torch_train,
-        exact=True,
-    ),
-    Entry(
-        "teneva, Gram mode",
-        "teneva:truncate",
-        lambda truncate, cores, case: truncate(cores, e=case.rtol),
-        unchanged,
-        "truncate(cores, e=rtol)",
-    ),
-    Entry(
-        "teneva",
-        "teneva:truncate",
-        lambda truncate, cores, case: truncate(cores, e=case.rtol, is_eigh=False),
-        unchanged,
-        "truncate(cores, e=rtol, is_eigh=False)",
-        exact=True,
-    ),
-    Entry(
-        "quimb, Gram mode",
-        "quimb.tensor:MatrixProductState",
-        _quimb_round("svd:eig"),
-        quimb_cores,
-        f"state.compress(method='svd:eig', cutoff_mode='rsum2', cutoff=({SPLIT})**2)",
-        prepare=_quimb_state,
-    ),
-    Entry(
-        "quimb",
-        "quimb.tensor:MatrixProductState",
-        _quimb_round("svd"),
-        quimb_cores,
-        f"state.compress(method='svd', cutoff_mode='rsum2', cutoff=({SPLIT})**2)",
-        prepare=_quimb_state,
         exact=True,
     ),
 )
@@ -400,7 +306,7 @@ SVD = (
         lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
         unchanged,
         "linalg.svd(a, full_matrices=False); cut afterwards",
-        prepare=_torch,
+        prepare=to_torch,
         exact=True,
     ),
     Entry(
@@ -409,7 +315,7 @@ SVD = (
         _torch_lowrank(0, 2),
         unchanged,
         "svd_lowrank(a, q=rank); its default of two power iterations",
-        prepare=_torch,
+        prepare=to_torch,
     ),
     Entry(
         "torch lowrank, refined",
@@ -417,7 +323,7 @@ SVD = (
         _torch_lowrank(32, 3),
         unchanged,
         "svd_lowrank(a, q=rank + 32, niter=3); cut afterwards",
-        prepare=_torch,
+        prepare=to_torch,
     ),
     Entry(
         "sklearn randomized",
@@ -444,4 +350,7 @@ REGISTRY: dict[str, tuple[Entry, ...]] = {
     "cp3": CP,
     "svd": SVD,
     "round": ROUND,
+    "inner": INNER,
+    "add": ADD,
+    "apply": APPLY,
 }

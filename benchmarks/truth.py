@@ -6,12 +6,14 @@ A result is a list of arrays in one of four layouts:
     tucker   core, then factors (n[k], r[k])
     cp       weights (R,), then factors (n[k], R)
     svd      u (m, r), s (r,), vh (r, n)
+    number   one array of one entry
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +22,17 @@ Arrays = Sequence[np.ndarray]
 
 def full(layout: str, arrays: Arrays) -> np.ndarray:
     """Multiply out, in the precision of the arrays."""
-    return {"train": _full_train, "tucker": _full_tucker, "cp": _full_cp, "svd": _full_svd}[layout](arrays)
+    layouts = {"train": _full_train, "tucker": _full_tucker, "cp": _full_cp, "svd": _full_svd, "number": lambda a: a[0]}
+    return layouts[layout](arrays)
 
 
-def error(layout: str, x: np.ndarray | Arrays, arrays: Arrays) -> float:
-    """Relative Frobenius error of a result; `x` is the dense array, or the cores of the train that was rounded."""
+def error(layout: str, x: Any, arrays: Arrays) -> float:
+    """Relative Frobenius error of a result; `x` is the dense array, the cores of the train that was rounded, or a Pair.
+
+    What is to come out of a pair is made here, as long as its ranks are.
+    """
+    if hasattr(x, "answer"):
+        x = x.answer(x.a, x.b)
     if not isinstance(x, np.ndarray):
         return train_distance(x, arrays) / train_distance(x, [np.zeros((1, n, 1)) for _, n, _ in map(np.shape, x)])
     x = x.astype(np.result_type(x.dtype, np.float64), copy=False)
@@ -85,6 +93,33 @@ def _full_cp(arrays: Arrays) -> np.ndarray:
 def _full_svd(arrays: Arrays) -> np.ndarray:
     u, s, vh = arrays
     return (u * s) @ vh  # m [r] n
+
+
+def block_sum(a: Arrays, b: Arrays) -> list[np.ndarray]:
+    """Cores of the sum of two trains."""
+    cores = []
+    for k, (one, other) in enumerate(zip(a, b, strict=True)):
+        (l, n, r), (m, _, s) = one.shape, other.shape
+        core = np.zeros((l + m, n, r + s))
+        core[:l, :, :r], core[l:, :, r:] = one, other
+        core = core.sum(axis=0, keepdims=True) if k == 0 else core
+        cores.append(core.sum(axis=2, keepdims=True) if k == len(a) - 1 else core)
+    return cores
+
+
+def core_product(a: Arrays, x: Arrays) -> list[np.ndarray]:
+    """Cores of an operator times a train, as wide as the product of both."""
+    wide = [np.einsum("lmnr,jnk->ljmrk", one, other) for one, other in zip(a, x, strict=True)]  # l j m [n] r k
+    return [core.reshape(len(core) * core.shape[1], core.shape[2], -1) for core in wide]
+
+
+def inner_product(a: Arrays, b: Arrays) -> np.ndarray:
+    """The sum over all legs of a b, in an array of one entry."""
+    met = np.ones((1, 1))
+    for one, other in zip(a, b, strict=True):
+        half = np.tensordot(met, other, 1)  # l [j] n k
+        met = np.tensordot(one, half, ([0, 1], [0, 1]))  # [l n] r k
+    return met[0]
 
 
 def best_gaussian(noise: float, n_entries: int, n_free: int) -> float:
