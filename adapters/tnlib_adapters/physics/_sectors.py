@@ -3,7 +3,7 @@
 Where every leg k carries charges and the whole has one total charge, the states on the left of a bond with different
 charges meet orthogonal ones on its right, so that the Schmidt decomposition can be made charge by charge. A basis found
 without minding them may mix charges inside a group of equal Schmidt values; a library with block-sparse tensors cannot
-hold it. With no charges at all there is one sector, and this is the sweep of `tnlib.vidal`.
+hold it. With no charges at all there is one sector, and these are the sweeps of any rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tnlib.sweeps.round import gather
 
 @dataclass
 class Sectors:
-    """2**twos * size times a train of norm 1, its cores left-isometric; charges are those to the left of a bond."""
+    """2**twos * size times a train of norm 1, its cores right-isometric; charges are those on the left of a bond."""
 
     cores: list[Array]
     spectra: list[Array]  # of all d + 1 bonds, descending within a charge
@@ -35,36 +35,81 @@ class Sectors:
 
 
 def by_charge(cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Array], Array]) -> Sectors:
-    """Return cores (l, n, r), not zero, in bases of definite charge.
+    """Return cores (l, n, r) in bases of definite charge, numerical ranks; of zero, a basis state and size 0.
 
-    `legs[k]` (n[k], number of charges) belongs to the entries of leg k; `valid` brings charges into their range.
+    `legs[k]` (n[k], number of charges) belongs to the entries of leg k; `valid` brings charges into their range. From
+    left to right every bond state gets a charge, and the last core tells the total; what has another is left out there,
+    and from right to left so is what led to it.
     """
     given, twos = gather(cores)
     dtype, size = given[0].dtype, norm(given[0])
     if size == 0.0:
         given = [np.eye(1, n, dtype=dtype)[..., None] for n in (core.shape[1] for core in cores)]
+    noise = [noise_level(1.0, dtype, max(core.shape[-1], len(legs))) for core in given]
     rest = given[0] / given[0].real.dtype.type(size or 1.0)
-    one = np.ones(1, given[0].real.dtype)
-    found = Sectors([], [one], [valid(np.zeros((1, legs[0].shape[1]), int))], size, twos, 0.0)
-    for k, leg in enumerate(legs):
+    labelled, charges = [], [valid(np.zeros((1, legs[0].shape[1]), int))]
+    for k, following in enumerate(given[1:]):
         left, n, right = rest.shape
-        rows = valid((found.charges[k][:, None] + leg[None]).reshape(left * n, -1))  # (l n) q
-        matrix = rest.reshape(left * n, right)
-        if k == len(legs) - 1:
-            break
-        u, s, carry, charges = _split(matrix, rows, noise_level(1.0, dtype, max(right, len(legs))))
-        found.cores.append(u.reshape(left, n, -1))
-        found.spectra.append(s)
-        found.charges.append(charges)
-        rest = (carry @ given[k + 1].reshape(right, -1)).reshape(len(s), *given[k + 1].shape[1:])  # r' [r] n r''
-    inside = max(_alike(rows), key=lambda sector: norm(matrix[sector]))
-    last = np.zeros_like(matrix)
-    last[inside] = matrix[inside] / norm(matrix[inside])
-    found.cores.append(last.reshape(rest.shape))
-    found.spectra.append(one)
-    found.charges.append(rows[inside[:1]])
-    found.outside = norm(np.delete(matrix, inside, axis=0))
+        u, _, carry, ends = _split(rest.reshape(left * n, right), _after(charges[k], legs[k], valid), noise[k])
+        labelled.append(u.reshape(left, n, -1))
+        charges.append(ends)
+        rest = (carry @ following.reshape(right, -1)).reshape(len(carry), *following.shape[1:])  # r' [r] n r''
+    rest, total, outside = _of_one_charge(rest, _after(charges[-1], legs[-1], valid))
+    one = np.ones(1, rest.real.dtype)
+    found = Sectors([rest], [one], [total], size, twos, outside)
+    for k in range(len(legs) - 1, 0, -1):
+        left, n, right = found.cores[0].shape
+        u, s, carry, begins = _split(
+            found.cores[0].reshape(left, n * right).T, _before(found.charges[0], legs[k], valid), noise[k - 1]
+        )
+        found.cores[0] = np.ascontiguousarray(u.T).reshape(-1, n, right)
+        found.cores.insert(0, labelled[k - 1] @ carry.T)  # l n [r] r'
+        found.spectra.insert(0, s)
+        found.charges.insert(0, begins)
+    found.cores[0] = found.cores[0] / norm(found.cores[0])
+    found.spectra.insert(0, one)
+    found.charges.insert(0, charges[0])
     return found
+
+
+def left_isometric(found: Sectors, legs: Sequence[Array], valid: Callable[[Array], Array], center: int) -> None:
+    """Turn the cores before number `center` into left-isometric ones in the same bases.
+
+    The columns of (the values on its left times a core) are orthogonal, of the lengths of the values on its right. To
+    divide by these would divide the roundoff of the others by the faintest; a QR that starts with the longest does not.
+    """
+    for k in range(center):
+        left, n, right = found.cores[k].shape
+        theta = (found.spectra[k][:, None, None] * found.cores[k]).reshape(left * n, right)
+        begins, out, kept = _after(found.charges[k], legs[k], valid), np.zeros_like(theta), []
+        for columns in _alike(found.charges[k + 1]):
+            rows = np.flatnonzero((begins == found.charges[k + 1][columns[0]]).all(axis=1))
+            q, _ = qr_positive(theta[np.ix_(rows, columns)])
+            columns = columns[: q.shape[1]]  # more values than this sector has room for are roundoff
+            out[np.ix_(rows, columns)] = q
+            kept.append(columns)
+        keep = np.sort(np.concatenate(kept))
+        found.cores[k], found.cores[k + 1] = out[:, keep].reshape(left, n, -1), found.cores[k + 1][keep]
+        found.spectra[k + 1], found.charges[k + 1] = found.spectra[k + 1][keep], found.charges[k + 1][keep]
+
+
+def _after(charges: Array, leg: Array, valid: Callable[[Array], Array]) -> Array:
+    """Return the charges on the right of a core, of rows (l n), from those on its left."""
+    return valid((charges[:, None] + leg[None]).reshape(len(charges) * len(leg), -1))
+
+
+def _before(charges: Array, leg: Array, valid: Callable[[Array], Array]) -> Array:
+    """Return the charges on the left of a core, of columns (n r), from those on its right."""
+    return valid((charges[None] - leg[:, None]).reshape(len(leg) * len(charges), -1))
+
+
+def _of_one_charge(core: Array, rows: Array) -> tuple[Array, Array, float]:
+    """Return the part of the last core that has the most common total charge, that, and the norm of the rest."""
+    matrix = core.reshape(-1, 1)
+    inside = max(_alike(rows), key=lambda sector: norm(matrix[sector]))
+    out = np.zeros_like(matrix)
+    out[inside] = matrix[inside]
+    return out.reshape(core.shape), rows[inside[:1]], norm(np.delete(matrix, inside, axis=0))
 
 
 def _split(matrix: Array, rows: Array, noise: float) -> tuple[Array, Array, Array, Array]:
@@ -82,30 +127,6 @@ def _split(matrix: Array, rows: Array, noise: float) -> tuple[Array, Array, Arra
         first += len(s)
     charges = np.concatenate([np.repeat(rows[inside[:1]], len(s), axis=0) for inside, _, s, _ in parts])
     return out, values, np.concatenate([carry for *_, carry in parts]), charges
-
-
-def right_isometric(found: Sectors, legs: Sequence[Array], valid: Callable[[Array], Array], first: int) -> None:
-    """Turn the cores from number `first` on into right-isometric ones in the same bases.
-
-    The rows of (core times the values on its right) are orthogonal, of the lengths of the values on its left. To divide
-    by these would divide the roundoff of the others by the faintest; a QR that starts with the longest does not.
-    """
-    for k in range(len(found.cores) - 1, first - 1, -1):
-        left, n, right = found.cores[k].shape
-        theta = (found.cores[k] * found.spectra[k + 1]).reshape(left, n * right)
-        ends = valid((found.charges[k + 1][None] - legs[k][:, None]).reshape(n * right, -1))  # (n r) q
-        out, kept = np.zeros_like(theta), []
-        for rows in _alike(found.charges[k]):
-            columns = np.flatnonzero((ends == found.charges[k][rows[0]]).all(axis=1))
-            q, _ = qr_positive(theta[np.ix_(rows, columns)].T)
-            rows = rows[: q.shape[1]]  # more values than this sector has room for are roundoff
-            out[np.ix_(rows, columns)] = q.T
-            kept.append(rows)
-        keep = np.sort(np.concatenate(kept))
-        found.cores[k] = out[keep].reshape(len(keep), n, right)
-        if len(keep) < left:
-            found.cores[k - 1] = found.cores[k - 1][..., keep]
-            found.spectra[k], found.charges[k] = found.spectra[k][keep], found.charges[k][keep]
 
 
 def _alike(charges: Array) -> list[Array]:

@@ -14,7 +14,7 @@ from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.vidal import Vidal
 from tnlib.ops.trains import take_apart
 from tnlib_adapters.physics._cores import with_scale
-from tnlib_adapters.physics._sectors import Sectors, by_charge, right_isometric
+from tnlib_adapters.physics._sectors import Sectors, by_charge, left_isometric
 from tnlib_adapters.physics._shared import need
 from tnlib_adapters.physics._tenpy_parts import OPERATOR_LEGS, STATE_LEGS
 
@@ -79,7 +79,7 @@ def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any
         legs, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
         found, log_norm = _in_sectors(function, _sorted(given, sites), legs, valid)
         log_norm += twos * math.log(2) + math.log(factor)
-        right_isometric(found, legs, valid, center)
+        left_isometric(found, legs, valid, center)
         cores, spectra, charges = found.cores, found.spectra, found.charges
         forms = ["A"] * center + ["B"] * (len(cores) - center)
     tensors = [

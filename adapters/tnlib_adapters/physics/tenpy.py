@@ -95,7 +95,7 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     tenpy.networks.mps.MPS | tenpy.networks.mpo.MPO
         The MPS in its numerical ranks, with all its Schmidt values and its norm: in form A left of the centre and B
         from it on (all B where there is none), a Vidal in form G, bit for bit where there are no charges. The MPO has
-        the cores of `value` where there are no charges, and else such that are left-isometric up to a factor each.
+        the cores of `value` where there are no charges, and else such that are right-isometric up to a factor each.
 
     Raises
     ------
