@@ -26,6 +26,14 @@ def fits(x: npt.NDArray[np.float32]) -> tuple[float, bool]:
     return float(u.sum() + s[0] + vh[0, 0]) + best.error, fit.converged
 
 
+def gauges(train: tnlib.TensorTrain, low: tnlib.LowRank, cp: tnlib.CP) -> tuple[float, tnlib.CP, int]:
+    groups: list[list[slice]] = tnlib.degenerate_groups(train, rtol=1e-8)
+    fixed: tnlib.TensorTrain = tnlib.canonical_form(train, groups=groups)
+    basis = tnlib.canonical_basis(np.eye(3), tnlib.degenerate_groups(np.ones(3)))
+    found = tnlib.match(cp, cp, weight_penalty=False)
+    return tnlib.nearest_tie(fixed) + found.score, found.value, len(basis) + tnlib.balance(low, power=0).ranks[0]
+
+
 def adapters() -> tuple[tuple[int, int], tuple[int, int], float]:
     layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
     terms, constant = layer.frozen(np.ones((4, 3, 3)) / 3)

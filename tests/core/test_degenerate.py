@@ -278,6 +278,46 @@ def test_the_basis_jumps_where_the_tie_says_so_and_nowhere_else(seed: int) -> No
     assert jumps > 0, "the path proves nothing"
 
 
+FORMATS = {
+    "SVD": tnlib.svd(oracles.with_spectrum([2, 2, 1], 6, 5)).value,
+    "LowRank": tnlib.LowRank(oracles.normal((6, 3)), oracles.normal((3, 5), seed=1)),
+    "TensorTrain": tnlib.TensorTrain(oracles.random_cores((3, 4, 5), (1, 3, 4, 1))),
+    "TTMatrix": tnlib.ttm_svd(oracles.normal((6, 6)), (2, 3), (2, 3)).value,
+    "Tucker": tnlib.Tucker(
+        oracles.normal((2, 3, 2)), [oracles.normal((n, r), seed=n) for n, r in ((4, 2), (5, 3), (6, 2))]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_nearest_tie_of_a_format_is_that_of_its_bases(kind: str) -> None:
+    value = FORMATS[kind]
+    groups = tnlib.degenerate_groups(value)
+    lists = [groups] if kind in ("SVD", "LowRank") else groups
+    match tnlib.canonical_form(value):
+        case tnlib.SVD() as form:
+            columns = [form.u]
+        case tnlib.LowRank() as form:
+            columns = [form.left / np.linalg.norm(form.left, axis=0)]
+        case tnlib.Tucker() as form:
+            columns = list(form.factors)
+        case form:
+            columns = [core.reshape(-1, core.shape[-1]) for core in form.cores[:-1]]
+    want = min(tnlib.nearest_tie(u, g) for u, g in zip(columns, lists, strict=True))
+    assert 0 < want < 1
+    assert tnlib.nearest_tie(value) == pytest.approx(want, rel=1e-9)
+    assert tnlib.nearest_tie(value, groups) == pytest.approx(want, rel=1e-9)
+    # one basis for all values of a bond or leg: another one, of the same tensor
+    whole = [[slice(0, u.shape[1])] for u in columns]
+    chosen: Any = whole[0] if kind in ("SVD", "LowRank") else whole
+    other = tnlib.canonical_form(value, groups=chosen)
+    first = other.factors[0] if kind == "Tucker" else other.arrays()[0].reshape(-1, columns[0].shape[1])
+    if kind != "LowRank":  # whose left factor has the singular values in it
+        oracles.assert_close(first, tnlib.canonical_basis(columns[0], whole[0]), factor=1e3)
+    if kind != "SVD":
+        oracles.assert_close(other.full(), value.full(), factor=1e3)
+
+
 # -------------------------------------------------------------------------------------------------------- wrong input
 
 
