@@ -168,6 +168,7 @@ What to know:
   shared weights as one factor.
 - `head(layer, head)` of a checkpoint reads one head alone.
 - Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
+  It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.
 """
 
 

@@ -278,6 +278,9 @@ OLDER: dict[str, dict[str, Any]] = {
     },
     "falcon": {},
     "gemma": {"rope_theta": 10000.0},
+    "qwen2_window": {"rope_theta": 10000.0, "layer_types": ...},
+    "qwen3": {"rope_theta": 10000.0, "layer_types": ...},
+    "bloom": {"n_head": ..., "num_attention_heads": 4, "hidden_size": ..., "n_embed": 24},
 }
 
 
@@ -365,11 +368,13 @@ def test_forms_of_normalised_heads_are_refused(saved: Any) -> None:
     ("name", "values", "words"),
     [
         ("llama", {"rope_parameters": {"rope_type": "mrope"}}, ("rope_type", "llama3", "yarn", "'mrope'")),
+        ("gemma2", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ("'full_attention'", "all layers")),
         ("llama", {"rope_parameters": ["x"]}, ("rope_type", "['x']")),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": "x"}}, ("factor", "'x'")),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, ("low_freq_factor", "None")),
         ("llama", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, ("short_factor", "3 numbers")),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, ("even number", "got 3")),
+        ("gptj", {"rotary_dim": None}, ("even number of at most 8", "got None")),
         ("gptj", {"rotary_dim": 10}, ("even number of at most 8", "got 10")),
         ("llama", {"num_key_value_heads": 3}, ("multiple of the count of key and value heads", "4 and 3")),
         ("llama", {"num_key_value_heads": 0}, ("key and value heads", "positive", "got 0")),
@@ -545,6 +550,36 @@ def test_null_is_an_answer_where_a_missing_key_is_none(saved: Any, tmp_path: Pat
     assert open_checkpoint(folder).attention(0).window == 4096
 
 
+# ------------------------------------------------------------------------------------------------------ compression
+
+
+@pytest.mark.parametrize("name", ["opt", "opt_after", "roberta"])
+def test_what_has_learned_positions_is_compressed_and_reloaded(
+    name: str, saved: Any, recorded: Any, tmp_path: Path, without_pictures: None
+) -> None:
+    pytest.importorskip("tnlib_adapters.torch")
+    from tnlib_adapters import compress
+    from transformers_models import record
+
+    model, folder = saved(name)
+    compress(folder, tmp_path / "out", keep=1.0)
+    loaded = type(model).from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    want, got = recorded(name), record(loaded, recorded(name).tokens)
+    assert_close(got.hidden, want.hidden, np.float32, factor=256)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "bloom", "falcon_alibi", "vit"])
+def test_what_cannot_be_compressed_yet_is_said(name: str, saved: Any, tmp_path: Path) -> None:
+    from tnlib_adapters import compare, compress
+
+    model, folder = saved(name)
+    with refused(ArgumentError, "compress", model.config.model_type, "cannot be compressed yet"):
+        compress(folder, tmp_path / "out", keep=0.5)
+    assert not (tmp_path / "out").exists()
+    with refused(ArgumentError, "compress", model.config.model_type, "cannot be compressed yet"):
+        compare(open_checkpoint(folder), keeps=[0.5])
+
+
 # -------------------------------------------------------------------------------------------------------- the page
 
 
@@ -582,3 +617,4 @@ def test_what_a_layer_has_is_said_in_a_line(saved: Any) -> None:
     assert said["bloom"].endswith(", ALiBi)")
     assert said["gemma2"].endswith(", rotary, soft cap, window)")
     assert said["opt"].endswith("scale 0.4082)")
+    assert "2 layers, 4 heads of 10 on 2 key and value heads, d_model 24" in repr(open_checkpoint(saved("qwen3")[1]))

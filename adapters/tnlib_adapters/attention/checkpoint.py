@@ -58,8 +58,9 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         s = self.sizes
+        shared = "" if s.kv_heads == s.n_heads else f" on {s.kv_heads} key and value heads"
         return (
-            f"Checkpoint({self.architecture.model_type}, {s.n_layers} layers, {s.n_heads} heads of {s.d_head}, "
+            f"Checkpoint({self.architecture.model_type}, {s.n_layers} layers, {s.n_heads} heads of {s.d_head}{shared}, "
             f"d_model {s.d_model}, {self.folder.path})"
         )
 

@@ -52,14 +52,14 @@ def _sloped(q: Array, k: Array, slope: float, distance: float) -> LowRank:
 
 def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
     """Return the forms at many distances: waves of the distance, queries and keys, joined by a sparse core."""
-    waves, core = rotary.waves(distances), rotary.core(q.shape[1])
+    waves, core = rotary.waves(distances), rotary.core(q.shape[1], q.dtype)
     if plane is not None:
         n, columns = len(rotary.frequencies), _columns(rotary, plane)
         waves, core = waves[:, [plane, n + plane]], core[np.ix_([plane, n + plane], columns, columns)]
         q, k = q[:, columns], k[:, columns]
     elif len(core) > waves.shape[1]:  # columns that do not turn
         waves = np.hstack([waves, np.ones((len(waves), 1))])
-    return Tucker(core.astype(q.dtype), (waves.astype(q.dtype), q, k))
+    return Tucker(core, (waves.astype(q.dtype), q, k))
 
 
 def _stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:

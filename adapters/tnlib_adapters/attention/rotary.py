@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
@@ -91,7 +92,7 @@ class Rotary:
         angle = np.asarray(distances, np.float64)[:, None] * self.frequencies  # D f
         return self.factor**2 * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
 
-    def core(self, d_head: int) -> Array:
+    def core(self, d_head: int, dtype: DTypeLike = np.float64) -> Array:
         """Return the form of one head, (2F, d_head, d_head), or (2F + 1, d_head, d_head) where not all columns turn.
 
         score(D) = sum_w waves(D)_w q core_w k^T, with a last wave of ones for what does not turn.
@@ -99,7 +100,7 @@ class Rotary:
         n, (a, b) = len(self.frequencies), self.planes
         f = np.arange(n)
         rest = np.setdiff1d(np.arange(d_head), np.concatenate([a, b]))
-        core = np.zeros((2 * n + bool(rest.size), d_head, d_head))
+        core = np.zeros((2 * n + bool(rest.size), d_head, d_head), dtype)
         core[f, a, a] = core[f, b, b] = 1
         core[n + f, a, b] = 1
         core[n + f, b, a] = -1

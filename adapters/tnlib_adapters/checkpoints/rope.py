@@ -52,6 +52,12 @@ def read_frequencies(
     if rope is None or (rope.unless is not None and config.get(rope.unless, False)):
         return None
     told = parameters(config)
+    nested = [key for key, value in told.items() if isinstance(value, Mapping)]
+    if nested:
+        raise FileFormatError(
+            f"{function}: rotary embeddings in config.json must be the same for all layers, got some for {nested[0]!r}; "
+            "this variant is not known yet."
+        )
     kind = told.get("rope_type", told.get("type", "default"))
     if kind in ("su", "yarn") and "long_factor" in told:  # what longrope was called when Phi-3 came out
         kind = "longrope"
@@ -122,7 +128,7 @@ def _n_columns(row: Architecture, config: Config, told: Mapping[str, Any], d_hea
     if rope is None:
         return 0
     if rope.n_columns is not None:
-        n = row.get(config, rope.n_columns)
+        n = row.stated(config, rope.n_columns)
     else:
         fraction = told.get("partial_rotary_factor", config.get(rope.fraction))
         n = int(d_head * (rope.fraction_default if fraction is None else fraction))

@@ -129,10 +129,10 @@ def check_uncompressed(checkpoint: Checkpoint) -> None:
             "was made from."
         )
     row = checkpoint.architecture
-    if row.rope or row.alibi or row.fused == "groups":
+    if row.rope or row.alibi or row.fused == "groups" or row.in_memory:
         raise ArgumentError(
-            f"compress: attention of a {row.model_type} cannot be compressed yet, because its heads share keys, know "
-            "their distance, or are stored interleaved; open it with open_checkpoint and truncate its operators."
+            f"compress: attention of a {row.model_type} cannot be compressed yet, because its heads share keys or know "
+            "their distance, or transformers renames it; open it with open_checkpoint and truncate its operators."
         )
 
 
