@@ -79,6 +79,19 @@ def test_any_two_kinds(dtype: np.dtype, one: type, two: type) -> None:
     assert abs(tnlib.distance(x, y) - oracles.norm(p - q)) <= 200 * eps * (oracles.norm(p) + oracles.norm(q))
 
 
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_sums_of_kronecker_products(dtype: np.dtype) -> None:
+    """Factors and arrays on the right, and an operator of two cores."""
+    low = [tnlib.LowRank(oracles.normal((4, 2), dtype, h), oracles.normal((2, 5), dtype, h + 9)) for h in range(3)]
+    a = tnlib.KroneckerTerms(oracles.normal((3, 2, 3), dtype), low)
+    b = tnlib.KroneckerTerms(oracles.normal((2, 2, 3), dtype, 5), [low[1], oracles.normal((4, 5), dtype, 7)])
+    for one, other in ((a, a), (a, b), (b, a), (1e20 * a, 1e-20 * b), (a, tnlib.convert(b, tnlib.TTMatrix))):
+        p, q = (oracles.wide(t.full()) for t in (one, other))
+        eps, sizes = oracles.eps(dtype), (oracles.norm(p), oracles.norm(q))
+        assert abs(tnlib.inner(one, other) - np.vdot(p, q)) <= 400 * eps * math.prod(sizes)
+        assert abs(tnlib.distance(one, other) - oracles.norm(p - q)) <= 400 * eps * sum(sizes)
+
+
 @pytest.mark.parametrize("c", [1e-100, 1e100])
 def test_inner_products_of_small_formats_at_any_scale(c: float) -> None:
     f = [oracles.normal((n, 2), seed=n) for n in (3, 4, 5)]

@@ -8,11 +8,14 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib.formats.cp import CP
+from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.linear import Linear, same_legs
+from tnlib.formats.low_rank import LowRank
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product
 from tnlib.linalg.scale import as_scalar, exponent, shift
+from tnlib.linalg.terms import terms_in_range
 from tnlib.linalg.threads import own_threads
 from tnlib.ops.convert import convert
 from tnlib.ops.trains import take_apart
@@ -26,7 +29,8 @@ def inner(a: Any, b: Any) -> float | complex:
     Parameters
     ----------
     a, b
-        TensorTrain, TTMatrix, Tucker, CP or LowRank, of the same shape; two kinds are brought to trains first.
+        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, of the same legs; two kinds are brought to trains
+        first.
 
     Returns
     -------
@@ -60,9 +64,11 @@ def inner(a: Any, b: Any) -> float | complex:
         x, twos = _inner_cp(a, b)
     elif isinstance(a, Tucker):
         x, twos = _inner_tucker(a, b)
+    elif isinstance(a, KroneckerTerms):
+        x, twos = _inner_terms(a, b)
     else:
         (l, e), (r, f), (m, g), (s, h) = (_apart(c) for c in (*a.arrays(), *b.arrays()))
-        x, twos = np.sum((l.conj().T @ m) * (r.conj() @ s.T)), e + f + g + h  # r [m] s times r [n] s
+        x, twos = _inner_matrices((l, r), (m, s)), e + f + g + h
     try:
         return as_scalar(x, twos)
     except OverflowError:
@@ -78,7 +84,8 @@ def distance(a: Any, b: Any) -> float:
     Parameters
     ----------
     a, b
-        TensorTrain, TTMatrix, Tucker, CP or LowRank, of the same shape; two kinds are brought to trains first.
+        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, of the same legs; two kinds are brought to trains
+        first.
 
     Returns
     -------
@@ -107,7 +114,7 @@ def _pair(function: str, a: Any, b: Any) -> tuple[Any, Any]:
     for name, one in (("a", a), ("b", b)):
         if not isinstance(one, Linear):
             raise ArgumentTypeError(
-                f"{function}: {name} must be a TensorTrain, TTMatrix, Tucker, CP or LowRank, got a "
+                f"{function}: {name} must be a TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, got a "
                 f"{type(one).__name__}; decompose or convert what you have first."
             )
     if type(a) is not type(b):
@@ -120,6 +127,22 @@ def _pair(function: str, a: Any, b: Any) -> tuple[Any, Any]:
 def _apart(a: Any) -> tuple[Any, int]:
     e = exponent(a)
     return shift(a, -e), e
+
+
+def _inner_terms(a: KroneckerTerms, b: KroneckerTerms) -> tuple[Any, int]:
+    (left, right, e), (others, met, f) = (
+        terms_in_range(t.left, [r.arrays() if isinstance(r, LowRank) else (r,) for r in t.right]) for t in (a, b)
+    )
+    grams = left.reshape(len(left), -1).conj() @ others.reshape(len(others), -1).T  # h [(p p')] g
+    on_the_right = np.array([[_inner_matrices(one, other) for other in met] for one in right])
+    return np.sum(grams * on_the_right), e + f
+
+
+def _inner_matrices(a: tuple[Any, ...], b: tuple[Any, ...]) -> Any:
+    """Return the inner product of two matrices, each one array or two factors."""
+    if len(a) == len(b) == 2:
+        return np.sum((a[0].conj().T @ b[0]) * (a[1].conj() @ b[1].T))  # r [m] s times r [n] s
+    return np.vdot(*(c[0] @ c[1] if len(c) == 2 else c[0] for c in (a, b)))
 
 
 def _inner_cp(a: CP, b: CP) -> tuple[Any, int]:
