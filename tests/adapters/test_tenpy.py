@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from physics_states import of_one_charge, operators, trains, turned_inside
 from tenpy.linalg import np_conserved as npc
+from tenpy.models.hubbard import FermiHubbardModel
 from tenpy.models.spins import SpinChain
 from tenpy.models.xxz_chain import XXZChain
 from tenpy.networks.mpo import MPO
@@ -327,6 +328,19 @@ def test_a_hamiltonian_of_tenpy_is_the_dense_one(conserve: str | None) -> None:
     made = to_tenpy(operator, model.lat.mps_sites())
     assert made.is_equal(model.H_MPO)
     oracles.assert_close(from_tenpy(made).full(), xxz(4, 1.0, 0.6, h))
+
+
+@pytest.mark.parametrize("conserve", [("N", "Sz"), ("parity", "Sz"), ("parity", "parity"), ("N", None)])
+def test_an_operator_on_electrons_is_the_same_whatever_they_conserve(conserve: tuple[str | None, str | None]) -> None:
+    """Sites of four states, whose order by charge is no exchange of pairs."""
+    options = {"L": 4, "t": 1.0, "U": 3.0, "mu": 0.5, "bc_MPS": "finite"}
+    plain = from_tenpy(FermiHubbardModel({**options, "cons_N": None, "cons_Sz": None}).H_MPO)
+    model = FermiHubbardModel({**options, "cons_N": conserve[0], "cons_Sz": conserve[1]})
+    operator = from_tenpy(model.H_MPO)
+    oracles.assert_close(operator.full(), plain.full())
+    made = to_tenpy(plain, model.lat.mps_sites())
+    assert made.is_equal(model.H_MPO)
+    assert all(w.get_leg("wL").is_blocked() and w.get_leg("wL").sorted for w in made._W)
 
 
 def test_rows_are_what_an_operator_makes() -> None:

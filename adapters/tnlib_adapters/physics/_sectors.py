@@ -133,6 +133,6 @@ def _alike(charges: Array) -> list[Array]:
     """Return the rows of every charge, in the order of the charges."""
     if charges.shape[1] == 0:
         return [np.arange(len(charges))]
-    numbers = np.unique(charges, axis=0, return_inverse=True)[1].reshape(-1)
+    numbers = np.unique(charges[:, ::-1], axis=0, return_inverse=True)[1].reshape(-1)  # the last one first, as TeNPy
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)

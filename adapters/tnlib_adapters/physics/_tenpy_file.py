@@ -122,9 +122,9 @@ def _index(item: Any) -> int | None:
 
 
 def _form(item: Any) -> Form:
-    if _typed(item, "None", "array", *_LISTS) == "None":
+    if _typed(item, "None", *_LISTS) == "None":
         return None
-    left, right = _numbers(item) if item.attrs["type"] == "array" else map(_numbers, _items(item))
+    left, right = map(_numbers, _items(item))
     return float(left), float(right)
 
 

@@ -123,7 +123,7 @@ def to_quimb(value: TensorTrain | TTMatrix) -> Any:
             f"to_quimb: value must be a TensorTrain or a TTMatrix, got a {type(value).__name__}; {hint}."
         )
     qtn = need("to_quimb", "quimb.tensor", "quimb")
-    arrays = [np.array(core, order="C") for core in value.cores]
+    arrays = [np.array(core, value.dtype, order="C") for core in value.cores]
     arrays[0] = arrays[0][0]  # quimb knows an open chain by its first array
     arrays[-1] = arrays[-1][..., 0]
     if isinstance(value, TensorTrain):

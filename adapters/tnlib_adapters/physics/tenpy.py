@@ -155,6 +155,7 @@ def read(path: str | os.PathLike[str], key: str = "/") -> TensorTrain | Vidal | 
         raise FileFormatError(str(problem)) from None
 
 
+@own_threads
 def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> None:
     """Write `value` to an HDF5 file that tenpy.tools.hdf5_io.load loads; it appears whole or not at all.
 
