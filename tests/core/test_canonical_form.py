@@ -396,7 +396,14 @@ def test_what_is_wrong_is_said() -> None:
         tnlib.canonical_form(tnlib.tucker(np.eye(3)).value, groups=[[slice(0, 3)]])
     with oracles.refused(TypeError, "balance", "LowRank", "SVD"):
         tnlib.balance(tnlib.svd(np.eye(2)).value)  # type: ignore[arg-type]
-    low = tnlib.LowRank(np.eye(2), np.eye(2))
+    large = tnlib.CP([1e200], [np.full((2, 1), 1e200)])
+    for call in (tnlib.canonical_form, lambda cp: tnlib.match(cp, cp)):
+        with oracles.refused(ValueError, "weights", "finite"):
+            call(large)
+    low = tnlib.LowRank(np.full((2, 1), 1e200), np.full((1, 2), 1e200))
+    assert tnlib.balance(low).left[0, 0] == pytest.approx(1e200, rel=1e-12)
+    with oracles.refused(ValueError, "left", "finite"):
+        tnlib.balance(low, power=1)
     for wrong in (-0.5, 2, np.nan):
         with oracles.refused(ValueError, "balance", "power", "between 0 and 1"):
             tnlib.balance(low, power=wrong)

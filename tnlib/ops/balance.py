@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numbers
 
+import numpy as np
+
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib.formats.low_rank import LowRank
 from tnlib.gauge.bilinear import product_in_range, share_out
@@ -52,4 +54,5 @@ def balance(value: LowRank, *, power: float = 0.5) -> LowRank:
     if not 0.0 <= power <= 1.0:
         raise ArgumentError(f"balance: power must lie between 0 and 1, got {power}; 0.5 is balanced.")
     left, right = (a.astype(value.dtype, copy=False) for a in value.arrays())
-    return LowRank(*share_out(*product_in_range(left, right), float(power)))
+    with np.errstate(over="ignore"):  # the format refuses what leaves the range of its dtype
+        return LowRank(*share_out(*product_in_range(left, right), float(power)))

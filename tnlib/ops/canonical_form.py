@@ -82,7 +82,8 @@ def canonical_form(value: F, *, groups: Any = None) -> F:
                 "pass the CP alone."
             )
         factors = [factor.astype(value.dtype, copy=False) for factor in value.factors]
-        weights, factors = cp.fix_components(value.weights, factors)
+        with np.errstate(over="ignore"):  # the format refuses what leaves the range of its dtype
+            weights, factors = cp.fix_components(value.weights, factors)
         return CP(weights, tuple(factors))  # type: ignore[return-value]
     return fix("canonical_form", value, groups).value  # type: ignore[no-any-return]
 

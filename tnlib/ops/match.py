@@ -100,7 +100,10 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
 
 
 def _unit(value: CP) -> tuple[Array, list[Array]]:
-    return unit_components(value.weights, [factor.astype(value.dtype, copy=False) for factor in value.factors])
+    factors = [factor.astype(value.dtype, copy=False) for factor in value.factors]
+    with np.errstate(over="ignore"):  # the format refuses what leaves the range of its dtype
+        weights, factors = unit_components(value.weights, factors)
+    return CP(weights, factors).weights, factors
 
 
 def _likeness(w: Array, v: Array) -> Array:
