@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class LowRank(Linear, Operator):
         """Return the complex conjugate."""
         return LowRank(self.left.conj(), self.right.conj())
 
+    @overload
+    def __matmul__(self, x: LowRank) -> LowRank: ...
+    @overload
+    def __matmul__(self, x: Array) -> Array: ...
     def __matmul__(self, x: Any) -> Any:
         """Multiply with a LowRank, at the smaller of both ranks, or with a dense array."""
         if not isinstance(x, LowRank):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -179,6 +179,12 @@ class TTMatrix(Chain, Operator):
             return as_entry("TTMatrix", left[0][0, 0] * factor, twos + more, self.dtype)
         return TensorTrain(tuple(left), None, (twos + more) * math.log(2) + math.log(factor))
 
+    @overload
+    def __matmul__(self, x: TTMatrix) -> TTMatrix: ...
+    @overload
+    def __matmul__(self, x: TensorTrain) -> TensorTrain: ...
+    @overload
+    def __matmul__(self, x: Array) -> Array: ...
     def __matmul__(self, x: Any) -> Any:
         """Multiply with a TTMatrix, a TensorTrain or a dense array; ranks of trains multiply (see `tnlib.apply`)."""
         if isinstance(x, TTMatrix):
@@ -188,6 +194,10 @@ class TTMatrix(Chain, Operator):
             return TensorTrain(tuple(fuse_row_and_column(cores)), center, log_scale)
         return super().__matmul__(x)
 
+    @overload
+    def __rmatmul__(self, x: TensorTrain) -> TensorTrain: ...
+    @overload
+    def __rmatmul__(self, x: Array) -> Array: ...
     def __rmatmul__(self, x: Any) -> Any:
         """Multiply from the left with a TensorTrain, a row, or a dense array."""
         return self.T @ x if isinstance(x, TensorTrain) else super().__rmatmul__(x)
