@@ -71,7 +71,7 @@ def balance_terms(left: Array, right: Array, power: float = 0.5) -> tuple[Array,
 
 
 def _even_terms(left: Array, right: Array) -> tuple[Array, Array, int]:
-    """Return factors of the same product in range, and e: it is 2**e times smaller; no sum of terms is rounded."""
+    """Return factors of the same product in range, and e: it is 2**e times smaller. Scales move exactly."""
     e, f = column_exponents(left), column_exponents(right.T)
     there = (np.abs(left).max(axis=0) > 0) & (np.abs(right).max(axis=1) > 0)
     top = int((e + f)[there].max()) if there.any() else 0
