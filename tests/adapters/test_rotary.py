@@ -96,6 +96,24 @@ def test_more_columns_than_a_head_has_are_refused() -> None:
         Attention(**(vars(layer(4)) | {"alibi": np.ones(2)}))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("rotary", [1.0], ArgumentTypeError),
+        ("head_norm", np.ones(DH), ArgumentTypeError),
+        ("window", 2.5, ArgumentTypeError),
+        ("context", "9", ArgumentTypeError),
+        ("softcap", True, ArgumentTypeError),
+        ("window", 0, ArgumentError),
+        ("context", -1, ArgumentError),
+        ("softcap", 0.0, ArgumentError),
+    ],
+)
+def test_facts_of_the_wrong_kind_are_refused(name: str, value: Any, kind: type[Exception]) -> None:
+    with refused(kind, f"Attention: {name}"):
+        Attention(**(vars(layer(4)) | {name: value}))
+
+
 # ------------------------------------------------------------------------------------------------- tensors and planes
 
 

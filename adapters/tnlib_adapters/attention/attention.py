@@ -19,7 +19,7 @@ from tnlib_adapters.attention.learned import PositionParts, position_parts
 from tnlib_adapters.attention.module import module_arguments
 from tnlib_adapters.attention.query_key import form, forms
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.attention.shapes import check_shapes
+from tnlib_adapters.attention.shapes import check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
@@ -70,7 +70,7 @@ class Attention:
     Raises
     ------
     ArgumentError
-        If a shape contradicts W_Q.
+        If a shape contradicts W_Q, or a window, context or soft cap is not positive.
 
     Examples
     --------
@@ -103,6 +103,7 @@ class Attention:
             object.__setattr__(self, name, value if value is None else as_array("Attention", name, value))
         if not isinstance(self.scale, numbers.Real) or isinstance(self.scale, bool):
             raise ArgumentTypeError(f"Attention: scale must be a real number, got {self.scale!r}; pass 1/sqrt(d_head).")
+        check_facts(self.rotary, self.head_norm, softcap=self.softcap, window=self.window, context=self.context)
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         check_shapes(arrays, 0 if self.rotary is None else self.rotary.n_columns)
 
@@ -250,16 +251,16 @@ class Attention:
         Shape (group * (d_model + 1), d_model + 1), rank at most d_head: the shared keys are one factor, so that one
         truncated SVD finds the keys that serve all these queries best. ALiBi adds 1.
         """
-        forms = [self.qk(head, distance) for head in self._group("qk_group", kv_head)]
-        return LowRank(np.concatenate([form.left for form in forms]), forms[0].right)
+        heads = [self.qk(head, distance) for head in self._group("qk_group", kv_head)]
+        return LowRank(np.concatenate([head.left for head in heads]), heads[0].right)
 
     def ov_group(self, kv_head: int) -> LowRank:
         """Return OV of all query heads that share a value head, side by side.
 
         Shape (d_model + 1, group * (d_model + 1)), rank at most d_head: the shared values are one factor.
         """
-        forms = [self.ov(head) for head in self._group("ov_group", kv_head)]
-        return LowRank(forms[0].left, np.concatenate([form.right for form in forms], axis=1))
+        heads = [self.ov(head) for head in self._group("ov_group", kv_head)]
+        return LowRank(heads[0].left, np.concatenate([head.right for head in heads], axis=1))
 
     def qk_positions(self, head: int, positions: Array) -> PositionParts:
         """Split Omega of a head by learned positions: what content and positions ask of each other.
@@ -292,8 +293,8 @@ class Attention:
     def numerator(self) -> Attention:
         """Return the layer without the norm of its queries and keys, the weights of that norm folded in.
 
-        Its scores are those of the model times the root mean squares of the query and of the key, each over its
-        head: what is bilinear in them. The same layer where there is no such norm.
+        Its scores are what is bilinear in those of the model: them times the root mean squares of the query and of the
+        key, each over its head. The same layer where there is no such norm.
         """
         if self.head_norm is None:
             return self

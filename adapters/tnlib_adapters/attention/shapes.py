@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
+from typing import Any
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.rotary import Rotary
+
+
+def check_facts(rotary: Any, head_norm: Any, **numbers_or_none: Any) -> None:
+    """Raise unless what an `Attention` has besides arrays is of its kind, and its numbers are positive or None."""
+    for name, value, kind in (("rotary", rotary, Rotary), ("head_norm", head_norm, HeadNorm)):
+        if value is not None and not isinstance(value, kind):
+            raise ArgumentTypeError(
+                f"Attention: {name} must be a {kind.__name__} or None, got a {type(value).__name__}; make one first."
+            )
+    for name, value in numbers_or_none.items():
+        kind_of_number = numbers.Real if name == "softcap" else numbers.Integral
+        if value is not None and (not isinstance(value, kind_of_number) or isinstance(value, bool)):
+            raise ArgumentTypeError(
+                f"Attention: {name} must be a number or None, got {value!r}; leave it out for none."
+            )
+        if value is not None and not float(value) > 0:
+            raise ArgumentError(f"Attention: {name} must be positive, got {value!r}; leave it out for none.")
 
 
 def check_shapes(arrays: Mapping[str, Array | None], n_columns: int) -> None:

@@ -55,7 +55,7 @@ def read_frequencies(
     nested = [key for key, value in told.items() if isinstance(value, Mapping)]
     if nested:
         raise FileFormatError(
-            f"{function}: rotary embeddings in config.json must be the same for all layers, got some for {nested[0]!r}; "
+            f"{function}: rotary embeddings in config.json must be the same for all layers, got {nested[0]!r}; "
             "this variant is not known yet."
         )
     kind = told.get("rope_type", told.get("type", "default"))
