@@ -82,7 +82,7 @@ class Errors:
         likely = lost.mean() + _SURE * lost.std() / math.sqrt(len(points))
         return sample, math.sqrt(likely / whole.mean()) if whole.any() else math.inf
 
-    def climb(self, points: Array, train: TensorTrain) -> tuple[Sample, list[Array]]:
+    def climb(self, points: Array, train: TensorTrain) -> tuple[Array, list[Array]]:
         """Move every point (m, d) to the largest error along each leg in turn.
 
         Return them, and for every leg the errors (m, n) along it, relative to the largest.
@@ -95,7 +95,7 @@ class Errors:
             points[:, k] = errors.argmax(axis=1)
             tops = errors.max(axis=1)
             lines[k] = errors / np.where(tops > 0, tops, 1)[:, None] + (tops == 0)[:, None]
-        return Sample(points, tops), lines
+        return points, lines
 
 
 def _entries(train: TensorTrain, points: Array) -> Array:

@@ -157,7 +157,7 @@ class _Search:
         for count in (_FIRST_SAMPLES, min(_UNTIL_ZERO, self._values.left)):
             sample = self._errors.compare(spread_out(self._shape, count, self._rng), self._zero)
             if sample.errors.any():
-                top: Array = self._errors.climb(sample.worst(1), self._zero)[0].points[0]
+                top: Array = self._errors.climb(sample.worst(1), self._zero)[0][0]
                 return top
         return None
 
@@ -177,10 +177,13 @@ class _Search:
             for least, part in ((_SAMPLES, _PART), (_LAST_SAMPLES, _LAST_PART))
         )
         sample, error = self._errors.estimate(train, few)
-        found = self._errors.compare(self._crossings(cross, _CROSSINGS if error > target else few), train)
+        found = self._errors.compare(self._crossings(cross, _CROSSINGS if error > target else many), train)
         if error > target:
             return sample + found, error, False
-        _, lines = self._errors.climb(np.concatenate([sample.worst(_STARTS // 2), found.worst(_STARTS // 2)]), train)
+        starts = max(_STARTS, few // sum(self._shape))
+        tops = np.concatenate([sample.worst(starts // 2), found.worst(starts // 2)])
+        for _ in range(2):
+            tops, lines = self._errors.climb(tops, train)
         _, error = self._errors.estimate(train, many, lines)
         sample, known = self._errors.again(train)
         error = max(error, known)

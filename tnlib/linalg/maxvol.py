@@ -14,7 +14,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.scale import exponent, shift
 
-_SINGULAR = 1e6  # an interpolation with larger entries is not one
+_SINGULAR = 1e10  # an interpolation with larger entries is not one
 
 
 def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None:
