@@ -47,7 +47,7 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
     a, b
         CPs of the same shape, in any gauge and of any two ranks; the score is over the smaller one.
     weight_penalty
-        Whether a pair counts 1 - |w - w'| / max(w, w') of its congruence, w and w' being the weights beside unit
+        Whether a pair counts min(w, w') / max(w, w') of its congruence, w and w' being the weights beside unit
         columns; two zero weights count in full. Without it the weights, and the scales of `a` and `b`, do not matter.
 
     Returns
