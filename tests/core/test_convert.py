@@ -17,23 +17,18 @@ dtypes = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 
 def is_exact(value: Any, kind: type) -> bool:
     """What the documentation promises, kind by kind."""
-    two_legs = len(value.shape) == 2
+    tensors = {tnlib.TensorTrain, tnlib.Tucker, tnlib.CP, tnlib.LowRank, tnlib.SVD}
     match value:
-        case tnlib.CP():
-            found = {tnlib.TensorTrain, tnlib.Tucker} | ({tnlib.LowRank} if two_legs else set())
-        case tnlib.Tucker():
-            found = {tnlib.TensorTrain} | ({tnlib.LowRank} if two_legs else set())
-        case tnlib.TensorTrain():
-            found = {tnlib.Tucker, tnlib.TTMatrix} | ({tnlib.CP} if len(value.shape) < 3 else set())
-            found |= {tnlib.LowRank} if two_legs else set()
         case tnlib.TTMatrix():
             found = {tnlib.TensorTrain} | ({tnlib.KroneckerTerms} if len(value.cores) == 2 else set())
-        case tnlib.LowRank():
-            found = {tnlib.TensorTrain, tnlib.SVD}
-        case tnlib.SVD():
-            found = {tnlib.TensorTrain, tnlib.LowRank} if two_legs else set()
-        case _:
+        case tnlib.KroneckerTerms():
             found = {tnlib.TTMatrix}
+        case tnlib.SVD() if len(value.shape) != 2:
+            found = set()
+        case _:
+            found = {tnlib.TensorTrain, tnlib.Tucker} if len(value.shape) != 2 else tensors
+            found = found | ({tnlib.CP} if len(value.shape) == 1 else set())
+            found = found | ({tnlib.TTMatrix} if isinstance(value, tnlib.TensorTrain) else set())
     return kind in found or isinstance(value, kind)
 
 

@@ -180,6 +180,67 @@ def test_single_precision_cores_far_from_one() -> None:
         assert tnlib.inner(a, a) / 2.0**100 == pytest.approx(1, rel=1e-4)
 
 
+# ------------------------------------------------------------------------------------------- an operator between
+
+
+@given(
+    legs=st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=4),
+    ranks=st.tuples(*[st.integers(1, 3)] * 3),
+    kinds=st.tuples(*[dtypes] * 3),
+    seed=st.integers(0, 999),
+    matrix=st.booleans(),
+)
+def test_matrix_elements(legs: Any, ranks: Any, kinds: Any, seed: int, matrix: bool) -> None:
+    def chain(sizes: list[tuple[int, int]], k: int) -> tnlib.TTMatrix:
+        r = [1, *[ranks[k]] * (len(legs) - 1), 1]
+        cores = [oracles.normal((r[i], *size, r[i + 1]), kinds[k], seed + 7 * k + i) for i, size in enumerate(sizes)]
+        return tnlib.TTMatrix(cores, log_scale=0.5 * k)
+
+    a = chain([(m, p if matrix else 1) for m, _, p in legs], 0)
+    operator = chain([(m, n) for m, n, _ in legs], 1)
+    b = chain([(n, p if matrix else 1) for _, n, p in legs], 2)
+    want = np.vdot(*(oracles.wide(t) for t in (oracles.contract(a), oracles.contract(operator) @ oracles.contract(b))))
+    size = reach(a) * reach(operator) * reach(b)
+    if not matrix:
+        a, b = (tnlib.convert(t, tnlib.TensorTrain) for t in (a, b))
+    with oracles.unchanged(*a.cores, *operator.cores, *b.cores):
+        got = tnlib.inner(a, b, operator)
+    assert isinstance(got, complex if any(np.dtype(k).kind == "c" for k in kinds) else float)
+    assert abs(got - want) <= 100 * max(oracles.eps(k) for k in kinds) * size
+
+
+def test_energies_of_200_spins() -> None:
+    """- sum Z Z - h sum X: -(d - 1) on all spins up, -h d along the field, and no product of bonds of 200."""
+    d, h = 200, 0.7
+    x, z, core = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0]), np.zeros((3, 2, 2, 3))
+    core[0, :, :, 0] = core[2, :, :, 2] = np.eye(2)
+    core[0, :, :, 1], core[1, :, :, 2], core[0, :, :, 2] = z, -z, -h * x
+    operator = tnlib.TTMatrix([core[:1], *[core] * (d - 2), core[..., 2:]])
+    up, along = product([np.array([1.0, 0.0])] * d), product([np.full(2, 0.5**0.5)] * d)
+    assert tnlib.inner(up, up, operator) == pytest.approx(1 - d, rel=1e-13)
+    assert tnlib.inner(along, along, operator) == pytest.approx(-h * d, rel=1e-13)
+    state = ghz(d, 2)
+    assert tnlib.inner(state, state, operator) == pytest.approx(2 * (1 - d), rel=1e-13)
+    assert tnlib.inner(1e200 * up, 1e-200 * up, operator) == pytest.approx(1 - d, rel=1e-12)
+
+
+FLIP = tnlib.TTMatrix([np.array([[0.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)] * 3)
+BETWEEN = [
+    (lambda: tnlib.inner(ghz(3, 2), ghz(3, 2), np.eye(8)), TypeError, ["operator must be a TTMatrix", "ndarray"]),
+    (lambda: tnlib.inner(ghz(3, 3), ghz(3, 2), FLIP), ValueError, ["a and operator: leg 0", "3 on the left and 2"]),
+    (lambda: tnlib.inner(ghz(3, 2), ghz(3, 3), FLIP), ValueError, ["operator and b: leg 0", "2 on the left and 3"]),
+    (lambda: tnlib.inner(ghz(4, 2), ghz(4, 2), FLIP), ValueError, ["as many cores", "4 and 3"]),
+    (lambda: tnlib.inner(ghz(3, 2), FLIP, FLIP), TypeError, ["of one kind", "TensorTrain and a TTMatrix"]),
+    (lambda: tnlib.inner(tnlib.LowRank(np.eye(2), np.eye(2)), FLIP, FLIP), TypeError, ["a must be", "LowRank"]),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), BETWEEN)
+def test_operators_that_do_not_fit_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "inner", "got", *words):
+        call()
+
+
 REFUSED = [
     (lambda f: f(ghz(3, 2), ghz(3, 3)), ValueError, ["leg 0 must", "2 and 3"]),
     (lambda f: f(ghz(3, 2), ghz(4, 2)), ValueError, ["as many legs", "3 and 4"]),

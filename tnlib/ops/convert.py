@@ -51,7 +51,8 @@ def convert(value: Any, kind: type[F], *, row_shape: Sequence[int] | None = None
 
     CP becomes Tucker or a train with diagonal cores; Tucker a train, and a train Tucker at its numerical ranks; a
     TT-matrix a train with fused legs, and a train a TT-matrix; LowRank and SVD a train of two cores, and back;
-    KroneckerTerms a TT-matrix of two cores, and back; a train its Vidal form, and back.
+    KroneckerTerms a TT-matrix of two cores, and back; a train its Vidal form, and back. Whatever has two legs becomes
+    any other format that has.
 
     Parameters
     ----------
@@ -99,10 +100,24 @@ def convert(value: Any, kind: type[F], *, row_shape: Sequence[int] | None = None
         return _split_legs(value, as_sizes("convert", "row_shape", row_shape))  # type: ignore[return-value]
     if isinstance(value, kind):
         return value
-    found = _EXACT.get((type(value), kind))
-    if found is None:
-        raise _not_exact(value, kind)
-    return found(value)  # type: ignore[no-any-return]
+    step: Any = value
+    try:
+        for found in _steps(value, kind):
+            step = found(step)
+    except ArgumentTypeError:  # of the last step, which does not know where the first one began
+        raise _not_exact(value, kind) from None
+    return step  # type: ignore[no-any-return]
+
+
+def _steps(value: Any, kind: type) -> list[Callable[[Any], Any]]:
+    """Return one conversion, or two that meet in a train or in a product of two matrices."""
+    if (type(value), kind) in _EXACT:
+        return [_EXACT[type(value), kind]]
+    between = [LowRank, TensorTrain] if len(value.shape) == 2 else [TensorTrain]
+    for middle in between:
+        if TTMatrix not in (type(value), kind) and {(type(value), middle), (middle, kind)} <= _EXACT.keys():
+            return [_EXACT[type(value), middle], _EXACT[middle, kind]]
+    raise _not_exact(value, kind)
 
 
 def _not_exact(value: Dense, kind: type) -> ArgumentTypeError:

@@ -11,26 +11,29 @@ from tnlib.formats.cp import CP
 from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.linear import Linear, same_legs
 from tnlib.formats.low_rank import LowRank
-from tnlib.formats.train import TensorTrain, TTMatrix
+from tnlib.formats.train import TensorTrain, TTMatrix, as_column, refuse_unequal_legs
 from tnlib.formats.tucker import Tucker
 from tnlib.linalg.modes import mode_product
 from tnlib.linalg.scale import as_scalar, exponent, shift
 from tnlib.linalg.terms import terms_in_range
 from tnlib.linalg.threads import own_threads
 from tnlib.ops.convert import convert
-from tnlib.ops.trains import take_apart
-from tnlib.sweeps.inner import inner_cores
+from tnlib.ops.trains import as_train, take_apart
+from tnlib.sweeps.inner import inner_cores, sandwich_cores
+from tnlib.sweeps.scale import even_out
 
 
 @own_threads
-def inner(a: Any, b: Any) -> float | complex:
-    """Return the sum over all entries of conj(a) times b.
+def inner(a: Any, b: Any, operator: TTMatrix | None = None) -> float | complex:
+    """Return the sum over all entries of conj(a) times b, or times operator @ b.
 
     Parameters
     ----------
     a, b
         TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, of the same legs; two kinds are brought to trains
         first.
+    operator
+        A TTMatrix between two TensorTrains, or two TTMatrices: an expectation value, without the product of ranks.
 
     Returns
     -------
@@ -54,7 +57,13 @@ def inner(a: Any, b: Any) -> float | complex:
     >>> up = tnlib.TensorTrain([np.array([1.0, 0.0]).reshape(1, 2, 1)] * 200)
     >>> f"{tnlib.inner(up, plus) * 2**100:.6f}"
     '1.000000'
+    >>> flip = tnlib.TTMatrix([np.array([[0.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)] * 200)
+    >>> f"{tnlib.inner(plus, plus, flip):.6f}"
+    '1.000000'
     """
+    if operator is not None:
+        x, twos = _inner_between(a, operator, b)
+        return _as_number(x, twos)
     a, b = _pair("inner", a, b)
     if isinstance(a, TensorTrain | TTMatrix):
         (one, e, f), (other, g, h) = take_apart(a), take_apart(b)
@@ -69,12 +78,7 @@ def inner(a: Any, b: Any) -> float | complex:
     else:
         (l, e), (r, f), (m, g), (s, h) = (_apart(c) for c in (*a.arrays(), *b.arrays()))
         x, twos = _inner_matrices((l, r), (m, s)), e + f + g + h
-    try:
-        return as_scalar(x, twos)
-    except OverflowError:
-        raise ArgumentError(
-            "inner: the result must lie below 1.8e308, got one beyond; lower the log_scale of one of the two."
-        ) from None
+    return _as_number(x, twos)
 
 
 @own_threads
@@ -107,6 +111,33 @@ def distance(a: Any, b: Any) -> float:
     """
     a, b = _pair("distance", a, b)
     return float((a - b).norm())
+
+
+def _as_number(x: Any, twos: int) -> float | complex:
+    try:
+        return as_scalar(x, twos)
+    except OverflowError:
+        raise ArgumentError(
+            "inner: the result must lie below 1.8e308, got one beyond; lower the log_scale of one of the two."
+        ) from None
+
+
+def _inner_between(a: Any, operator: TTMatrix, b: Any) -> tuple[Any, int]:
+    as_train("inner", "operator", operator, TTMatrix)
+    for name, one in (("a", a), ("b", b)):
+        as_train("inner", name, one)
+    if type(a) is not type(b):
+        raise ArgumentTypeError(
+            f"inner: a and b must be of one kind on both sides of an operator, got a {type(a).__name__} and a "
+            f"{type(b).__name__}; make one of the other with tnlib.convert."
+        )
+    left, right = (as_column(t) if isinstance(t, TensorTrain) else t for t in (a, b))
+    refuse_unequal_legs("inner, a and operator", left.T, operator)
+    refuse_unequal_legs("inner, operator and b", operator, right)
+    refuse_unequal_legs("inner, a and b", left, right.T)
+    (one, e, f), (between, g, h), (other, i, j) = (even_out(t.cores, t.log_scale) for t in (left, operator, right))
+    x, twos = sandwich_cores(one, between, other)
+    return x * (f * h * j), twos + e + g + i
 
 
 def _pair(function: str, a: Any, b: Any) -> tuple[Any, Any]:
