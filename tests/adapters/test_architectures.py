@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import CONFIG, INDEX, change_config, change_tensors
+from attention_layers import ARRAYS, from_the_diagonal, homogeneous, visible
 from oracles import assert_close, refused
 from tnlib_adapters import Attention, open_checkpoint
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES
 
-from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
+from tnlib import ArgumentError, ArgumentTypeError
 
 pytest.importorskip("torch")
 models = pytest.importorskip("architecture_models")
 
 NAMES = sorted(models.MODELS)
-ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 Layers = list[tuple[Attention, Any]]
 
 
@@ -29,22 +26,6 @@ def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> Layers:
     checkpoint, run = open_checkpoint(saved(request.param)[1]), recorded(request.param)
     per_layer = zip(run.scores, run.patterns, run.inputs, run.outputs, strict=True)
     return [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
-
-
-def visible(scores: np.ndarray) -> np.ndarray:
-    """Where a score is not masked: masks are the lowest finite number."""
-    return scores > -1e30
-
-
-def from_the_diagonal(layer: Attention, scores: np.ndarray) -> np.ndarray:
-    """Scores of the model with ALiBi counted from the query: it counts from the first key, which shifts whole rows."""
-    if layer.alibi is None:
-        return scores
-    return scores - layer.alibi[:, None, None] * np.arange(scores.shape[1])[:, None]
-
-
-def homogeneous(x: np.ndarray) -> np.ndarray:
-    return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
 
 
 def test_every_row_has_a_model(saved: Any) -> None:
@@ -159,141 +140,6 @@ def test_groups_hold_the_forms_of_their_heads(layers: Layers) -> None:
             np.testing.assert_allclose(values.full()[:, mine], layer.ov(head).full(), rtol=1e-5, atol=1e-5)
 
 
-# --------------------------------------------------------------------------------------------- a model in memory
-
-
-def same_layer(one: Attention, other: Attention) -> None:
-    for name in (*ARRAYS, "alibi"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
-            np.testing.assert_array_equal(mine, theirs)
-    facts = ("scale", "softcap", "causal", "window", "context")
-    assert [getattr(one, f) for f in facts] == [getattr(other, f) for f in facts]
-    if one.rotary is not None and other.rotary is not None:
-        np.testing.assert_array_equal(one.rotary.frequencies, other.rotary.frequencies)
-        assert (one.rotary.pairs, one.rotary.factor) == (other.rotary.pairs, other.rotary.factor)
-    assert (one.rotary is None) == (other.rotary is None)
-    if one.head_norm is not None and other.head_norm is not None:
-        np.testing.assert_array_equal(one.head_norm.query, other.head_norm.query)
-        np.testing.assert_array_equal(one.head_norm.key, other.head_norm.key)
-    assert (one.head_norm is None) == (other.head_norm is None)
-
-
-@pytest.mark.parametrize("name", [*NAMES, "bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_by_layer"])
-def test_a_model_in_memory_has_the_layers_of_its_folder(name: str, saved: Any) -> None:
-    model, folder = saved(name)
-    checkpoint = open_checkpoint(folder)
-    for layer in range(checkpoint.n_layers):
-        same_layer(Attention.from_module(model, layer), checkpoint.attention(layer))
-    same_layer(Attention.from_module(model.base_model, -1), checkpoint.attention(-1))
-
-
-def test_what_is_no_model_is_refused(saved: Any) -> None:
-    import torch
-
-    model = saved("llama")[0]
-    for wrong in (np.ones(3), torch.nn.Linear(2, 2), None, "llama"):
-        with refused(ArgumentTypeError, "Attention.from_module: model"):
-            Attention.from_module(wrong, 0)
-    with refused(ArgumentError, "Attention.from_module: layer", "between 0 and 1", "2"):
-        Attention.from_module(model, 2)
-    with refused(ArgumentTypeError, "Attention.from_module: layer"):
-        Attention.from_module(model, 0.0)
-
-
-def test_a_model_without_values_is_refused() -> None:
-    import torch
-
-    with torch.device("meta"):
-        model = models.MODELS["llama"]()
-    with refused(ArgumentError, "Attention.from_module", "layers.0.self_attn.q_proj.weight", "meta"):
-        Attention.from_module(model, 0)
-
-
-def test_a_model_that_was_taken_apart_is_refused() -> None:
-    import torch
-
-    model = models.MODELS["llama"]()
-    model.model.layers[0].self_attn.k_proj = torch.nn.Linear(24, 13)
-    with refused(ArgumentError, "layers.0.self_attn.k_proj.weight", "(12, 24)", "(13, 24)"):
-        Attention.from_module(model, 0)
-    model.model.layers[0].self_attn.k_proj = torch.nn.Identity()
-    with refused(ArgumentError, "layers.0.self_attn.k_proj.weight", "(12, 24)", "none"):
-        Attention.from_module(model, 0)
-    model.model.layers[0].self_attn.q_proj = torch.nn.Identity()
-    with refused(ArgumentError, "layers.0.self_attn.q_proj.weight", "found 0"):
-        Attention.from_module(model, 0)
-
-
-def test_half_precision_and_gradients_do_not_matter() -> None:
-    import torch
-
-    model = models.MODELS["qwen2"]().to(torch.bfloat16)
-    layer = Attention.from_module(model, 0)
-    want = model.model.layers[0].self_attn.q_proj.weight.detach().float().numpy()
-    assert layer.W_Q.dtype == np.float32
-    np.testing.assert_array_equal(layer.W_Q[1], want[6:12].T)
-
-
-# ------------------------------------------------------------------------------------------------ folders of all ages
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "falcon_new", "gemma2", "vit"])
-@pytest.mark.parametrize(("dtype", "sharded"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
-def test_half_precision_and_shards_are_read(name: str, dtype: str, sharded: bool, tmp_path: Path) -> None:
-    import torch
-    from transformers_models import random_model
-
-    model = random_model(name).to(getattr(torch, dtype))
-    model.save_pretrained(tmp_path, max_shard_size="5KB" if sharded else "1GB")
-    assert (tmp_path / INDEX).exists() == sharded
-    checkpoint = open_checkpoint(tmp_path)
-    for layer in range(checkpoint.n_layers):
-        same_layer(checkpoint.attention(layer), Attention.from_module(model, layer))
-
-
-# What transformers 4 wrote in the place of rope_parameters.
-OLDER: dict[str, dict[str, Any]] = {
-    "llama": {"rope_theta": 10000.0, "rope_scaling": None},
-    "llama_linear": {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
-    "llama_yarn": {"rope_theta": 100.0, "rope_scaling": {"rope_type": "yarn", **models.YARN}},
-    "llama_3": {
-        "rope_theta": 100.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
-    },
-    "gpt_neox": {"rotary_emb_base": 100, "rotary_pct": 0.5},
-    "gpt_neox_sequential": {},
-    "phi": {"rope_theta": 100.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
-    "phi3_longrope": {
-        "rope_theta": 100.0,
-        "partial_rotary_factor": 0.5,
-        "rope_scaling": {"type": "su", "short_factor": [1.0, 1.3], "long_factor": [2.0, 5.0]},
-    },
-    "falcon": {},
-    "gemma": {"rope_theta": 10000.0},
-    "qwen2_window": {"rope_theta": 10000.0, "layer_types": ...},
-    "qwen3": {"rope_theta": 10000.0, "layer_types": ...},
-    "bloom": {"n_head": ..., "num_attention_heads": 4, "hidden_size": ..., "n_embed": 24},
-}
-
-
-@pytest.mark.parametrize("name", sorted(OLDER))
-def test_names_of_older_configs_are_read(name: str, saved: Any, tmp_path: Path) -> None:
-    import shutil
-
-    folder = Path(shutil.copytree(saved(name)[1], tmp_path / "older"))
-    change_config(folder, rope_parameters=..., head_dim=open_checkpoint(folder).sizes.d_head, **OLDER[name])
-    assert "rope_parameters" not in json.loads((folder / CONFIG).read_text())
-    same_layer(open_checkpoint(folder).attention(1), open_checkpoint(saved(name)[1]).attention(1))
-
-
 # -------------------------------------------------------------------------------------------------- long sequences
 
 
@@ -364,127 +210,6 @@ def test_forms_of_normalised_heads_are_refused(saved: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "words"),
-    [
-        ("llama", {"rope_parameters": {"rope_type": "mrope"}}, ("rope_type", "llama3", "yarn", "'mrope'")),
-        ("gemma2", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ("'full_attention'", "all layers")),
-        ("llama", {"rope_parameters": ["x"]}, ("rope_type", "['x']")),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": "x"}}, ("factor", "'x'")),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, ("low_freq_factor", "None")),
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, ("short_factor", "3 numbers")),
-        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, ("even number", "got 3")),
-        ("gptj", {"rotary_dim": None}, ("even number of at most 8", "got None")),
-        ("gptj", {"rotary_dim": 10}, ("even number of at most 8", "got 10")),
-        ("llama", {"num_key_value_heads": 3}, ("multiple of the count of key and value heads", "4 and 3")),
-        ("llama", {"num_key_value_heads": 0}, ("key and value heads", "positive", "got 0")),
-        ("llama", {"num_key_value_heads": 4}, ("layers.0.self_attn.k_proj.weight", "(24, 24)", "(12, 24)")),
-        ("llama", {"head_dim": 8}, ("layers.0.self_attn.q_proj.weight", "(32, 24)", "(24, 24)")),
-        ("qwen3", {"head_dim": "x"}, ("head_dim", "'x'")),
-        ("phi", {"qk_layernorm": True}, ("qk_layernorm", "True")),
-        ("bloom", {"apply_residual_connection_post_layernorm": True}, ("apply_residual", "True")),
-    ],
-)
-def test_configs_that_do_not_fit_are_refused(
-    name: str, values: dict[str, Any], words: tuple[str, ...], saved: Any, tmp_path: Path
-) -> None:
-    import shutil
-
-    folder = Path(shutil.copytree(saved(name)[1], tmp_path / "changed"))
-    change_config(folder, **values)
-    with refused(FileFormatError, "open_checkpoint: ", *words):
-        open_checkpoint(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
-        ("qwen3", "model.layers.0.self_attn.k_norm.weight"),
-        ("bloom", "transformer.h.0.self_attention.dense.weight"),
-    ],
-)
-def test_missing_tensors_are_named(name: str, tensor: str, saved: Any, tmp_path: Path) -> None:
-    import shutil
-
-    folder = Path(shutil.copytree(saved(name)[1], tmp_path / "changed"))
-    change_tensors(folder, lambda tensors: tensors.pop(tensor))
-    with refused(FileFormatError, "open_checkpoint: ", repr(tensor), "missing"):
-        open_checkpoint(folder)
-
-
-# --------------------------------------------------------------------------------------------------- one head alone
-
-
-@pytest.mark.parametrize("name", [*NAMES, "bert", "gpt2"])
-def test_one_head_is_a_slice_of_its_layer(name: str, saved: Any) -> None:
-    checkpoint = open_checkpoint(saved(name)[1])
-    whole = checkpoint.attention(1)
-    size = whole.n_heads // whole.kv_heads
-    for head in range(whole.n_heads):
-        one = checkpoint.head(1, head)
-        assert (one.n_heads, one.kv_heads, one.b_O) == (1, 1, None)
-        for array in ARRAYS[:-1]:
-            mine, theirs = getattr(one, array), getattr(whole, array)
-            assert (mine is None) == (theirs is None)
-            if mine is not None:
-                np.testing.assert_array_equal(mine[0], theirs[head // size if array[-1] in "KV" else head])
-        np.testing.assert_array_equal(one.numerator().qk(0, 3).full(), whole.numerator().qk(head, 3).full())
-        np.testing.assert_array_equal(one.ov(0).full(), whole.ov(head).full())
-
-
-def test_heads_that_do_not_exist_are_refused(saved: Any) -> None:
-    checkpoint = open_checkpoint(saved("llama")[1])
-    with refused(ArgumentError, "Checkpoint.head: head", "between 0 and 3", "4"):
-        checkpoint.head(0, 4)
-    with refused(ArgumentError, "Checkpoint.head: layer", "between 0 and 1", "2"):
-        checkpoint.head(2, 0)
-    with refused(ArgumentTypeError, "Checkpoint.head: head"):
-        checkpoint.head(0, 1.0)  # type: ignore[arg-type]
-
-
-def test_spoiled_and_shortened_heads_are_refused(saved: Any, tmp_path: Path) -> None:
-    import shutil
-
-    folder = Path(shutil.copytree(saved("llama")[1], tmp_path / "changed"))
-    name = "model.layers.0.self_attn.q_proj.weight"
-
-    def spoil(tensors: dict[str, np.ndarray]) -> None:
-        tensors[name][7, 3] = np.nan  # of head 1
-
-    change_tensors(folder, spoil)
-    checkpoint = open_checkpoint(folder)
-    assert checkpoint.head(0, 0).n_heads == 1
-    with refused(FileFormatError, repr(name), "nan"):
-        checkpoint.head(0, 1)
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-3000])
-    last = max(checkpoint.folder.tensors.values(), key=lambda tensor: tensor.end)
-    with refused(FileFormatError, repr(last.name), "cut short"):
-        last.read_part((slice(None),))
-
-
-def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> None:
-    import tracemalloc
-
-    from random_checkpoints import tensor_file
-
-    d, heads, kv = 1024, 16, 4
-    sizes = {"q_proj": (d, d), "k_proj": (kv * 64, d), "v_proj": (kv * 64, d), "o_proj": (d, d)}
-    zeros = {f"model.layers.0.self_attn.{name}.weight": ("BF16", np.ones(s, np.float32)) for name, s in sizes.items()}
-    tensor_file(tmp_path / "model.safetensors", {**zeros, "model.embed_tokens.weight": ("BF16", np.ones((2, d)))})
-    config = {"model_type": "llama", "hidden_size": d, "num_attention_heads": heads, "num_hidden_layers": 1}
-    (tmp_path / CONFIG).write_text(json.dumps({**config, "num_key_value_heads": kv, "max_position_embeddings": 99}))
-    checkpoint = open_checkpoint(tmp_path)
-    tracemalloc.start()
-    for head in range(heads):
-        one = checkpoint.head(0, head)
-        assert (one.qk(0, 7).ranks, one.ov(0).ranks) == ((64,), (64,))
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 2 * sum(m * n for m, n in sizes.values())  # bytes of the layer in the file
-
-
 # ------------------------------------------------------------------------------------------------ learned positions
 
 
@@ -530,82 +255,6 @@ def test_positions_that_are_not_learned_are_refused(saved: Any) -> None:
             checkpoint.attention(0).qk_positions(0, np.ones((3, 24)))
     with refused(ArgumentError, "Attention.qk_positions: positions", "(3, 25)"):
         open_checkpoint(saved("opt")[1]).attention(0).qk_positions(0, np.ones((3, 25)))
-
-
-def test_null_is_an_answer_where_a_missing_key_is_none(saved: Any, tmp_path: Path) -> None:
-    import shutil
-
-    folder = Path(shutil.copytree(saved("gemma2")[1], tmp_path / "changed"))
-    keys = ("attn_logit_softcapping", "query_pre_attn_scalar", "layer_types", "sliding_window")
-    change_config(folder, **dict.fromkeys(keys, ...))
-    layer = open_checkpoint(folder).attention(0)
-    assert (layer.softcap, layer.scale, layer.window) == (50.0, 1 / 16, 4096)
-    assert open_checkpoint(folder).attention(1).window is None
-    change_config(folder, attn_logit_softcapping=None)
-    assert open_checkpoint(folder).attention(0).softcap is None
-
-    folder = Path(shutil.copytree(saved("mistral_whole")[1], tmp_path / "mistral"))
-    assert open_checkpoint(folder).attention(0).window is None
-    change_config(folder, sliding_window=...)
-    assert open_checkpoint(folder).attention(0).window == 4096
-
-
-# ------------------------------------------------------------------------------------------------------ compression
-
-
-@pytest.mark.parametrize("name", ["opt", "opt_after", "roberta"])
-def test_what_has_learned_positions_is_compressed_and_reloaded(
-    name: str, saved: Any, recorded: Any, tmp_path: Path, without_pictures: None
-) -> None:
-    pytest.importorskip("tnlib_adapters.torch")
-    from tnlib_adapters import compress
-    from transformers_models import record
-
-    model, folder = saved(name)
-    compress(folder, tmp_path / "out", keep=1.0)
-    loaded = type(model).from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
-    want, got = recorded(name), record(loaded, recorded(name).tokens)
-    assert_close(got.hidden, want.hidden, np.float32, factor=256)
-
-
-@pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "bloom", "falcon_alibi", "vit"])
-def test_what_cannot_be_compressed_yet_is_said(name: str, saved: Any, tmp_path: Path) -> None:
-    from tnlib_adapters import compare, compress
-
-    model, folder = saved(name)
-    with refused(ArgumentError, "compress", model.config.model_type, "cannot be compressed yet"):
-        compress(folder, tmp_path / "out", keep=0.5)
-    assert not (tmp_path / "out").exists()
-    with refused(ArgumentError, "compress", model.config.model_type, "cannot be compressed yet"):
-        compare(open_checkpoint(folder), keeps=[0.5])
-
-
-# -------------------------------------------------------------------------------------------------------- the page
-
-
-def test_the_page_shows_every_model_and_every_cell_is_green() -> None:
-    import architecture_table as table
-    from transformers_models import MODELS
-
-    text = table.PAGE.read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    header, _, *models_shown = rows
-    assert header[-len(table.MEASURES) :] == list(table.MEASURES)
-    assert [row[0] for row in models_shown] == sorted(MODELS)
-    for row in models_shown:
-        for cell in row[-len(table.MEASURES) :]:
-            assert cell in ("equal", "not bilinear") or float(cell) < table.GREEN, row
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "falcon_alibi", "vit"])
-def test_the_page_is_what_is_measured(name: str, tmp_path: Path) -> None:
-    import architecture_table as table
-
-    text = table.page({name: table.make_case(name, tmp_path)})
-    line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
-    described = line.split("|")[:5]
-    assert any(shown.split("|")[:5] == described for shown in table.PAGE.read_text(encoding="utf-8").splitlines())
-    assert "**" not in line  # nothing misses
 
 
 def test_what_a_layer_has_is_said_in_a_line(saved: Any) -> None:

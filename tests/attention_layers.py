@@ -1,0 +1,42 @@
+"""Layers of attention compared with each other, and with what a model computed."""
+
+from __future__ import annotations
+
+import numpy as np
+from tnlib_adapters import Attention
+
+ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+
+
+def visible(scores: np.ndarray) -> np.ndarray:
+    """Where a score is not masked: masks are the lowest finite number."""
+    return scores > -1e30
+
+
+def from_the_diagonal(layer: Attention, scores: np.ndarray) -> np.ndarray:
+    """Scores of the model with ALiBi counted from the query: it counts from the first key, which shifts whole rows."""
+    if layer.alibi is None:
+        return scores
+    return scores - layer.alibi[:, None, None] * np.arange(scores.shape[1])[:, None]
+
+
+def homogeneous(x: np.ndarray) -> np.ndarray:
+    return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+
+
+def same_layer(one: Attention, other: Attention) -> None:
+    for name in (*ARRAYS, "alibi"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine, theirs)
+    facts = ("scale", "softcap", "causal", "window", "context")
+    assert [getattr(one, f) for f in facts] == [getattr(other, f) for f in facts]
+    if one.rotary is not None and other.rotary is not None:
+        np.testing.assert_array_equal(one.rotary.frequencies, other.rotary.frequencies)
+        assert (one.rotary.pairs, one.rotary.factor) == (other.rotary.pairs, other.rotary.factor)
+    assert (one.rotary is None) == (other.rotary is None)
+    if one.head_norm is not None and other.head_norm is not None:
+        np.testing.assert_array_equal(one.head_norm.query, other.head_norm.query)
+        np.testing.assert_array_equal(one.head_norm.key, other.head_norm.key)
+    assert (one.head_norm is None) == (other.head_norm is None)
