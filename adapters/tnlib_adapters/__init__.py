@@ -24,6 +24,8 @@ _HOME = {
     "Folded": "tnlib_adapters.attention.folding",
     "rotate": "tnlib_adapters.attention.rotation",
     "save_checkpoint": "tnlib_adapters.attention.changed",
+    "View": "tnlib_adapters.attention.stacks",
+    "compare_formats": "tnlib_adapters.attention.format_table",
     "compress": "tnlib_adapters.compression.compress",
     "compare": "tnlib_adapters.compression.compare",
     "builtin_path": "tnlib_adapters.data.builtin",

@@ -4,6 +4,7 @@ from tnlib_adapters.attention.checkpoint import Checkpoint as Checkpoint
 from tnlib_adapters.attention.checkpoint import open_checkpoint as open_checkpoint
 from tnlib_adapters.attention.folding import Folded as Folded
 from tnlib_adapters.attention.folding import fold as fold
+from tnlib_adapters.attention.format_table import compare_formats as compare_formats
 from tnlib_adapters.attention.frozen import FrozenAttention as FrozenAttention
 from tnlib_adapters.attention.frozen_stack import FrozenPaths as FrozenPaths
 from tnlib_adapters.attention.frozen_stack import FrozenStack as FrozenStack
@@ -12,6 +13,7 @@ from tnlib_adapters.attention.head_norm import HeadNorm as HeadNorm
 from tnlib_adapters.attention.learned import PositionParts as PositionParts
 from tnlib_adapters.attention.residual_product import ResidualProduct as ResidualProduct
 from tnlib_adapters.attention.rotation import rotate as rotate
+from tnlib_adapters.attention.stacks import View as View
 from tnlib_adapters.attention.rotary import Rotary as Rotary
 from tnlib_adapters.compression.compare import compare as compare
 from tnlib_adapters.compression.compress import compress as compress
