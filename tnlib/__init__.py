@@ -67,10 +67,14 @@ _HOME = {
     "DegenerateCutWarning": "tnlib._errors",
 }
 
+_PARTS = ("network",)  # packages with a table of contents of their own
+
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"tnlib.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'tnlib' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)
@@ -79,4 +83,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_PARTS])

@@ -1,3 +1,4 @@
+from tnlib import network as network
 from tnlib._errors import ArgumentError as ArgumentError
 from tnlib._errors import ArgumentTypeError as ArgumentTypeError
 from tnlib._errors import ConvergenceWarning as ConvergenceWarning

@@ -51,7 +51,7 @@ EVERY_OPERATOR = ["matvec", "rmatvec", "matmat", "rmatmat", "__matmul__", "__rma
 def test_the_stub_and_the_module_name_the_same() -> None:
     named = set()
     for node in ast.parse(STUB.read_text()).body:
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and node.module != "tnlib":  # whose own names are packages
             for alias in node.names:
                 assert alias.asname == alias.name, "a re-export is written `import X as X`"
                 assert getattr(tnlib, alias.name).__module__ == node.module
