@@ -38,3 +38,13 @@ def adapters() -> tuple[tuple[int, int], tuple[int, int], float]:
     layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
     terms, constant = layer.frozen(np.ones((4, 3, 3)) / 3)
     return layer.qk(0).shape, terms.shape, float(constant[0, 0])
+
+
+def calculus(a: tnlib.TensorTrain, operator: tnlib.TTMatrix) -> tuple[float, tnlib.CP]:
+    product: tnlib.TensorTrain = operator @ a
+    square: tnlib.TTMatrix = operator @ operator
+    fit: tnlib.Fit[tnlib.TensorTrain] = tnlib.apply(square, a, rtol=1e-8)
+    total: tnlib.TensorTrain = tnlib.round(2 * fit.value + product * a - a / 3, rtol=1e-6).value
+    cp: tnlib.CP = tnlib.convert(total, tnlib.CP)
+    low = tnlib.LowRank(np.ones((2, 1)), np.ones((1, 2)))
+    return tnlib.distance(total, a) + abs(tnlib.inner(a, a, operator)) + (low @ low).norm(), cp
