@@ -125,6 +125,14 @@ def test_norms_are_plain_afterwards(name: str, doubled: Any) -> None:
         assert all(layer.b_V is None or not layer.b_V.any() for layer in layers)
 
 
+@pytest.mark.parametrize("name", ["gpt2_lm", "llama_biases", "phi3", "falcon_new"])
+def test_one_head_of_a_folded_model(name: str, doubled: Any) -> None:
+    checkpoint = fold(open_checkpoint(doubled(name)[1])).checkpoint
+    layer, alone = checkpoint.attention(1), checkpoint.head(1, 3)
+    np.testing.assert_array_equal(alone.W_Q[0], layer.W_Q[3])
+    np.testing.assert_array_equal(alone.ov(0).full(), layer.ov(3).full())
+
+
 @pytest.mark.parametrize("name", ["gpt2_lm", "gptj", "gpt_neox", "falcon", "bloom"])
 def test_the_stream_is_centred_where_layer_norms_read_it(name: str, doubled: Any) -> None:
     model, folder = doubled(name)
