@@ -17,6 +17,8 @@ _HOME = {
     "Cost": "tnlib.network.cost",
     "poke_hole": "tnlib.network.hole",
     "derivative": "tnlib.network.hole",
+    "gauge_loops": "tnlib.network.loops",
+    "Gauged": "tnlib.network.loops",
     "delta": "tnlib.network.special",
     "identity": "tnlib.network.special",
     "flattening": "tnlib.network.special",

@@ -5,6 +5,8 @@ from tnlib.network.cost import Cost as Cost
 from tnlib.network.cost import contraction_cost as contraction_cost
 from tnlib.network.hole import derivative as derivative
 from tnlib.network.hole import poke_hole as poke_hole
+from tnlib.network.loops import Gauged as Gauged
+from tnlib.network.loops import gauge_loops as gauge_loops
 from tnlib.network.recognise import from_network as from_network
 from tnlib.network.special import delta as delta
 from tnlib.network.special import flattening as flattening
