@@ -20,6 +20,7 @@ from tenpy.networks.mpo import MPO
 from tenpy.networks.mps import MPS
 from tenpy.networks.purification_mps import PurificationMPS
 from tenpy.networks.site import BosonSite, FermionSite, GroupedSite, SpinHalfFermionSite, SpinHalfSite, SpinSite
+from tnlib_adapters.physics._sectors import Sectors, left_isometric
 from tnlib_adapters.physics.tenpy import from_tenpy, to_tenpy
 
 import tnlib
@@ -184,6 +185,29 @@ def test_faint_schmidt_values_leave_right_isometric_tensors(conserve: str | None
     assert 1e-15 < min(state.get_SL(3)) < 1e-13
     assert state.norm_test().max() < 1e-13
     oracles.assert_close(from_tenpy(state).full(), x)
+
+
+@pytest.mark.parametrize("center", range(6))
+def test_isometries_do_not_lose_digits_to_faint_schmidt_values(center: int) -> None:
+    x = oracles.with_spectrum(10.0 ** -np.arange(0, 16, 2), 8, 8).reshape((2,) * 6)
+    state = to_tenpy(tnlib.canonicalize(tnlib.tt_svd(x).value, center))
+    assert min(state.get_SL(3)) < 1e-13
+    for k, core in enumerate(state._B):
+        a = core.to_ndarray()  # vL p vR
+        a = a.reshape(-1, a.shape[-1]) if k < center else a.reshape(len(a), -1).T
+        oracles.assert_isometric(a)
+
+
+def test_values_for_which_there_is_no_room_are_left_out() -> None:
+    """A bond of three states on whose left there are two: the third is roundoff that the other side could not tell."""
+    left = np.array([[0.8, 0.0, 1e-15], [0.0, 0.6, 0.0]])[None]
+    bonds = [np.ones(1), np.array([0.8, 0.6, 1e-15]), np.ones(1)]
+    charges = [np.zeros((r, 0), int) for r in (1, 3, 1)]
+    found = Sectors([left, np.eye(3, 4)[..., None]], bonds, charges, 1.0, 0, 0.0)
+    left_isometric(found, [np.zeros((2, 0), int), np.zeros((4, 0), int)], lambda charges: charges, 1)
+    assert [core.shape for core in found.cores] == [(1, 2, 2), (2, 4, 1)]
+    assert found.spectra[1].tolist() == [0.8, 0.6]
+    oracles.assert_isometric(found.cores[0].reshape(2, 2))
 
 
 def test_states_that_mix_a_conserved_charge_are_refused() -> None:

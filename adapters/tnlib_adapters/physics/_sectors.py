@@ -66,7 +66,6 @@ def by_charge(cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Ar
         found.cores.insert(0, labelled[k - 1] @ carry.T)  # l n [r] r'
         found.spectra.insert(0, s)
         found.charges.insert(0, begins)
-    found.cores[0] = found.cores[0] / norm(found.cores[0])
     found.spectra.insert(0, one)
     found.charges.insert(0, charges[0])
     return found
