@@ -65,7 +65,7 @@ def evaluate(function: str, tn: Any, legs: Sequence[str], path: Path) -> Array:
     for tensor, data in zip(given, arrays_of(function, given), strict=True):
         data, e = _in_range(data)
         twos += e
-        left.append(qtn.Tensor(data, tensor.inds))
+        left.append(qtn.Tensor(data.squeeze(), [i for i in tensor.inds if tn.ind_size(i) > 1]))
     for positions, kept in steps([tensor.inds for tensor in left], legs, path):
         taken = [left.pop(k) for k in positions]
         product = qtn.tensor_contract(*taken, output_inds=kept, preserve_tensor=True)
@@ -73,8 +73,9 @@ def evaluate(function: str, tn: Any, legs: Sequence[str], path: Path) -> Array:
         twos += e
         left.append(qtn.Tensor(data, kept))
     (last,) = left
-    result = qtn.tensor_contract(last, output_inds=tuple(legs), preserve_tensor=True)
-    return _times_power(function, np.asarray(result.data), twos, float(tn.exponent))
+    result = qtn.tensor_contract(last, output_inds=[i for i in legs if tn.ind_size(i) > 1], preserve_tensor=True)
+    data = np.asarray(result.data).reshape([tn.ind_size(i) for i in legs])
+    return _times_power(function, data, twos, float(tn.exponent))
 
 
 def _in_range(a: Array) -> tuple[Array, int]:
@@ -93,6 +94,6 @@ def _times_power(function: str, a: Array, twos: int, exponent: float) -> Array:
     if not np.isfinite(out).all():
         raise ArgumentError(
             f"{function}: the result must lie in the range of {out.dtype}, got entries of about "
-            f"10**{(twos + more / 1) / math.log2(10):.0f}; lower tn.exponent."
+            f"10**{(twos + more) / math.log2(10):.0f}; lower tn.exponent."
         )
-    return out
+    return np.asarray(out)

@@ -52,7 +52,7 @@ def contraction_cost(
 ) -> Cost:
     """Return what it costs to contract a network in the order that is found for it, and in bad ones.
 
-    Up to ten tensors the order is the best one; for more it is the best of 32 greedy ones, the same at every call.
+    Up to ten tensors all orders are compared; for more it is the best of 32 greedy ones, the same at every call.
 
     Parameters
     ----------
@@ -91,8 +91,7 @@ def contraction_cost(
     as_network("contraction_cost", tn)
     outer = as_legs("contraction_cost", tn, legs)
     found = find_path("contraction_cost", tn, outer) if path is None else as_path("contraction_cost", tn, path)
-    count = tn.num_tensors
-    in_order = ((0, 1), *((0, count - k) for k in range(2, count))) if count > 1 else ()
+    in_order = _left_to_right(tn)
     all_at_once = math.prod(tn.ind_size(i) for i in tn.ind_map)
     naive = Cost(*_measure(tn, outer, in_order), in_order)
     return Cost(*_measure(tn, outer, found), found, naive, all_at_once)
@@ -105,9 +104,16 @@ def find_path(function: str, tn: Any, legs: Sequence[str]) -> Path:
         finder = cotengra.OptimalOptimizer()
     else:
         finder = cotengra.RandomGreedyOptimizer(max_repeats=_GREEDY_RUNS, seed=0, parallel=False)
-    inputs = [tuple(tensor.inds) for tensor in tn.tensor_map.values()]
-    found = finder(inputs, tuple(legs), {i: tn.ind_size(i) for i in tn.ind_map})
-    return tuple(tuple(int(k) for k in step) for step in found)
+    sizes = {i: tn.ind_size(i) for i in tn.ind_map if tn.ind_size(i) > 1}  # others would hold together what is apart
+    inputs = [tuple(i for i in tensor.inds if i in sizes) for tensor in tn.tensor_map.values()]
+    found = finder(inputs, tuple(i for i in legs if i in sizes), sizes)
+    path = tuple(tuple(int(k) for k in step) for step in found)
+    return min(path, _left_to_right(tn), key=lambda one: _measure(tn, legs, one))
+
+
+def _left_to_right(tn: Any) -> Path:
+    count = tn.num_tensors
+    return ((0, 1), *((0, count - k) for k in range(2, count))) if count > 1 else ()
 
 
 def as_path(function: str, tn: Any, path: Any) -> Path:

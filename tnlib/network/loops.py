@@ -180,7 +180,7 @@ def _gauge_part(part: Any, weights: Weights, tol: float | None, n_iter: int) -> 
 
 
 def _has_loops(part: Any) -> bool:
-    return len(part.inner_inds()) >= part.num_tensors
+    return bool(len(part.inner_inds()) >= part.num_tensors)
 
 
 def _miss(tensor: Any, weights: Weights) -> float:
