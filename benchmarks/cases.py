@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.truth import best_gaussian, block_sum, core_product, inner_product
+from benchmarks.truth import best_gaussian, block_sum, core_product, inner_product, singular_values
 
 SCALES = ("full", "small")
 WITHIN = 1.001  # an iteration has converged where it is within 0.1 % of the best error
@@ -62,6 +62,7 @@ def cases(scale: str) -> dict[str, Case]:
     found += [_matrix(*((200, 25) if small else (2048, 256))), _round(*((12, 6, 12) if small else (60, 32, 64)))]
     found += [_inner(*((12, 4, 8) if small else (60, 16, 32))), _add(*((12, 4, 8) if small else (60, 16, 32)))]
     found += [_apply(*((12, 8) if small else (60, 32)))]
+    found += [_heads(*((64, 4, 2, 16) if small else (4096, 32, 8, 128)))]
     return {case.name: case for case in found}
 
 
@@ -220,6 +221,23 @@ def _apply(d: int, rank: int) -> Case:
         f"ranks half of that; rtol 1e-6"
     )
     return Case("apply", about, "train", (n,) * d, rank, limit=1e-6, make=make, rtol=1e-6)
+
+
+def _heads(d: int, heads: int, kv_heads: int, d_head: int) -> Case:
+    """A layer of made-up weights, rounded as bfloat16 rounds."""
+
+    def make(case: Case) -> Pair:
+        generator = np.random.default_rng(SEED)
+        sizes = [(heads, d, d_head), (kv_heads, d, d_head), (kv_heads, d, d_head), (heads, d_head, d)]
+        drawn = [generator.standard_normal(size, np.float32) / np.float32(math.sqrt(d)) for size in sizes]
+        weights = [(w.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for w in drawn]
+        return Pair(weights, [], singular_values)
+
+    about = (
+        f"the singular values of QK and OV of {heads} heads of {d_head} on {kv_heads} key and value heads, "
+        f"d_model {d}, float32"
+    )
+    return Case("heads", about, "number", (2, heads, d_head), d_head, limit=1e-4, make=make)
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attention import HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
 from benchmarks.chains import SPLIT, per_bond, quimb_cores, tnlib_cores, to_torch
@@ -353,4 +354,5 @@ REGISTRY: dict[str, tuple[Entry, ...]] = {
     "inner": INNER,
     "add": ADD,
     "apply": APPLY,
+    "heads": HEADS,
 }

@@ -6,7 +6,7 @@ A result is a list of arrays in one of four layouts:
     tucker   core, then factors (n[k], r[k])
     cp       weights (R,), then factors (n[k], R)
     svd      u (m, r), s (r,), vh (r, n)
-    number   one array of one entry
+    number   one array, of one entry or of several
 """
 
 from __future__ import annotations
@@ -120,6 +120,15 @@ def inner_product(a: Arrays, b: Arrays) -> np.ndarray:
         half = np.tensordot(met, other, 1)  # l [j] n k
         met = np.tensordot(one, half, ([0, 1], [0, 1]))  # [l n] r k
     return met[0]
+
+
+def singular_values(weights: Arrays, _: Arrays) -> np.ndarray:
+    """Those of W_Q W_K^T and W_V W_O of every head, (2, heads, d_head), from triangular factors in double precision."""
+    q, k, v, o = (w.astype(np.float64) for w in weights)
+    group = len(q) // len(k)
+    pairs = [[(q[h], k[h // group]) for h in range(len(q))], [(v[h // group], o[h].T) for h in range(len(q))]]
+    triangles = [[[np.linalg.qr(w, mode="r") for w in pair] for pair in kind] for kind in pairs]
+    return np.array([[np.linalg.svd(a @ b.T, compute_uv=False) for a, b in kind] for kind in triangles])
 
 
 def best_gaussian(noise: float, n_entries: int, n_free: int) -> float:
