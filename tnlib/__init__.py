@@ -20,6 +20,7 @@ _HOME = {
     "tt_cross": "tnlib.decompose.tt_cross",
     # ops
     "round": "tnlib.ops.round",
+    "round_randomized": "tnlib.ops.round_randomized",
     "canonicalize": "tnlib.ops.canonicalize",
     "isometry_errors": "tnlib.ops.canonicalize",
     "vidal": "tnlib.ops.canonicalize",

@@ -43,6 +43,7 @@ from tnlib.ops.join import kron as kron
 from tnlib.ops.match import Match as Match
 from tnlib.ops.match import match as match
 from tnlib.ops.round import round as round
+from tnlib.ops.round_randomized import round_randomized as round_randomized
 from tnlib.ops.schmidt import correlation_length as correlation_length
 from tnlib.ops.schmidt import entanglement_spectrum as entanglement_spectrum
 from tnlib.ops.schmidt import entropy as entropy
