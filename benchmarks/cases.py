@@ -237,7 +237,7 @@ def _heads(d: int, heads: int, kv_heads: int, d_head: int) -> Case:
         f"the singular values of QK and OV of {heads} heads of {d_head} on {kv_heads} key and value heads, "
         f"d_model {d}, float32"
     )
-    return Case("heads", about, "number", (2, heads, d_head), d_head, limit=1e-4, make=make)
+    return Case("heads", about, "number", (heads, d, d_head), d_head, limit=1e-4, make=make)
 
 
 def _times(shape: Sequence[int]) -> str:

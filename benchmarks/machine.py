@@ -108,7 +108,7 @@ class Bound:
 def bound(case: Case, rates: Rates) -> Bound:
     _, count = FORMULAS[case.name]
     n_bytes, flops = count(case)
-    single = case.name == "svd"
+    single = case.name in ("svd", "heads")
     return Bound(n_bytes / rates.read, flops / (rates.gemm32 if single else rates.gemm64))
 
 
@@ -141,6 +141,11 @@ def _apply_cost(case: Case) -> tuple[float, float]:
     d, n, r, bond = len(case.shape), case.shape[0], case.rank, 4
     contraction = 2 * n * (bond * r) * r * (r + n * bond)
     return 8 * d * (n**2 * bond**2 + n * r**2), d * (2 * contraction + 2 * (n * r) ** 2 * bond * r)
+
+
+def _heads_cost(case: Case) -> tuple[float, float]:
+    heads, d, r = case.shape
+    return 4 * 4 * heads * d * r, 2 * heads * 12 * d * r**2
 
 
 _TRAIN_WORDS = (
@@ -176,5 +181,10 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
         "both read once; two sweeps that multiply r vectors by a core of each (2 n R r (r + n R/r) flops, R = 4 r) and "
         "one triangle of n r by R a core (2 n^2 r^2 R)",
         _apply_cost,
+    ),
+    "heads": (
+        "every factor read once; of each a QR with its isometric factor (4 d r^2 flops) and a product with an r x r "
+        "matrix (2 d r^2)",
+        _heads_cost,
     ),
 }
