@@ -11,9 +11,10 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.decompose.asking import Values
 from tnlib.formats.train import TensorTrain
-from tnlib.linalg.scale import norm, shift
+from tnlib.linalg.scale import norm
 from tnlib.ops.trains import take_apart
-from tnlib.sweeps.sample import draw, draw_products, entries, log_density_of_products, spread_out
+from tnlib.sweeps.entries import pick_entries
+from tnlib.sweeps.sample import draw, draw_products, log_density_of_products, spread_out
 
 _SURE = 2.0  # standard errors
 
@@ -44,6 +45,8 @@ class Errors:
 
     def compare(self, points: Array, train: TensorTrain) -> Sample:
         """Return the errors at `points` (m, d)."""
+        if len(points) == 0:
+            return Sample(points, np.empty(0))
         values = self._values(points)
         self._sampled = np.concatenate([self._sampled, points])
         return Sample(points, np.abs(values - _entries(train, points)))
@@ -102,4 +105,7 @@ def _entries(train: TensorTrain, points: Array) -> Array:
     """Return the entries (m,) of `train` at `points` (m, d) in double precision."""
     cores, twos, factor = take_apart(train)
     wide = [core.astype(np.result_type(core, np.float64), copy=False) for core in cores]
-    return shift(entries(wide, points) * factor, twos)
+    rows, e = pick_entries(wide, points)
+    parts = np.ascontiguousarray(rows)[:, None].view(np.float64) * factor  # m, real and imaginary
+    moved: Array = np.ldexp(parts, (e + twos)[:, None]).view(rows.dtype)[:, 0]
+    return moved

@@ -1,4 +1,4 @@
-"""Entries of a train at many indices, and indices drawn from it."""
+"""Random indices: from a train, from products, and uniform ones."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-
-
-def entries(cores: Sequence[Array], indices: Array) -> Array:
-    """Return the entries (m,) of the train of `cores` (l, n, r) at `indices` (m, d)."""
-    out = np.ones((len(indices), 1), np.result_type(*cores))
-    for core, leg in zip(cores, indices.T, strict=True):
-        grown = np.empty((len(indices), core.shape[2]), out.dtype)
-        for i in np.unique(leg):
-            here = leg == i
-            grown[here] = out[here] @ core[:, i]  # m [l] r
-        out = grown
-    return out[:, 0]
 
 
 def draw(cores: Sequence[Array], count: int, rng: np.random.Generator) -> Array:
