@@ -34,7 +34,8 @@ def test_examples_on_the_pages_run(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md", "docs/physics.md"]
+    "page",
+    ["README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md", "docs/frozen.md", "docs/physics.md"],
 )
 def test_no_page_is_left_half_written(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -49,6 +50,7 @@ def test_links_between_pages_lead_somewhere() -> None:
         "docs/compress.md",
         "docs/conventions.md",
         "docs/gauges.md",
+        "docs/frozen.md",
         "docs/physics.md",
         "docs/architectures.md",
         "CONTRIBUTING.md",
