@@ -17,6 +17,8 @@ _HOME = {
     "Cost": "tnlib.network.cost",
     "poke_hole": "tnlib.network.hole",
     "derivative": "tnlib.network.hole",
+    "tree": "tnlib.network.tree",
+    "Network": "tnlib.network.value",
     "gauge_loops": "tnlib.network.loops",
     "Gauged": "tnlib.network.loops",
     "delta": "tnlib.network.special",

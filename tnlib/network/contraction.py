@@ -58,7 +58,15 @@ def contract(tn: Any, *, legs: Sequence[str] | None = None, path: Sequence[Seque
 
 
 def evaluate(function: str, tn: Any, legs: Sequence[str], path: Path) -> Array:
-    """Contract `tn` along `path`, every product scaled to largest entries between 1/2 and 1."""
+    """Contract `tn` along `path`."""
+    return _times_power(function, *mantissa(function, tn, legs, path), float(tn.exponent))
+
+
+def mantissa(function: str, tn: Any, legs: Sequence[str], path: Path) -> tuple[Array, int]:
+    """Return m and e such that m * 2**e is the contraction of `tn` but for its exponent.
+
+    Every product on the way is scaled to largest entries between 1/2 and 1.
+    """
     qtn = need(function)
     twos, left = 0, []
     given = list(tn.tensor_map.values())
@@ -74,8 +82,7 @@ def evaluate(function: str, tn: Any, legs: Sequence[str], path: Path) -> Array:
         left.append(qtn.Tensor(data, kept))
     (last,) = left
     result = qtn.tensor_contract(last, output_inds=[i for i in legs if tn.ind_size(i) > 1], preserve_tensor=True)
-    data = np.asarray(result.data).reshape([tn.ind_size(i) for i in legs])
-    return _times_power(function, data, twos, float(tn.exponent))
+    return np.asarray(result.data).reshape([tn.ind_size(i) for i in legs]), twos
 
 
 def _in_range(a: Array) -> tuple[Array, int]:
