@@ -22,6 +22,7 @@ _HOME = {
     "freeze": "tnlib_adapters.attention.frozen_stack",
     "fold": "tnlib_adapters.attention.folding",
     "Folded": "tnlib_adapters.attention.folding",
+    "norm_divisors": "tnlib_adapters.attention.fold_norms",
     "rotate": "tnlib_adapters.attention.rotation",
     "save_checkpoint": "tnlib_adapters.attention.changed",
     "View": "tnlib_adapters.attention.stacks",

@@ -2,6 +2,7 @@ from tnlib_adapters.attention.attention import Attention as Attention
 from tnlib_adapters.attention.changed import save_checkpoint as save_checkpoint
 from tnlib_adapters.attention.checkpoint import Checkpoint as Checkpoint
 from tnlib_adapters.attention.checkpoint import open_checkpoint as open_checkpoint
+from tnlib_adapters.attention.fold_norms import norm_divisors as norm_divisors
 from tnlib_adapters.attention.folding import Folded as Folded
 from tnlib_adapters.attention.folding import fold as fold
 from tnlib_adapters.attention.format_table import compare_formats as compare_formats
@@ -12,9 +13,9 @@ from tnlib_adapters.attention.frozen_stack import freeze as freeze
 from tnlib_adapters.attention.head_norm import HeadNorm as HeadNorm
 from tnlib_adapters.attention.learned import PositionParts as PositionParts
 from tnlib_adapters.attention.residual_product import ResidualProduct as ResidualProduct
+from tnlib_adapters.attention.rotary import Rotary as Rotary
 from tnlib_adapters.attention.rotation import rotate as rotate
 from tnlib_adapters.attention.stacks import View as View
-from tnlib_adapters.attention.rotary import Rotary as Rotary
 from tnlib_adapters.compression.compare import compare as compare
 from tnlib_adapters.compression.compress import compress as compress
 from tnlib_adapters.data.builtin import builtin_path as builtin_path

@@ -70,6 +70,35 @@ def test_outputs_of_transformers_in_double_precision(name: str, saved: Any) -> N
             assert np.linalg.norm(got - want[sequence]) <= 1e-10 * np.linalg.norm(want[sequence])
 
 
+@pytest.mark.parametrize("name", ["gpt2_lm", "opt", "phi", "llama", "qwen2", "gemma", "phi3"])
+def test_a_layer_behind_its_norm_is_linear_in_the_stream(name: str, saved: Any) -> None:
+    """Patterns and the norm's divisors fixed, everything else of the norm folded into the weights."""
+    checkpoint = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(saved(name)[1])).checkpoint
+    seen = run(checkpoint, np.random.default_rng(0).integers(2, 50, size=9))
+    for k, (patterns, x, want) in enumerate(zip(seen.patterns, seen.residuals, seen.outputs, strict=False)):
+        divisors = tnlib_adapters.norm_divisors(checkpoint, x[0])
+        frozen = checkpoint.attention(k).frozen(patterns[0], divisors=divisors)
+        # weights in float32 are centred to roundoff of float32
+        assert np.linalg.norm(frozen.apply(x[0]) - want[0]) <= 2e-6 * np.linalg.norm(want[0])
+
+
+def test_divisors_divide_the_columns_of_patterns() -> None:
+    attention, patterns, x = layer(), stochastic(HEADS, N), normal((N, D), seed=4)
+    divisors = np.arange(1.0, N + 1)
+    got = attention.frozen(patterns, divisors=divisors)
+    assert_close(got.apply(x), attention.frozen(patterns).apply(x / divisors[:, None]))
+    for wrong in (np.ones(N + 1), np.zeros(N), -np.ones(N), np.ones((N, 1))):
+        with refused(ValueError, "Attention.frozen: divisors must be 5 positive numbers", "norm_divisors"):
+            attention.frozen(patterns, divisors=wrong)
+
+
+def test_divisors_of_models_without_norms_are_refused(saved: Any) -> None:
+    with refused(ValueError, "norm_divisors: checkpoint must have norms", "tnlib_attention_only"):
+        tnlib_adapters.norm_divisors(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), np.ones((3, 64)))
+    with refused(ValueError, "norm_divisors: x must have shape (positions, 24)", "(3, 23)"):
+        tnlib_adapters.norm_divisors(tnlib_adapters.open_checkpoint(saved("llama")[1]), np.ones((3, 23)))
+
+
 # ---------------------------------------------------------------------------------------------------------- the form
 
 

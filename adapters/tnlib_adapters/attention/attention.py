@@ -346,13 +346,17 @@ class Attention:
         seen: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
         return seen
 
-    def frozen(self, patterns: Array) -> FrozenAttention:
+    def frozen(self, patterns: Array, *, divisors: Array | None = None) -> FrozenAttention:
         """Return the layer as an affine map of the whole sequence, with its patterns fixed.
 
         Parameters
         ----------
         patterns
             (heads, n, n'), the weight that position i gives to position j; rows need not sum to one.
+        divisors
+            (n',), what the norm in front of this layer divides each position by (see `norm_divisors`). With them fixed
+            as well, the map is one of the residual stream instead of what the norm gives; the rest of the norm must be
+            folded into the weights (see `fold`).
 
         Returns
         -------
@@ -363,9 +367,10 @@ class Attention:
         Raises
         ------
         ArgumentError
-            If there is not one matrix per head, or more positions than the model was made for.
+            If there is not one matrix per head, more positions than the model was made for, or a divisor is not
+            positive.
         """
-        return frozen_heads(self.W_V, self.W_O, self.b_V, self.b_O, patterns, context=self.context)
+        return frozen_heads(self.W_V, self.W_O, self.b_V, self.b_O, patterns, divisors, context=self.context)
 
     def stacked(self) -> Array:
         """Return all weights as one array (projection, head, d_model, d_head), projections in the order Q, K, V, O.

@@ -4,8 +4,8 @@ With n(x) the norm without its weights, n(x) = (x - mean) / rms or x / rms, a no
 
     (n diag(w) + b) W + c  =  n (diag(w) W) + (c + b W)
 
-so w and b vanish into W and c. As the entries of LayerNorm's n sum to zero, a constant added to every column of W
-changes nothing, and what is written into a stream that only LayerNorms read may have its mean taken off. Rows of
+so w and b vanish into W and c. As the entries of LayerNorm's n sum to zero, a constant added to a column of W changes
+nothing, and what is written into a stream that only LayerNorms read may have its mean taken off. Rows of
 patterns sum to one, so a value bias arrives as it is: b_O + sum_h b_V^h W_O^h.
 
 N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), section "Handling layer normalization".
@@ -14,7 +14,6 @@ N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), se
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +22,9 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.changed import wide, with_tensors
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.attention.stream import Leg, Reader, StreamNorm, full_name, read_stream, unembedding
+from tnlib_adapters.attention.fold_norms import Changes, fold_norms, untied
+from tnlib_adapters.attention.stream import Leg, read_stream, unembedding
 from tnlib_adapters.checkpoints.projections import Projections, module_names, put_together, take_apart
-
-Changes = dict[str, Callable[[], Array]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,110 +83,12 @@ def fold(checkpoint: Checkpoint) -> Folded:
         )
     done: list[str] = []
     left: list[str] = []
-    folded = _fold_norms(_untied(checkpoint, left), done, left)
+    folded = fold_norms(untied(checkpoint, left), done, left)
     folded = _fold_value_biases(folded, done, left)
     folded = _centre_writers(folded, done)
     if checkpoint.architecture.qk_norm:
         left.append("the norms of queries and keys: they act inside the heads, where rotary embeddings come next")
     return Folded(folded, tuple(done), tuple(left))
-
-
-# ------------------------------------------------------------------------------------------------------------- norms
-
-
-def _untied(checkpoint: Checkpoint, left: list[str]) -> Checkpoint:
-    """Give the logits weights of their own where they share those of the embeddings."""
-    name, row = unembedding(checkpoint), checkpoint.architecture
-    stream = read_stream(checkpoint)
-    if name is None or not any(r.weight.tensor in _tables(checkpoint) for n in stream.norms for r in n.readers):
-        return checkpoint
-    # a model without a head is saved without a prefix
-    if checkpoint.prefix == "" or row.unembed[0] in row.embeddings or stream.unknown:
-        left.append("the final norm: what reads from it is not known, or it is the embeddings")
-        return checkpoint
-    table = str(full_name(checkpoint, f"{name}.weight"))
-    changes = {f"{row.unembed[0]}.weight": functools.partial(wide, checkpoint, table)}
-    return with_tensors(checkpoint, changes, {"tie_word_embeddings": False})
-
-
-def _tables(checkpoint: Checkpoint) -> set[str]:
-    return {str(full_name(checkpoint, f"{name}.weight")) for name in checkpoint.architecture.embeddings}
-
-
-def _fold_norms(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Checkpoint:
-    changes: Changes = {}
-    stream, shared, count = read_stream(checkpoint), _tables(checkpoint), 0
-    config = {}
-    for norm in stream.norms:
-        final = any(reader == stream.head for reader in norm.readers)
-        if norm.place != "before":
-            left.append(f"{norm.weight}: {_WHY[norm.place]}")
-        elif final and stream.unknown:
-            left.append(f"{norm.weight}: {stream.unknown[0]} may read from it, too")
-        elif not any(reader.weight.tensor in shared for reader in norm.readers):
-            found = _fold_norm(checkpoint, norm, left)
-            changes |= found
-            count += bool(found)
-            if final and found and unembedding(checkpoint) not in checkpoint.architecture.embeddings:
-                # a checkpoint may hold a copy of tied weights, which are tied no more
-                config["tie_word_embeddings"] = False
-    if count:
-        done.append(f"{count} norms, into the weights that read from them")
-    return with_tensors(checkpoint, changes, config)
-
-
-_WHY = {
-    "after": "its output is the stream itself, which other parts read as well",
-    "behind": "it stands behind a map that writes, and divides by what was written",
-    "output": "the model ends in it",
-}
-
-
-def _fold_norm(checkpoint: Checkpoint, norm: StreamNorm, left: list[str]) -> Changes:
-    """Return the changed tensors of a norm and of all that reads from it."""
-    plus_one = checkpoint.architecture.norm == "rms + 1"
-    taken_up = norm.bias is None or all(reader.bias for reader in norm.readers)
-    centre = checkpoint.architecture.norm == "layer" and taken_up
-    weight = functools.partial(_weight, checkpoint, norm, plus_one=plus_one)
-    changes: Changes = {norm.weight: lambda: np.full_like(weight(), 0.0 if plus_one else 1.0)}
-    if norm.bias and taken_up:
-        changes[norm.bias] = lambda: np.zeros_like(weight())
-    elif norm.bias:
-        bare = next(reader.weight.tensor for reader in norm.readers if not reader.bias)
-        if np.any((weight() == 0) & (wide(checkpoint, norm.bias) != 0)):
-            left.append(f"{norm.weight}: it has zeros where its bias has none, and {bare} has no bias to take that up")
-            return {}
-        left.append(f"{norm.bias}: {bare} has no bias to take it up; it stays, divided by the weights")
-        changes[norm.bias] = functools.partial(_divided, checkpoint, norm.bias, weight)
-    for reader in norm.readers:
-        changes[reader.weight.tensor] = functools.partial(_scaled, checkpoint, reader.weight, weight, centre)
-        if norm.bias and taken_up:
-            changes[str(reader.bias)] = functools.partial(_with_bias, checkpoint, reader, norm.bias)
-    return changes
-
-
-def _weight(checkpoint: Checkpoint, norm: StreamNorm, *, plus_one: bool) -> Array:
-    return wide(checkpoint, norm.weight) + (1.0 if plus_one else 0.0)
-
-
-def _divided(checkpoint: Checkpoint, bias: str, weight: Callable[[], Array]) -> Array:
-    b, w = wide(checkpoint, bias), weight()
-    return np.divide(b, w, out=np.zeros_like(b), where=w != 0)
-
-
-def _scaled(checkpoint: Checkpoint, of: Leg, weight: Callable[[], Array], centre: bool) -> Array:
-    x = np.moveaxis(wide(checkpoint, of.tensor), of.leg, 0)  # d ...
-    x = (x.T * weight()).T
-    if centre:
-        x = x - x.mean(axis=0)
-    out: Array = np.moveaxis(x, 0, of.leg)
-    return out
-
-
-def _with_bias(checkpoint: Checkpoint, reader: Reader, bias: str) -> Array:
-    w = np.moveaxis(wide(checkpoint, reader.weight.tensor), reader.weight.leg, 0)  # d out
-    out: Array = wide(checkpoint, str(reader.bias)) + wide(checkpoint, bias) @ w  # [d] out
-    return out
 
 
 # ------------------------------------------------------------------------------------------------------- value biases

@@ -66,7 +66,14 @@ class FrozenAttention:
 
 
 def frozen_heads(
-    W_V: Array, W_O: Array, b_V: Array | None, b_O: Array | None, patterns: Array, *, context: int | None
+    W_V: Array,
+    W_O: Array,
+    b_V: Array | None,
+    b_O: Array | None,
+    patterns: Array,
+    divisors: Array | None,
+    *,
+    context: int | None,
 ) -> FrozenAttention:
     """Return what `Attention.frozen` does, of weights as `Attention` holds them."""
     heads, _, d_model = W_O.shape
@@ -90,4 +97,15 @@ def frozen_heads(
             constant += np.outer(a.sum(axis=1), b.astype(dtype) @ w)  # n [n'], [dh] d
     if b_O is not None:
         constant += b_O
-    return FrozenAttention(KroneckerTerms(patterns, tuple(right)), constant)
+    seen = patterns if divisors is None else patterns / _as_divisors(divisors, patterns.shape[2])
+    return FrozenAttention(KroneckerTerms(seen, tuple(right)), constant)
+
+
+def _as_divisors(divisors: Array, n: int) -> Array:
+    a = as_array("Attention.frozen", "divisors", divisors)
+    if a.shape != (n,) or a.dtype.kind == "c" or not (a > 0).all():
+        raise ArgumentError(
+            f"Attention.frozen: divisors must be {n} positive numbers, one for every position that is attended to, got "
+            f"{a.dtype} of shape {a.shape}, the smallest {a.real.min():.3g}; norm_divisors gives them."
+        )
+    return a
