@@ -1,10 +1,11 @@
-"""The inputs: eleven cases, the same at every run, each with the error that counts as having solved it.
+"""The inputs: the cases, the same at every run, each with the error that counts as having solved it.
 
 Trains and CP tensors are random, divided by their norm, plus Gaussian noise: the smallest error possible is known.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def cases(scale: str) -> dict[str, Case]:
     found += [_matrix(*((200, 25) if small else (2048, 256))), _round(*((12, 6, 12) if small else (60, 32, 64)))]
     found += [_inner(*((12, 4, 8) if small else (60, 16, 32))), _add(*((12, 4, 8) if small else (60, 16, 32)))]
     found += [_apply(*((12, 8) if small else (60, 32)))]
+    found += [_cross(6, 4) if small else _cross(20, 5), _sum(*((5, 8, 3, 3) if small else (20, 30, 4, 16)))]
     found += [_heads(*((64, 4, 2, 16) if small else (4096, 32, 8, 128)))]
     return {case.name: case for case in found}
 
@@ -73,6 +75,15 @@ class Pair:
     a: list[np.ndarray]
     b: list[np.ndarray]
     answer: Callable[[list[np.ndarray], list[np.ndarray]], Any]
+
+
+@dataclass(frozen=True)
+class Many:
+    """Chains of cores, and what is to come out of all of them."""
+
+    a: list[list[np.ndarray]]
+    b: None
+    answer: Callable[[list[list[np.ndarray]], None], list[np.ndarray]]
 
 
 def noisy_train(shape: Sequence[int], rank: int, *, noise: float = 1e-4, seed: int = SEED) -> np.ndarray:
@@ -182,6 +193,30 @@ def padded_train(shape: Sequence[int], rank: int, bond: int, *, seed: int = SEED
         cores[k] = np.tensordot(cores[k], wide, 1)  # r n [r'] bond
         cores[k + 1] = np.tensordot(np.linalg.pinv(wide), cores[k + 1], 1)  # bond [r'] n r
     return cores
+
+
+def _cross(n: int, d: int) -> Case:
+    return Case(
+        "cross",
+        f"a function of {d} indices up to {n} that looks up 1 / (1 + i + j + ...); rtol 1e-6",
+        "train",
+        (n,) * d,
+        rank=16,
+        limit=1e-6,
+        make=lambda case: 1 / (1.0 + sum(np.ogrid[tuple(slice(n) for n in case.shape)])),
+        rtol=1e-6,
+    )
+
+
+def _sum(count: int, d: int, n: int, rank: int) -> Case:
+    def make(case: Case) -> Many:
+        generator = np.random.default_rng(SEED)
+        base = random_cores(case.shape, case.rank, generator)
+        terms = [[core + 1e-6 * generator.standard_normal(core.shape) for core in base] for _ in range(count)]
+        return Many(terms, None, lambda a, _: functools.reduce(block_sum, a))
+
+    about = f"the sum of {count} trains of {d} cores ({rank}, {n}, {rank}) float64 that nearly agree; rtol 1e-3"
+    return Case("sum", about, "train", (n,) * d, rank, limit=1e-3, make=make, rtol=1e-3)
 
 
 def _inner(d: int, n: int, rank: int) -> Case:

@@ -143,6 +143,16 @@ def _apply_cost(case: Case) -> tuple[float, float]:
     return 8 * d * (n**2 * bond**2 + n * r**2), d * (2 * contraction + 2 * (n * r) ** 2 * bond * r)
 
 
+def _cross_cost(case: Case) -> tuple[float, float]:
+    d, n, r = len(case.shape), case.shape[0], case.rank
+    return 8 * d * n * r**2, 2 * d * n * r**3
+
+
+def _sum_cost(case: Case) -> tuple[float, float]:
+    d, n, r, terms = len(case.shape), case.shape[0], case.rank, 20
+    return 8 * terms * d * n * r**2, 2 * terms * d * n * r**3
+
+
 def _heads_cost(case: Case) -> tuple[float, float]:
     heads, d, r = case.shape
     return 4 * 4 * heads * d * r, 2 * heads * 12 * d * r**2
@@ -182,6 +192,8 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
         "one triangle of n r by R a core (2 n^2 r^2 R)",
         _apply_cost,
     ),
+    "cross": ("n r^2 entries of every core read once; one factorisation of each (2 n r^3 flops)", _cross_cost),
+    "sum": ("every term read once; one product of each core with r columns (2 n r^3 flops)", _sum_cost),
     "heads": (
         "every factor read once; of each a QR with its isometric factor (4 d r^2 flops) and a product with an r x r "
         "matrix (2 d r^2)",

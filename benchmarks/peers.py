@@ -18,6 +18,7 @@ from benchmarks.attention import HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
 from benchmarks.chains import SPLIT, per_bond, quimb_cores, tnlib_cores, to_torch
+from benchmarks.crosses import CROSS, SUM
 from benchmarks.entry import Entry, resolve, unchanged
 
 
@@ -354,5 +355,7 @@ REGISTRY: dict[str, tuple[Entry, ...]] = {
     "inner": INNER,
     "add": ADD,
     "apply": APPLY,
+    "cross": CROSS,
+    "sum": SUM,
     "heads": HEADS,
 }
