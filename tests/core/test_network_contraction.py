@@ -88,6 +88,7 @@ def test_a_good_order_beats_a_bad_one() -> None:
     assert cost.left_to_right.largest >= 2**22
     assert cost.left_to_right.multiplications > 1e4 * cost.multiplications
     assert network.contract(overlap, path=cost.path) == pytest.approx(tt.norm() ** 2, rel=1e-13)
+    assert cost == network.contraction_cost(overlap)
     assert "multiplications" in repr(cost)
 
 
@@ -115,6 +116,12 @@ def test_arrays_of_torch_and_integers() -> None:
     a, b = oracles.normal((2, 3)), np.arange(12).reshape(3, 4)
     mixed = qtn.Tensor(torch.tensor(a, requires_grad=True), ["i", "j"]) & qtn.Tensor(b, ["j", "k"])
     oracles.assert_close(network.contract(mixed, legs=("i", "k")), a @ b)
+    halves = qtn.Tensor(torch.tensor(a, dtype=torch.bfloat16), ["i", "j"], ["A"]) & qtn.Tensor(torch.ones(3), ["j"])
+    want = torch.tensor(a, dtype=torch.bfloat16).float().numpy()
+    got = network.derivative(halves, "A", legs=["i"])
+    oracles.assert_close(np.tensordot(got, want, 2), want.sum(1), np.float32)
+    triple = halves & qtn.Tensor(torch.ones(3, dtype=torch.float64), ["j"])
+    oracles.assert_close(network.contract(network.spell_out(triple)), want.sum(1), np.float32)
 
 
 # --------------------------------------------------------------------------------------------------------- derivatives

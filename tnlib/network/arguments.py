@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_numbers, refuse_infinite
+from tnlib._validate import HALF, as_numbers, refuse_infinite
 
 
 def need(function: str, module: str = "quimb.tensor") -> Any:
@@ -79,6 +79,12 @@ def one_tensor(function: str, tn: Any, tensor: Any) -> int:
     return int(found.pop())
 
 
+def dtype_of(*tensors: Any) -> np.dtype[Any]:
+    """Return the dtype that the tensors' data have in common, of numpy or torch; float32 stands for half precision."""
+    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    return np.result_type(*(np.float32 if name in HALF else np.dtype(name) for name in names))
+
+
 def arrays_of(function: str, tensors: Sequence[Any]) -> list[Array]:
     """Return the tensors' data as finite arrays of native dtypes; one without legs is an array without."""
     return [_as_data(function, tensor) for tensor in tensors]
@@ -86,7 +92,10 @@ def arrays_of(function: str, tensors: Sequence[Any]) -> list[Array]:
 
 def _as_data(function: str, tensor: Any) -> Array:
     name = f"the tensor {', '.join(tensor.tags) or 'without tags'}"
-    data = tensor.data.detach().cpu() if hasattr(tensor.data, "detach") else tensor.data  # of torch, on any device
+    data = tensor.data
+    if hasattr(data, "detach"):  # of torch, on any device
+        data = data.detach().cpu()
+        data = data.float() if str(data.dtype) == "torch.bfloat16" else data
     scalar = np.ndim(data) == 0
     a = as_numbers(function, name, np.asarray(data)[None] if scalar else data)
     refuse_infinite(function, name, a)

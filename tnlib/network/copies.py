@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from tnlib.network.arguments import as_network, need
+from tnlib.network.arguments import as_network, dtype_of, need
 from tnlib.network.special import delta
 
 
@@ -49,6 +47,6 @@ def spell_out(tn: Any) -> Any:
         ends = [qtn.rand_uuid() for _ in holders]
         for tid, end in zip(sorted(holders), ends, strict=True):
             out.tensor_map[tid].reindex_({index: end})
-        dtype = np.result_type(*(tn.tensor_map[tid].dtype for tid in holders))
+        dtype = dtype_of(*(tn.tensor_map[tid] for tid in holders))
         out |= qtn.Tensor(delta(tn.ind_size(index), len(ends), dtype=dtype), ends, "DELTA")
     return out

@@ -10,7 +10,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import own_threads
-from tnlib.network.arguments import as_legs, as_network, need, one_tensor
+from tnlib.network.arguments import as_legs, as_network, dtype_of, need, one_tensor
 from tnlib.network.contraction import evaluate
 from tnlib.network.cost import find_path
 
@@ -115,10 +115,18 @@ def _rest(function: str, tn: Any, tid: int, legs: Sequence[str]) -> tuple[Any, t
         )
     hole = []
     for index in taken.inds:
-        size, dtype = taken.ind_size(index), np.result_type(taken.dtype)
-        hole.append(f"{index}*" if index in legs else index)
+        size, dtype = taken.ind_size(index), dtype_of(taken)
+        hole.append(_starred(index, tn) if index in legs else index)
         if index in legs:
             rest |= qtn.Tensor(np.eye(size, dtype=dtype), (index, hole[-1]), "IDENTITY")
         elif index not in rest.ind_map:  # summed over on its own
             rest |= qtn.Tensor(np.ones(size, dtype), (index,), "ONES")
     return rest, tuple(hole)
+
+
+def _starred(index: str, tn: Any) -> str:
+    """Return `index` with as many stars as make it a new name."""
+    name = f"{index}*"
+    while name in tn.ind_map:
+        name += "*"
+    return name

@@ -67,7 +67,7 @@ def identity(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Arra
     Returns
     -------
     ndarray
-        (*sizes, *sizes). Flattened to a matrix it is the identity on the product of the sizes: kron(1, 1) = 1.
+        (sizes ..., sizes ...). Flattened to a matrix it is the identity on the product of the sizes: kron(1, 1) = 1.
 
     Raises
     ------
@@ -97,8 +97,8 @@ def flattening(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Ar
     Returns
     -------
     ndarray
-        (*sizes, product of the sizes), unitary between the two sides: contracted over its last leg with another one it
-        is `identity(sizes)`.
+        (sizes ..., product of the sizes), unitary between the two sides: contracted over its last leg with another one
+        it is `identity(sizes)`.
 
     Raises
     ------
