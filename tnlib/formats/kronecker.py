@@ -169,13 +169,21 @@ class KroneckerTerms(Linear, Operator):
         return KroneckerTerms(np.concatenate([self.left, other.left]), (*self.right, *other.right))
 
     def _apply(self, x: Array) -> Array:
-        (_, p, _), (q, _) = self.left.shape, self.right[0].shape
-        out = np.zeros((len(x), p, q), np.result_type(self.dtype, x))
+        out = np.zeros((len(x), self.left.shape[1], self.right[0].shape[0]), np.result_type(self.dtype, x))
         for a, b in zip(self.left, self.right, strict=True):
-            # x B^T first: for a LowRank B = left right that is (x right^T) left^T
-            moved = (x @ b.right.T) @ b.left.T if isinstance(b, LowRank) else x @ b.T  # k p' q
-            out += a @ moved  # k p [p'] q
+            if isinstance(b, LowRank):
+                out += _two_sided(a, x @ b.right.T, b.left.T)  # k p' [q'] r
+            else:
+                out += _two_sided(a, x, b.T)
         return out
+
+
+def _two_sided(a: Array, x: Array, b: Array) -> Array:
+    """Return a x[k] b for a (p, p'), x (k, p', s) and b (s, q), in the cheaper order."""
+    (p, p_in), (s, q) = a.shape, b.shape
+    if p_in * q * (s + p) <= p * s * (p_in + q):
+        return np.asarray(a @ (x @ b))  # k p [p'] [s] q
+    return np.asarray((a @ x) @ b)
 
 
 def _arrays(term: Array | LowRank) -> tuple[Array, ...]:
