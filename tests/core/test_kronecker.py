@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,30 @@ def test_two_sums_of_one_operator_round_to_the_same_terms() -> None:
     (u, w), (v, x) = (schmidt_form(tnlib.round(k, rtol=1e-8).value) for k in (one, mixed))
     np.testing.assert_allclose(u, v, atol=1e-10)
     np.testing.assert_allclose(w, x, atol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_schmidt_values_and_entropy(scale: float) -> None:
+    s = np.array([1.0, 0.5, 0.25])
+    k = scale * with_schmidt_values(s, 5)
+    got = tnlib.schmidt_values(k, 1)
+    np.testing.assert_allclose(got[:3] / scale, s, rtol=1e-12)
+    assert (got[3:] <= 1e-14 * scale).all()
+    p = s**2 / (s**2).sum()
+    assert tnlib.entropy(k, 1) == pytest.approx(-(p * np.log(p)).sum())
+    assert tnlib.entropy(tnlib.KroneckerTerms(np.eye(3)[None], [np.eye(4)]), 1) == 0.0
+    np.testing.assert_allclose(tnlib.entanglement_spectrum(k, 1)[:3], -np.log(p), rtol=1e-10)
+    with oracles.refused(ValueError, "schmidt_values: bond must be 1", "got 2"):
+        tnlib.schmidt_values(k, 2)
+
+
+@pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
+def test_files_keep_every_term_as_it_is(kind: str, tmp_path: Path) -> None:
+    k = some(kind)
+    tnlib.save(tmp_path / "k.npz", k)
+    found = tnlib.load(tmp_path / "k.npz")
+    assert [type(term) for term in found.right] == [type(term) for term in k.right]
+    oracles.assert_same_bits(found, k)
 
 
 def test_repeated_and_cancelling_terms_go() -> None:

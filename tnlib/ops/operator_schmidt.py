@@ -37,6 +37,12 @@ def round_terms(t: KroneckerTerms, rtol: float | None, max_rank: int | None) -> 
     return KroneckerTerms(_as_stack(u, t), right), budget
 
 
+def terms_spectrum(t: KroneckerTerms) -> tuple[Array, int]:
+    """Return s and e: 2**e * s are the Schmidt values between positions and features, descending."""
+    *_, twos, _, s = _decomposed(t)
+    return s, twos
+
+
 def terms_to_matrix(
     t: KroneckerTerms,
     row_shape: Sequence[int],

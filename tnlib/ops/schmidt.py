@@ -10,7 +10,8 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_max_rank, as_rtol
+from tnlib._validate import as_array, as_count, as_max_rank, as_rtol
+from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.gauge.train import move_center
 from tnlib.linalg.groups import equal_values, fix_basis, resolution
@@ -19,6 +20,7 @@ from tnlib.linalg.rank import noise_level
 from tnlib.linalg.scale import norm
 from tnlib.linalg.svd import thin_svd
 from tnlib.linalg.threads import own_threads
+from tnlib.ops.operator_schmidt import terms_spectrum
 from tnlib.ops.trains import T, as_bond, as_train, put_together, take_apart
 from tnlib.sweeps.budget import Budget
 
@@ -26,7 +28,7 @@ _DENSE = 32  # bond size up to which a transfer matrix is formed
 
 
 @own_threads
-def schmidt_values(tt: TensorTrain | TTMatrix, bond: int) -> Array:
+def schmidt_values(tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int) -> Array:
     """Return the singular values of the tensor cut at `bond`, descending.
 
     Values, not their squares; for a state of norm 1 their squares sum to 1. All bonds at once, in one sweep: `vidal`.
@@ -34,7 +36,8 @@ def schmidt_values(tt: TensorTrain | TTMatrix, bond: int) -> Array:
     Parameters
     ----------
     tt
-        A TensorTrain or TTMatrix; next to its centre this costs one small factorisation.
+        A TensorTrain or TTMatrix; next to its centre this costs one small factorisation. Or KroneckerTerms, whose one
+        bond lies between positions and features.
     bond
         1 ... d - 1; bond k lies between cores k - 1 and k.
 
@@ -59,7 +62,9 @@ def schmidt_values(tt: TensorTrain | TTMatrix, bond: int) -> Array:
 
 
 @own_threads
-def entropy(tt: TensorTrain | TTMatrix, bond: int, *, order: float = 1.0, base: float = math.e) -> float:
+def entropy(
+    tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int, *, order: float = 1.0, base: float = math.e
+) -> float:
     """Return the entanglement entropy across `bond`: of p[k] = s[k]^2 / sum(s^2), -sum(p log p).
 
     Parameters
@@ -104,7 +109,7 @@ def entropy(tt: TensorTrain | TTMatrix, bond: int, *, order: float = 1.0, base: 
     return max(0.0, nats) / math.log(base)
 
 
-def entanglement_spectrum(tt: TensorTrain | TTMatrix, bond: int) -> Array:
+def entanglement_spectrum(tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int) -> Array:
     """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending; roundoff is left out.
 
     Parameters
@@ -249,8 +254,14 @@ def _largest_transfer_eigenvalues(a: Array) -> tuple[float, float]:
     return float(sizes[0]), float(sizes[1])
 
 
-def _spectrum(function: str, tt: TensorTrain | TTMatrix, bond: int) -> tuple[Array, int, float]:
+def _spectrum(function: str, tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int) -> tuple[Array, int, float]:
     """Return s, e and f: 2**e * f * s are the singular values at `bond`."""
+    if isinstance(tt, KroneckerTerms):
+        if as_count(function, "bond", bond) != 1:
+            raise ArgumentError(
+                f"{function}: bond must be 1, got {bond}; KroneckerTerms have one bond, between positions and features."
+            )
+        return *terms_spectrum(tt), 1.0
     as_train(function, "tt", tt)
     bond = as_bond(function, tt, bond)
     cores, twos, factor = take_apart(tt)
