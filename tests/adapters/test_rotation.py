@@ -338,10 +338,12 @@ def test_half_precision_is_written_in_single(tmp_path: Path) -> None:
     """Rounded to half precision again, a rotated model would be another one."""
     folder = builtin_copy(tmp_path / "model")
     change_tensors(folder, lambda t: t.update({name: a.astype(np.float16) for name, a in t.items()}))
+    change_config(folder, dtype="float16")
     checkpoint = open_checkpoint(folder)
     turned = rotate(checkpoint, isometry(64, 64))
     save_checkpoint(turned, tmp_path / "out")
     found = open_checkpoint(tmp_path / "out")
+    assert found.config["dtype"] == "float32"
     assert {info.dtype for info in checkpoint.folder.tensors.values()} == {"F16"}
     assert found.folder.tensors["embed.weight"].dtype == "F32"
     assert found.folder.tensors["unembed.bias"].dtype == "F16"  # not on the stream

@@ -61,6 +61,8 @@ def with_tensors(
         for name, make in changes.items()
     }
     told = {**checkpoint.config, **(config or {})}
+    if any(old[name].dtype in ("F16", "BF16") for name in changes if name in old):
+        told |= {key: "float32" for key in ("dtype", "torch_dtype") if key in told}  # or transformers rounds them again
     return replace(checkpoint, folder=replace(checkpoint.folder, tensors={**old, **new}, config=told))
 
 
