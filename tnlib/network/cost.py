@@ -15,7 +15,9 @@ from tnlib.network.arguments import as_legs, as_network, need
 Path = tuple[tuple[int, ...], ...]
 
 _OPTIMAL = 10  # tensors up to which all orders are compared; their number grows like a factorial
-_GREEDY_RUNS = 32
+_GREEDY_RUNS = 64
+_NARROW, _WIDE = (0.5, 2.0), (0.1, 4.0)  # how much greedy runs mind the sizes of what they contract
+_WIDE_UP_TO = 150  # tensors; in long chains a run that hardly minds takes seconds
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def contraction_cost(
 ) -> Cost:
     """Return what it costs to contract a network in the order that is found for it, and in bad ones.
 
-    Up to ten tensors all orders are compared; for more it is the best of 32 greedy ones, the same at every call.
+    Up to ten tensors all orders are compared; for more it is the best of a hundred greedy
+    ones, the same at every call.
 
     Parameters
     ----------
@@ -99,16 +102,21 @@ def contraction_cost(
 
 def find_path(function: str, tn: Any, legs: Sequence[str]) -> Path:
     """Return the order in which to contract `tn` pair by pair; the same for the same indices and sizes."""
-    cotengra = need(function, "cotengra")
-    if tn.num_tensors <= _OPTIMAL:
-        finder = cotengra.OptimalOptimizer()
-    else:
-        finder = cotengra.RandomGreedyOptimizer(max_repeats=_GREEDY_RUNS, seed=0, parallel=False)
     sizes = {i: tn.ind_size(i) for i in tn.ind_map if tn.ind_size(i) > 1}  # others would hold together what is apart
     inputs = [tuple(i for i in tensor.inds if i in sizes) for tensor in tn.tensor_map.values()]
-    found = finder(inputs, tuple(i for i in legs if i in sizes), sizes)
-    path = tuple(tuple(int(k) for k in step) for step in found)
-    return min(path, _left_to_right(tn), key=lambda one: _measure(tn, legs, one))
+    outer = tuple(i for i in legs if i in sizes)
+    found = [finder(inputs, outer, sizes) for finder in _finders(function, tn.num_tensors)]
+    paths = [tuple(tuple(int(k) for k in step) for step in path) for path in found]
+    return min(*paths, _left_to_right(tn), key=lambda path: _measure(tn, legs, path))
+
+
+def _finders(function: str, count: int) -> Iterator[Any]:
+    cotengra = need(function, "cotengra")
+    if count <= _OPTIMAL:
+        yield cotengra.OptimalOptimizer()
+        return
+    for costs in (_NARROW, _WIDE)[: 1 if count > _WIDE_UP_TO else 2]:
+        yield cotengra.RandomGreedyOptimizer(max_repeats=_GREEDY_RUNS, costmod=costs, seed=0, parallel=False)
 
 
 def _left_to_right(tn: Any) -> Path:
@@ -156,11 +164,11 @@ def steps(
 def _measure(tn: Any, legs: Sequence[str], path: Path) -> tuple[int, int, int]:
     """Return multiplications, the largest product and the numbers in all products."""
     left = [tuple(tensor.inds) for tensor in tn.tensor_map.values()]
-    multiplications, sizes = 0, []
+    size = {i: tn.ind_size(i) for i in tn.ind_map}
+    multiplications, products = 0, []
     for positions, kept in steps(left, legs, path):
         taken = {i for k in positions for i in left.pop(k)}
         left.append(kept)
-        if len(positions) > 1:
-            multiplications += (len(positions) - 1) * math.prod(tn.ind_size(i) for i in taken)
-        sizes.append(math.prod(tn.ind_size(i) for i in kept))
-    return multiplications, max(sizes, default=math.prod(tn.ind_size(i) for i in legs)), sum(sizes)
+        multiplications += (len(positions) - 1) * math.prod(size[i] for i in taken)
+        products.append(math.prod(size[i] for i in kept))
+    return multiplications, max(products, default=math.prod(size[i] for i in legs)), sum(products)

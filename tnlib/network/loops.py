@@ -16,7 +16,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.linalg.scale import exponent, shift
 from tnlib.linalg.threads import own_threads
-from tnlib.network.arguments import arrays_of, as_network
+from tnlib.network.arguments import arrays_of, as_network, need
 
 _TOL = 1000.0  # eps by which a message may miss the fixed point
 _NOISE = 16.0  # eps of the largest weight of a bond below which a weight is roundoff
@@ -164,12 +164,15 @@ def _gauge_part(part: Any, weights: Weights, tol: float | None, n_iter: int) -> 
     limit, error = _TOL * eps if tol is None else tol, math.inf
     mine: Weights = {}
     loops = _has_loops(part)
+    # a sweep runs away from the first tensor; back and forth, it is done with a chain in three
+    backward = need("gauge_loops").TensorNetwork(list(part.tensor_map.values())[::-1], virtual=True)
     with np.errstate(all="ignore"):  # of a network that is zero
         for sweep in range(1, n_iter + 1):
             # around a loop small weights may matter: there only what a pair of tensors does not need may go
             cut = {"cutoff": 0.0 if loops and sweep > 1 else _NOISE * eps, "cutoff_mode": "rel"}
             try:
-                part.gauge_all_simple_(max_iterations=1, smudge=eps, gauges=mine, compress_opts=cut)
+                direction = part if sweep % 2 else backward
+                direction.gauge_all_simple_(max_iterations=1, smudge=eps, gauges=mine, compress_opts=cut)
             except (np.linalg.LinAlgError, ValueError):  # NaN met the SVD
                 return math.nan, sweep
             error = max(_miss(tensor, mine) for tensor in part)
