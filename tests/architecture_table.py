@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import transformers
 import transformers_models as models
-from tnlib_adapters import Attention, Checkpoint, open_checkpoint
+from tnlib_adapters import Attention, Checkpoint, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.forward.model import run
+
+from tnlib import ArgumentError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
 GREEN = 1e-5  # single precision through two layers
@@ -94,12 +96,48 @@ def forward(case: Case) -> Cell:
     return off(got.hidden, case.ran.hidden)
 
 
+def folded(case: Case) -> Cell:
+    """What transformers computes from the folded checkpoint."""
+    return reloaded(case, fold(case.checkpoint).checkpoint)
+
+
+def rotated(case: Case) -> Cell:
+    """The same in a rotated basis of the stream; where LayerNorm stands, one that keeps the vector of ones."""
+    checkpoint = fold(case.checkpoint).checkpoint
+    d = checkpoint.sizes.d_model
+    rng = np.random.default_rng(0)
+    turn = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    if checkpoint.architecture.norm == "layer":
+        basis = np.linalg.qr(np.column_stack([np.ones(d), rng.standard_normal((d, d - 1))]))[0]
+        inner = np.eye(d)
+        inner[1:, 1:] = np.linalg.qr(rng.standard_normal((d - 1, d - 1)))[0]
+        turn = basis @ inner @ basis.T
+    try:
+        found = rotate(checkpoint, turn)
+    except ArgumentError as refused:
+        return "norms stay" if "weights of a norm" in str(refused) else "other parts"
+    return reloaded(case, found, turn)
+
+
+def reloaded(case: Case, checkpoint: Checkpoint, turn: np.ndarray | None = None) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(checkpoint, Path(folder) / "out")
+        attention = case.model.config._attn_implementation
+        model = type(case.model).from_pretrained(Path(folder) / "out", attn_implementation=attention).eval()
+        ran = models.record(model, case.ran.tokens)
+    if case.ran.logits is not None:
+        return off(ran.logits, case.ran.logits)
+    return off(ran.hidden, case.ran.hidden if turn is None else case.ran.hidden @ turn)
+
+
 MEASURES: Mapping[str, Callable[[Case], Cell]] = {
     "scores": scores,
     "forms": forms,
     "outputs": outputs,
     "in memory": in_memory,
     "forward": forward,
+    "folded": folded,
+    "rotated": rotated,
 }
 
 
@@ -151,6 +189,8 @@ cell is the largest error over layers and heads relative to the largest entry, i
 - **outputs**: `frozen(patterns)` under the model's own patterns
 - **in memory**: weights of `Attention.from_module` beside those of the saved folder
 - **forward**: logits, or hidden states, of `tnlib_adapters.forward.model.run`
+- **folded**: the same of transformers, from a folder that holds the model with its norms and value biases folded
+- **rotated**: the same with the residual stream in another basis
 """
 
 NOTES = """
@@ -166,6 +206,9 @@ What to know:
   without the two divisions. Soft caps (Gemma 2) are applied to the form by `scores`, never left out.
 - Grouped heads: `qk_group` and `ov_group` hold the forms of all query heads that share a key and value head, with the
   shared weights as one factor.
+- A stream cannot be rotated where norms single out coordinates and stay: those of the stream itself (BERT, OPT with
+  norms behind, BLOOM's of the embeddings), those of what is written (Gemma 2), and a final one that no known weight
+  reads; nor where parts of the model read the stream that are not known, such as poolers.
 - `head(layer, head)` of a checkpoint reads one head alone.
 - Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
   It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.
