@@ -20,6 +20,8 @@ _HOME = {
     "FrozenPaths": "tnlib_adapters.attention.frozen_stack",
     "ResidualProduct": "tnlib_adapters.attention.residual_product",
     "freeze": "tnlib_adapters.attention.frozen_stack",
+    "fix_gauge": "tnlib_adapters.attention.head_gauge",
+    "head_order": "tnlib_adapters.attention.head_gauge",
     "fold": "tnlib_adapters.attention.folding",
     "Folded": "tnlib_adapters.attention.folding",
     "norm_divisors": "tnlib_adapters.attention.fold_norms",

@@ -10,6 +10,8 @@ from tnlib_adapters.attention.frozen import FrozenAttention as FrozenAttention
 from tnlib_adapters.attention.frozen_stack import FrozenPaths as FrozenPaths
 from tnlib_adapters.attention.frozen_stack import FrozenStack as FrozenStack
 from tnlib_adapters.attention.frozen_stack import freeze as freeze
+from tnlib_adapters.attention.head_gauge import fix_gauge as fix_gauge
+from tnlib_adapters.attention.head_gauge import head_order as head_order
 from tnlib_adapters.attention.head_norm import HeadNorm as HeadNorm
 from tnlib_adapters.attention.learned import PositionParts as PositionParts
 from tnlib_adapters.attention.residual_product import ResidualProduct as ResidualProduct
