@@ -19,14 +19,14 @@ from tnlib.ops.round import round
 from tnlib.sweeps.cross import Cross
 from tnlib.sweeps.sample import spread_out
 
-_FIRST_SAMPLES = 256  # points for one to start from
+_FIRST_SAMPLES = 512  # points for one to start from
 _UNTIL_ZERO = 4096  # points where f is zero, for it to be zero
 _SAMPLES, _PART = 48, 1 / 32  # points that look for errors in every sweep, and which part of all calls at least
 _LAST_SAMPLES, _LAST_PART = 512, 1 / 8  # the same of the estimate that ends it
 _KEPT_BACK = 1 / 8  # of the budget, for that estimate
 _CROSSINGS = 32  # points between the pivots of two bonds that are tried in every sweep
 _STARTS = 4  # of the search for errors that ends it
-_POINTS = 8  # added at a time, and no more than the rank
+_POINTS = 4  # added at a time, and no more than the rank
 _THRESHOLDS = (3e-3, 3e-4, 3e-5, 3e-6)  # of the largest error found: smaller terms of it are left for later
 _ROUNDOFF = 8  # eps of max|f|: residuals below are none
 _AIM = 0.7  # of rtol: an error that is rare shows in few samples
@@ -157,7 +157,7 @@ class _Search:
         for count in (_FIRST_SAMPLES, min(_UNTIL_ZERO, self._values.left)):
             sample = self._errors.compare(spread_out(self._shape, count, self._rng), self._zero)
             if sample.errors.any():
-                top: Array = self._errors.climb(sample.worst(1), self._zero)[0][0]
+                top: Array = self._errors.climb(sample.worst(1).points, self._zero)[0][0]
                 return top
         return None
 
@@ -167,7 +167,7 @@ class _Search:
         return TensorTrain([core.astype(self._values.dtype) for core in train.cores], train.center, train.log_scale)
 
     def _look(self, cross: Cross, train: TensorTrain) -> tuple[Sample, float, bool]:
-        """Return a sample of errors, the error estimated from it, and whether that is all that can be found.
+        """Return points of large errors, the error estimated, and whether that is all that can be found.
 
         A few points tell a train that is not good enough, more of them and a search for the largest errors one that is.
         """
@@ -179,21 +179,21 @@ class _Search:
         sample, error = self._errors.estimate(train, few)
         found = self._errors.compare(self._crossings(cross, _CROSSINGS if error > target else many), train)
         if error > target:
-            return sample + found, error, False
+            return (sample + found).worst(min(_POINTS, max(cross.ranks))), error, False
         starts = max(_STARTS, few // sum(self._shape))
-        tops = np.concatenate([sample.worst(starts // 2), found.worst(starts // 2)])
+        tops = np.concatenate([some.worst(starts // 2).points for some in (sample, found)])
         for _ in range(2):
             tops, lines = self._errors.climb(tops, train)
-        _, error = self._errors.estimate(train, many, lines)
-        sample, known = self._errors.again(train)
-        error = max(error, known)
-        return sample, error, error <= target
+        heaviest, error = self._errors.estimate(train, many, lines)
+        everything, known = self._errors.again(train)
+        if known > error:
+            heaviest, error = everything.worst(_POINTS), known
+        return heaviest, error, error <= target
 
     def _grow(self, cross: Cross, sample: Sample) -> bool:
-        """Make the cross right where the largest errors are known; False where they are roundoff."""
-        points, top = sample.worst(min(_POINTS, max(cross.ranks))), float(sample.errors.max())
+        """Make the cross right at points of large errors; False where they are roundoff."""
         least = _ROUNDOFF * float(np.finfo(self._values.dtype).eps) * self._values.largest
-        return any(cross.grow(points, part * top, least) for part in _THRESHOLDS)
+        return any(cross.grow(sample.points, part * float(sample.errors.max()), least) for part in _THRESHOLDS)
 
     def _crossings(self, cross: Cross, count: int) -> Array:
         """Return points between a row of one bond and a column of the next but one, their two own legs drawn."""
