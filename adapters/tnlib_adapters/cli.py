@@ -16,6 +16,7 @@ from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
+    from tnlib_adapters.compression.evaluate import Evaluation
     from tnlib_adapters.compression.plan import Progress
     from tnlib_adapters.compression.report import LayerReport, Report
 
@@ -44,13 +45,25 @@ def main() -> None:
               help="heads: each head's QK and OV operator as one; matrix: each weight; or a format.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
+@click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
+              help="Text file: heads keep what it shows to matter, and layers are fitted on it.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
-def compress(source: str, out: Path, keep: float, method: str, layout: str, force: bool) -> None:
+def compress(
+    source: str, out: Path, keep: float, method: str, layout: str, calibrate: Path | None, force: bool
+) -> None:
     """Write to OUT a copy of the checkpoint IN whose attention stores fewer numbers."""
     with _errors(), _progress() as progress:
         from tnlib_adapters.compression.compress import compress as run
 
-        report = run(_folder(source), out, keep=keep, method=method, layout=layout, force=force, progress=progress)
+        report = run(
+            *(_folder(source), out),
+            keep=keep,
+            method=method,
+            layout=layout,
+            calibrate=calibrate,
+            force=force,
+            progress=progress,
+        )
     _show_report(report, out)
 
 
@@ -78,6 +91,19 @@ def compare(source: str, keeps: tuple[float, ...], methods: tuple[str, ...], out
             found.write_csv(partial / "compare.csv")
             draw(found).savefig(partial / "compare.png", dpi=150)
     _show_comparison(found, out)
+
+
+@main.command(epilog=_IN_HELP)
+@click.argument("source", metavar="IN")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("text", metavar="TEXT", type=click.Path(path_type=Path))
+def evaluate(source: str, out: Path, text: Path) -> None:
+    """Measure on the file TEXT what the compressed checkpoint OUT lost of IN."""
+    with _errors(), _progress() as progress:
+        from tnlib_adapters.compression.evaluate import evaluate as run
+
+        found = run(_folder(source), out, text, progress=progress)
+    _show_evaluation(found)
 
 
 def _folder(source: str) -> Path:
@@ -167,6 +193,12 @@ def _show_report(report: Report, out: Path) -> None:
 
 def _counts(one: Report | LayerReport) -> list[str]:
     return [f"{one.n_before:,}", f"{one.n_after:,}"]
+
+
+def _show_evaluation(found: Evaluation) -> None:
+    click.echo(f"{found.n_texts:,} texts of together {found.n_tokens:,} tokens")
+    for name, value in found.measures().items():
+        click.echo(f"{name}   {value:.4f}")
 
 
 def _show_comparison(found: Comparison, out: Path) -> None:

@@ -23,7 +23,7 @@ LAYERS = [
     ["tnlib.network", "tnlib.draw", "tnlib.io"],
     ["tnlib"],
     ["tnlib_adapters.checkpoints", "tnlib_adapters.data", "tnlib_adapters.physics"],
-    ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks", "tnlib_adapters.torch.local"],
+    ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks"],
     ["tnlib_adapters.forward"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
     ["tnlib_adapters.torch"],

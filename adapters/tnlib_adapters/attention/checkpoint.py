@@ -206,7 +206,7 @@ class Checkpoint:
             for part in described["shapes"]
         }
         arrays = {part: self.folder.tensors[name].read_finite() for part, name in names.items()}
-        return Piece(described["kind"], described["of"], arrays, tuple(described["ranks"]))
+        return Piece.read(described, arrays)
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:

@@ -8,7 +8,7 @@ config.json describes it, so that the shapes are known before a tensor is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tnlib import CP, FileFormatError, TTMatrix, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import Folder
+from tnlib_adapters.checkpoints.pivoted import unpack
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect
 
 KEY = "quantization_config"  # of config.json: where transformers looks for how weights are stored
@@ -38,22 +39,37 @@ class Piece:
         Part name -> factor.
     ranks
         One per head where heads share an array, otherwise ().
+    rows
+        Of kind "pivoted": for each head, the rows of its left factor that are a unit matrix, otherwise ().
+    biases
+        Of kind "pivoted": the projections whose biases it stands for as well.
     """
 
     kind: str
     of: str
     arrays: Mapping[str, Array]
     ranks: tuple[int, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
+    biases: str = ""
+
+    @classmethod
+    def read(cls, described: Mapping[str, Any], arrays: Mapping[str, Array]) -> Piece:
+        """Return the piece that config.json describes, with its arrays."""
+        rows = tuple(tuple(one) for one in described.get("rows", ()))
+        return cls(
+            described["kind"], described["of"], arrays, tuple(described["ranks"]), rows, described.get("biases", "")
+        )
 
     @property
     def n_parameters(self) -> int:
         """Count of stored numbers."""
-        return sum(a.size for a in self.arrays.values())
+        return sum(a.size for a in self.arrays.values()) + sum(map(len, self.rows))
 
     def describe(self) -> dict[str, Any]:
         """Return what config.json says of it."""
         shapes = {part: list(a.shape) for part, a in self.arrays.items()}
-        return {"kind": self.kind, "of": self.of, "shapes": shapes, "ranks": list(self.ranks)}
+        said = {"kind": self.kind, "of": self.of, "shapes": shapes, "ranks": list(self.ranks)}
+        return said | {"rows": [list(one) for one in self.rows], "biases": self.biases} if self.rows else said
 
 
 def part_name(of: str, part: str) -> str:
@@ -103,13 +119,22 @@ def _is_described(piece: Any) -> bool:
         and set(piece["of"]) <= set(NAMES)
         and isinstance(piece.get("shapes"), dict)
         and all(isinstance(s, list) and all(type(n) is int and n >= 0 for n in s) for s in piece["shapes"].values())
-        and isinstance(piece.get("ranks"), list)
-        and all(type(r) is int and r >= 0 for r in piece["ranks"])
+        and _are_counts(piece.get("ranks"))
+        and isinstance(piece.get("rows", []), list)
+        and all(_are_counts(rows) for rows in piece.get("rows", []))
+        and isinstance(piece.get("biases", ""), str)
+        and set(piece.get("biases", "")) <= set(NAMES)
     )
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(one) is int and one >= 0 for one in values)
 
 
 def held_biases(described: Mapping[str, Any], d_model: int) -> str:
     """Return the projections whose biases the factors hold as well: a last row, or column, beyond d_model."""
+    if described["kind"] == "pivoted":
+        return str(described["biases"])
     if described["kind"] != "heads":
         return ""
     first, second = list(described["of"])
@@ -130,7 +155,7 @@ def expand(pieces: Sequence[Piece], sizes: Sizes) -> Projections:
     weights: dict[str, Array] = {}
     biases: dict[str, Array] = {}
     for piece in pieces:
-        wide = Piece(piece.kind, piece.of, {k: a.astype(np.float64) for k, a in piece.arrays.items()}, piece.ranks)
+        wide = replace(piece, arrays={k: a.astype(np.float64) for k, a in piece.arrays.items()})
         try:
             found = EXPAND[piece.kind](wide, sizes)
             _check_expanded(found, piece, sizes)
@@ -200,6 +225,28 @@ def _heads(piece: Piece, sizes: Sizes) -> Projections:
     return Projections(weights, biases)
 
 
+def _pivoted(piece: Piece, sizes: Sizes) -> Projections:
+    """Put the unit rows back into every head's left factor, then as in `_heads`.
+
+    `left` holds the other rows of all heads, one head after the other; `right` (r, d_model) the right factors, which
+    no bias is part of. What a bias of keys adds to the scores of a query is the same for all keys: it is 0. That of
+    values adds a constant to the output: it is 0 where the layer has an output bias, `bias`, to take it.
+    """
+    first = piece.of[:1]
+    n_rows = sizes.d_model + (first in piece.biases and "bias" not in piece.arrays)
+    flat, left, start = piece.arrays["left"], [], 0
+    for rows in piece.rows:
+        end = start + (n_rows - len(rows)) * len(rows)
+        left.append(unpack(flat[start:end].reshape(n_rows - len(rows), len(rows)), rows))  # m r
+        start = end
+    if start != len(flat) or tuple(map(len, piece.rows)) != piece.ranks:
+        raise ValueError(f"{len(flat)} numbers on the left for ranks {piece.ranks}")
+    arrays = {"left": np.concatenate(left, axis=1), "right": piece.arrays["right"]}
+    found = _heads(Piece("heads", piece.of, arrays, piece.ranks), sizes)
+    biases = {name: np.zeros(sizes.widths[name]) for name in piece.biases if name != "o"} | dict(found.biases)
+    return Projections(found.weights, biases | ({"o": piece.arrays["bias"]} if "bias" in piece.arrays else {}))
+
+
 def _slots(ranks: Sequence[int], d_head: int) -> list[int]:
     """Return the inner dimensions that heads of these ranks fill: the first ones of each head.
 
@@ -231,6 +278,7 @@ EXPAND: Mapping[str, Callable[[Piece, Sizes], Projections]] = {
     "low_rank": _low_rank,
     "ttm": _ttm,
     "heads": _heads,
+    "pivoted": _pivoted,
     "tucker": _tucker,
     "cp": _cp,
     "stack": _stack,

@@ -12,11 +12,13 @@ from tnlib import ArgumentError
 from tnlib._validate import as_path
 from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.compression.calibrated import calibrate as calibrated_plan
 from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT
 from tnlib_adapters.compression.page import write_page
 from tnlib_adapters.compression.plan import Plan, Progress, check_keep, check_method, factorise, quiet
 from tnlib_adapters.compression.quality import measure_quality
 from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, stored_bytes
+from tnlib_adapters.compression.text import hold_out, read_text
 from tnlib_adapters.compression.whole import check_target, whole_folder
 from tnlib_adapters.compression.write import other_files, write_checkpoint
 
@@ -28,6 +30,7 @@ def compress(
     keep: float,
     method: str = "heads",
     layout: str = "factored",
+    calibrate: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -47,6 +50,10 @@ def compress(
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head).
     layout
         "factored" stores the factors; "dense" the multiplied-out weights under their original names.
+    calibrate
+        Text file in UTF-8 like what the model is to be used on, for method "heads": every head keeps what the text
+        shows to matter, and every layer is fitted to what the original layer wrote. Needs torch and transformers. A
+        tenth of the text is held out, to measure the result on.
     force
         Replace `out` where it has files in it.
     progress
@@ -78,21 +85,45 @@ def compress(
         raise ArgumentError(
             f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; choose one of them."
         )
+    text = None if calibrate is None else _calibration(calibrate, method)
     checkpoint = open_checkpoint(source)
     check_target("compress", target, checkpoint.folder.path, force=force)
     check_method(checkpoint, method)
     _check_finite(checkpoint, progress)
-    plan = factorise(checkpoint, method, progress).plan(keep, progress)
+    if text is None:
+        plan = factorise(checkpoint, method, progress).plan(keep, progress)
+    else:
+        plan = calibrated_plan(checkpoint, text[0], keep, progress)
 
     with whole_folder(target) as partial:
         for step in write_checkpoint(checkpoint, plan, layout, partial):
             progress(*step)
         written = open_checkpoint(partial)
         report = _report(checkpoint, written, plan, keep, layout, progress, started)
+        if text is not None:
+            report.quality.update(_quality_on(text[1], source, partial, progress))
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
     return report
+
+
+def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:
+    """Return the text to calibrate on, and the text to measure on."""
+    if method != "heads":
+        raise ArgumentError(f"compress: calibrate works with method 'heads', got {method!r}; leave one of them out.")
+    return hold_out(read_text("compress", "calibrate", path))
+
+
+def _quality_on(text: str, before: str | os.PathLike[str], after: Path, progress: Progress) -> dict[str, float]:
+    """Return how far the two checkpoints lie apart on a text, {} where it is too short."""
+    from tnlib_adapters.compression.evaluate import evaluate_running
+    from tnlib_adapters.torch.hooks.running import open_running
+
+    if not text:
+        return {}
+    found = evaluate_running(open_running(before), open_running(after), text, progress)
+    return {f"{name}, on held-out text": value for name, value in found.measures().items()}
 
 
 def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
@@ -142,7 +173,9 @@ def _report(
 
 def _ranks(pieces: Sequence[Piece], n_heads: int) -> list[tuple[int | None, int | None]]:
     """Return each head's QK and OV rank where the factors are per head."""
-    by_kind: dict[str, Sequence[Any]] = {piece.of: piece.ranks for piece in pieces if piece.kind == "heads"}
+    by_kind: dict[str, Sequence[Any]] = {
+        piece.of: piece.ranks for piece in pieces if piece.kind in ("heads", "pivoted")
+    }
     none = [None] * n_heads
     return list(zip(by_kind.get("qk", none), by_kind.get("vo", none), strict=True))
 

@@ -143,7 +143,7 @@ def _piece(described: Mapping[str, Any], factors: nn.Module) -> Piece:
         part: factors.get_parameter(f"{described['of']}_{part}").detach().to("cpu", torch.float64).numpy()
         for part in described["shapes"]
     }
-    return Piece(described["kind"], described["of"], arrays, tuple(described["ranks"]))
+    return Piece.read(described, arrays)
 
 
 def _restore(row: Architecture, sizes: Sizes, layer: int, found: Projections, aside: _SetAside) -> None:

@@ -1,0 +1,43 @@
+"""Text that a user names."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from tnlib import ArgumentError, MissingFileError
+from tnlib._validate import as_path
+
+_HELD_OUT = 10  # one line in so many
+
+
+def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises
+    ------
+    MissingFileError, ArgumentError
+        If there is no such file, or it is no text.
+    """
+    file = as_path(function, parameter, path)
+    if not file.is_file():
+        raise MissingFileError(f"{function}: {parameter} must be a text file, found none at {file}.")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise ArgumentError(
+            f"{function}: {parameter} must be text in UTF-8, got byte 0x{problem.object[problem.start]:02x} at "
+            f"position {problem.start} of {file}; convert it first."
+        ) from None
+
+
+def hold_out(text: str) -> tuple[str, str]:
+    """Return nine tenths of the lines of a text, and the other tenth, drawn at random by a fixed seed."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    block = max(1, len(lines) // 100)  # neighbouring lines stay together, what follows from what is part of a text
+    blocks = [lines[start : start + block] for start in range(0, len(lines), block)]
+    held = set(np.random.default_rng(0).permutation(len(blocks))[: len(blocks) // _HELD_OUT].tolist())
+    used = [line for k, one in enumerate(blocks) if k not in held for line in one]
+    other = [line for k, one in enumerate(blocks) if k in held for line in one]
+    return "\n".join(used), "\n".join(other)

@@ -1,0 +1,282 @@
+"""A running model of transformers seen from inside its attention: what heads read and mix, and gradients of it.
+
+Every projection of the table of architectures is a module, so that forward hooks on four modules a layer suffice,
+whatever kernel the model computes its attention with:
+
+    q[t, h] = x[t] W_Q^h + b_Q^h          what the module of "q" writes, before any rotation
+    y[t, h] = sum_u A^h[t, u] v[u, h]     what the module of "o" reads
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tnlib import ArgumentError
+from tnlib_adapters.checkpoints.architectures import Architecture, find_row
+from tnlib_adapters.checkpoints.projections import Sizes, columns_of_head, read_sizes
+
+_TOKENS = 1024  # of a batch: enough for products at full speed, and many batches of a short text
+_LONGEST = 256  # tokens of a text
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Where one projection of all its heads stands: columns (heads, d_head) of what a module writes (of "o": reads)."""
+
+    module: nn.Module
+    columns: Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block of the model and the four projections of its attention."""
+
+    block: nn.Module
+    projections: dict[str, Projection]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts as tokens: both of shape (texts, tokens), the mask 1 where there is a token."""
+
+    ids: Tensor
+    mask: Tensor
+
+    @property
+    def valid(self) -> Tensor:
+        """The mask as booleans."""
+        return self.mask.bool()
+
+    @property
+    def n_tokens(self) -> int:
+        """Count of tokens that are part of a text."""
+        return int(self.mask.sum())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer on one batch: q and y (texts, tokens, heads, d_head), and their gradients (probes, the same).
+
+    Entries beyond the end of a text are 0.
+    """
+
+    q: Tensor
+    y: Tensor
+    dq: Tensor
+    dy: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class RunningModel:
+    """A model of transformers in float32 with its tokenizer, and the modules of its attention."""
+
+    model: Any
+    tokenizer: Any
+    row: Architecture
+    sizes: Sizes
+    layers: tuple[Layer, ...]
+
+    @property
+    def predicts(self) -> bool:
+        """True of a model that predicts tokens, False of one that embeds texts."""
+        return bool(self.row.unembed)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one text."""
+        stated = self.row.get(self.model.config.to_dict(), self.row.context) if self.row.context else None
+        return min(_LONGEST, stated or _LONGEST)
+
+    def batches(self, text: str) -> list[Batch]:
+        """Return a text as tokens: every line for itself where lines are embedded, windows of it where tokens are.
+
+        Lines of similar length stand together; each is cut at `longest` tokens.
+        """
+        if self.predicts:
+            whole = self.tokenizer(text, verbose=False)["input_ids"]
+            ids = [whole[start : start + self.longest] for start in range(0, len(whole), self.longest)]
+        else:
+            lines = [line for line in text.splitlines() if line.strip()]
+            ids = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
+        ids = sorted((one for one in ids if len(one) > 1), key=len)
+        batches, start = [], 0
+        for end in range(1, len(ids) + 1):
+            if end == len(ids) or (end + 1 - start) * len(ids[end]) > _TOKENS:
+                batches.append(_padded(ids[start:end]))
+                start = end
+        return batches
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return logits (texts, tokens, vocabulary), or one embedding of norm 1 for every text (texts, d_model)."""
+        out = self.model(
+            input_ids=batch.ids, attention_mask=batch.mask, **({"use_cache": False} if self.predicts else {})
+        )
+        return cast(Tensor, out.logits) if self.predicts else pooled(out.last_hidden_state, batch.mask)
+
+
+def open_running(folder: str | os.PathLike[str]) -> RunningModel:
+    """Load a checkpoint folder with transformers, to run it on text.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no tokenizer beside the weights, or it is a model of images.
+    FileFormatError
+        If the architecture is not known.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+    path = str(Path(folder))
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    row = find_row(config.to_dict(), path, "calibrate")
+    if row.reads != "tokens":
+        raise ArgumentError(f"calibrate: IN must be a model of text, got a {row.model_type}; compress it without.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as problem:
+        raise ArgumentError(
+            f"calibrate: IN must hold a tokenizer beside its weights, found none in {path} "
+            f"({type(problem).__name__}); copy it there, text cannot be read without."
+        ) from None
+    loader: Any = AutoModelForCausalLM if row.unembed else AutoModel
+    model = loader.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval().requires_grad_(False)
+    return running(model, tokenizer)
+
+
+def running(model: Any, tokenizer: Any) -> RunningModel:
+    """Find the attention of a model that is in memory."""
+    config = model.config.to_dict()
+    row = find_row(config, f"the config of {type(model).__name__}", "calibrate")
+    sizes = read_sizes(row, config, f"the config of {type(model).__name__}", "calibrate")
+    modules = dict(model.named_modules())
+    layers = []
+    for layer in range(sizes.n_layers):
+        base = _in_memory(row, row.attention.format(layer=layer))
+        name = next(name for name in modules if name == base or name.endswith(f".{base}"))
+        block = name[: name.rindex(f".{layer}.") + len(f".{layer}")]
+        found = {}
+        for part, held in row.projections.items():
+            for one in held:
+                heads = range(0, sizes.n_heads, 1 if one in "qo" else sizes.n_heads // sizes.kv_heads)
+                slices = [columns_of_head(row, sizes, held, one, head) for head in heads]
+                columns = torch.tensor([range(s.start, s.stop) for s in slices])
+                found[one] = Projection(modules[f"{name}.{_in_memory(row, part)}"], columns)
+        layers.append(Layer(modules[block], found))
+    return RunningModel(model, tokenizer, row, sizes, tuple(layers))
+
+
+def observe(model: RunningModel, batch: Batch, n_probes: int, generator: torch.Generator) -> list[Seen]:
+    """Run one batch and return what every layer's attention reads and mixes, with gradients of random probes.
+
+    A probe of an embedding e is v . e with v normal; of predictions, the log-probability of tokens that are drawn from
+    the predictions themselves. The mean square of its change is, to lowest order, the squared change of the embedding,
+    or twice the divergence of the predictions.
+    """
+    with ExitStack() as hooks:
+        wrote: dict[int, Tensor] = {}
+        read: dict[int, Tensor] = {}
+        hooks.enter_context(_start_of_gradients(model.layers[0].block))
+        for k, layer in enumerate(model.layers):
+            hooks.enter_context(output_of(layer.projections["q"].module, wrote, k))
+            hooks.enter_context(input_of(layer.projections["o"].module, read, k))
+        with torch.enable_grad():
+            out = model(batch)
+            tensors = [*(wrote[k] for k in range(len(wrote))), *(read[k] for k in range(len(read)))]
+            found = []
+            for probe in range(n_probes):
+                value = _probe(model, out, batch, generator)
+                found.append(torch.autograd.grad(value, tensors, retain_graph=probe + 1 < n_probes))
+    valid = batch.mask[..., None, None]
+    n = len(model.layers)
+    seen = []
+    for k, layer in enumerate(model.layers):
+        q, o = layer.projections["q"].columns, layer.projections["o"].columns
+        dq, dy = (torch.stack([grads[i] for grads in found]) for i in (k, n + k))
+        seen.append(
+            Seen(
+                wrote[k].detach()[..., q] * valid,
+                read[k].detach()[..., o] * valid,
+                dq[..., q] * valid,
+                dy[..., o] * valid,
+            )
+        )
+    return seen
+
+
+def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over tokens, of norm 1."""
+    weights = mask[..., None].to(hidden.dtype)
+    return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+def _probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
+    if not model.predicts:
+        return (torch.randn(out.shape, generator=generator) * out).sum()
+    logs = out.log_softmax(-1)
+    drawn = torch.multinomial(logs.detach().exp().flatten(0, 1), 1, generator=generator).reshape(batch.ids.shape)
+    return (logs.gather(-1, drawn[..., None])[..., 0] * batch.mask).sum()
+
+
+def _padded(ids: Sequence[Sequence[int]]) -> Batch:
+    longest = max(map(len, ids))
+    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in ids])
+    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
+    return Batch(tokens, mask)
+
+
+def _in_memory(row: Architecture, name: str) -> str:
+    for part, loaded in row.in_memory.items():
+        name = name.replace(part, loaded)
+    return name
+
+
+@contextmanager
+def _start_of_gradients(block: nn.Module) -> Iterator[None]:
+    """Let the stream in front of `block` be a leaf, so that gradients need no parameter."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (args[0].detach().requires_grad_(), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": kwargs["hidden_states"].detach().requires_grad_()}
+
+    handle = block.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def output_of(module: nn.Module, into: dict[int, Tensor], key: int) -> Iterator[None]:
+    """Keep what a module writes, whenever it runs inside the block, as into[key]."""
+
+    def hook(_: nn.Module, __: Any, out: Tensor) -> None:
+        into[key] = out
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def input_of(module: nn.Module, into: dict[int, Tensor], key: int) -> Iterator[None]:
+    """Keep what a module reads, whenever it runs inside the block, as into[key]."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        into[key] = args[0]
+
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
