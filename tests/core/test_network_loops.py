@@ -105,6 +105,20 @@ def test_bonds_lose_what_no_one_needs() -> None:
     oracles.assert_close(value(gauged.network), 2 * tt.full(), factor=1000)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bonds_with_empty_directions_shrink_around_loops_too(dtype: str) -> None:
+    tn = qtn.PEPS.rand(3, 3, 2, seed=8, dtype=dtype)
+    want = network.gauge_loops(tn).weights
+    padded = tn.copy()
+    padded.expand_bond_dimension_(5, rand_strength=0.0)
+    assert max(padded.ind_size(i) for i in padded.inner_inds()) == 5
+    gauged = network.gauge_loops(padded)
+    eps = oracles.eps(dtype)
+    for index, s in want.items():
+        np.testing.assert_allclose(gauged.weights[index], s, atol=1e4 * eps)
+    oracles.assert_close(value(gauged.network), value(tn), dtype, factor=2000)
+
+
 def test_any_scale() -> None:
     tn = LOOPY["complex PEPS"]()
     want = network.gauge_loops(tn)
@@ -128,6 +142,11 @@ def test_odd_networks() -> None:
     gauged = network.gauge_loops(apart)
     assert len(gauged.weights) == 2  # y and w become one
     oracles.assert_close(value(gauged.network), value(apart), factor=1000)
+    mixed = apart.copy()
+    next(iter(mixed)).modify(data=oracles.normal((3, 3), np.complex64))
+    gauged = network.gauge_loops(mixed)
+    assert {str(tensor.dtype) for tensor in gauged.network} == {"complex128"}
+    oracles.assert_close(value(gauged.network), value(mixed), factor=1000)
     zero = apart.copy()
     next(iter(zero)).modify(data=np.zeros((3, 3)))
     gauged = network.gauge_loops(zero)

@@ -73,8 +73,9 @@ def gauge_loops(tn: Any, *, tol: float | None = None, n_iter: int = 1000) -> Gau
     Returns
     -------
     Gauged
-        Several indices between two tensors are fused to one. Bonds lose what the two tensors at their ends do not need,
-        and without loops all that is roundoff. A network that is zero comes back as it is, with equal weights.
+        Of one dtype; several indices between two tensors are fused to one. Bonds lose what the two tensors at their
+        ends do not need, and without loops all that is roundoff. A network that is zero comes back as it is, with equal
+        weights.
 
     Raises
     ------
@@ -107,20 +108,24 @@ def gauge_loops(tn: Any, *, tol: float | None = None, n_iter: int = 1000) -> Gau
             f"gauge_loops: tn must have no index on more than two tensors, got {many[0]} on "
             f"{len(tn.ind_map[many[0]])}; store its copy tensor with spell_out."
         )
-    out = _in_range(tn)
+    out, dtype = _in_range(tn)
+    eps = float(np.finfo(dtype).eps)
+    limit = _TOL * eps if tol is None else tol
     if any(_has_loops(part) and not part.outer_inds() for part in out.subgraphs(virtual=True)):
         raise ArgumentError(
             "gauge_loops: tn must have open indices where it has loops, got a closed part; messages between tensors "
             "without open legs have rank one and leave nothing of a bond, so contract it instead."
         )
     weights: Weights = {}
-    parts = [_gauge_part(part, weights, tol, n_iter) for part in out.subgraphs(virtual=True)]
+    parts = [_gauge_part(part, weights, eps, limit, n_iter) for part in out.subgraphs(virtual=True)]
     if any(math.isnan(error) for error, _ in parts):  # a bond without weight: the network is zero
         inner = {i: np.ones(tn.ind_size(i)) / math.sqrt(tn.ind_size(i)) for i in tn.inner_inds()}
         return Gauged(tn.copy(), inner, 0.0, True, 0)
     out.gauge_simple_insert(weights)
     error, sweeps = (max(column) for column in zip(*parts, strict=True))
-    limit = _TOL * max(_eps(tensor) for tensor in out) if tol is None else tol
+    for tensor in out:
+        tensor.modify(data=tensor.data.astype(dtype))
+    weights = {i: s.astype(np.zeros(0, dtype).real.dtype) for i, s in weights.items()}
     if error > limit:
         warnings.warn(
             f"gauge_loops: the messages miss the fixed point by {error:.3g} after {sweeps} sweeps; raise n_iter.",
@@ -138,30 +143,33 @@ def _as_tol(tol: Any) -> float | None:
     return None if tol is None else float(tol)
 
 
-def _eps(tensor: Any) -> float:
-    return float(np.finfo(tensor.dtype).eps)
+def _in_range(tn: Any) -> tuple[Any, np.dtype[Any]]:
+    """Return a copy in double precision whose arrays can be squared, powers of two in its exponent; and the dtype.
 
-
-def _in_range(tn: Any) -> Any:
-    """Return a copy whose arrays can be squared, their powers of two in its exponent, bonds fused."""
+    Weights are divided by, as many in one product as a tensor has bonds: single precision would not hold that.
+    """
     out = tn.copy()
     tensors = list(out.tensor_map.values())
-    twos = 0
-    for tensor, data in zip(tensors, arrays_of("gauge_loops", tensors), strict=True):
+    arrays, twos = arrays_of("gauge_loops", tensors), 0
+    for tensor, data in zip(tensors, arrays, strict=True):
         e = exponent(data)
-        tensor.modify(data=shift(data, -e), left_inds=None)  # a gauge does not respect isometries
+        double = np.result_type(data, np.float64)
+        # a gauge does not respect isometries
+        tensor.modify(data=shift(data, -e).astype(double, copy=False), left_inds=None)
         twos += e
     out.exponent = float(out.exponent) + twos * math.log10(2)
     out.fuse_multibonds_()
-    return out
+    return out, np.result_type(*arrays)
 
 
-def _gauge_part(part: Any, weights: Weights, tol: float | None, n_iter: int) -> tuple[float, int]:
-    """Gauge one connected part in place; return how far its messages are from the fixed point, and the sweeps."""
+def _gauge_part(part: Any, weights: Weights, eps: float, limit: float, n_iter: int) -> tuple[float, int]:
+    """Gauge one connected part in place; return how far its messages are from the fixed point, and the sweeps.
+
+    `eps` is that of the data; the work is done in double precision.
+    """
     if not part.inner_inds():
         return 0.0, 0
-    eps = max(_eps(tensor) for tensor in part)
-    limit, error = _TOL * eps if tol is None else tol, math.inf
+    error, smudge = math.inf, float(np.finfo(np.float64).eps)
     mine: Weights = {}
     loops = _has_loops(part)
     # a sweep runs away from the first tensor; back and forth, it is done with a chain in three
@@ -172,7 +180,7 @@ def _gauge_part(part: Any, weights: Weights, tol: float | None, n_iter: int) -> 
             cut = {"cutoff": 0.0 if loops and sweep > 1 else _NOISE * eps, "cutoff_mode": "rel"}
             try:
                 direction = part if sweep % 2 else backward
-                direction.gauge_all_simple_(max_iterations=1, smudge=eps, gauges=mine, compress_opts=cut)
+                direction.gauge_all_simple_(max_iterations=1, smudge=smudge, gauges=mine, compress_opts=cut)
             except (np.linalg.LinAlgError, ValueError):  # NaN met the SVD
                 return math.nan, sweep
             error = max(_miss(tensor, mine) for tensor in part)
