@@ -16,10 +16,8 @@ def _tnlib_layer(x: Pair, _: Case) -> Any:
     return attention(*x.a, scale=x.a[0].shape[2] ** -0.5)
 
 
-def _tnlib_walk(convert: Any, layer: Any, _: Case) -> np.ndarray:
-    svd = importlib.import_module("tnlib").SVD
-    heads = range(layer.n_heads)
-    return np.array([[convert(form(h), svd).s for h in heads] for form in (layer.qk, layer.ov)])
+def _tnlib_cores(cores: Any, layer: Any, _: Case) -> np.ndarray:
+    return np.stack([np.linalg.svd(cores(layer, circuit).array, compute_uv=False) for circuit in ("qk", "ov")])
 
 
 def _torch_layer(x: Pair, _: Case) -> Any:
@@ -37,10 +35,10 @@ def _factored_matrices(kind: Any, layer: Any, _: Case) -> np.ndarray:
 HEADS = (
     Entry(
         "tnlib",
-        "tnlib:convert",
-        _tnlib_walk,
+        "tnlib_adapters.attention.stacks:cores",
+        _tnlib_cores,
         lambda s: [s],
-        "convert(layer.qk(head), SVD).s, head by head",
+        "svd(cores(layer, 'qk'), compute_uv=False)",
         prepare=_tnlib_layer,
     ),
     Entry(

@@ -54,6 +54,20 @@ def test_cores_have_the_singular_values_of_the_operators(circuit: Any, model: An
         np.testing.assert_allclose(np.linalg.svd(core.array[h], compute_uv=False), s[:16], atol=1e-5 * s[0])
 
 
+def test_cores_of_a_wide_layer_need_little_memory() -> None:
+    """A layer of 1024 x 16 heads of 64 on 4 key heads: less than its own size in half precision."""
+    import tracemalloc
+
+    w = [normal((heads, 1024, 64), seed=h).astype(np.float32) for h, heads in enumerate((16, 4, 4, 16))]
+    layer = Attention(*w[:3], w[3].transpose(0, 2, 1), scale=1.0)
+    tracemalloc.start()
+    for circuit in ("qk", "ov"):
+        stacks.cores(layer, circuit)  # type: ignore[arg-type]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * sum(a.size for a in w)
+
+
 def test_cores_under_rotary_embeddings_belong_to_a_distance(saved: Any) -> None:
     layer = open_checkpoint(saved("llama")[1]).attention(0)
     near, far = (stacks.cores(layer, "qk", distance=n).array for n in (0, 5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tnlib import ArgumentError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_sizes
-from tnlib.linalg.orthogonal import qr_positive
+from tnlib.linalg.orthogonal import triangle
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.index import as_index
@@ -173,14 +173,22 @@ def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
     return tuple(views)
 
 
-def _operators(function: str, attention: Attention, circuit: Any, distance: int | None) -> list[LowRank]:
+def _operators(function: str, attention: Attention, circuit: Any, distance: int | None) -> Iterator[LowRank]:
+    """Return the operators one by one, so that they need not be held together."""
     if circuit not in ("qk", "ov"):
         raise ArgumentError(f"{function}: circuit must be 'qk' or 'ov', got {circuit!r}; choose one.")
     if circuit == "qk":
-        return [attention.qk(head, distance) for head in range(attention.n_heads)]
-    return [attention.ov(head) for head in range(attention.n_heads)]
+        return (attention.qk(head, distance) for head in range(attention.n_heads))
+    return (attention.ov(head) for head in range(attention.n_heads))
 
 
 def _core(form: LowRank) -> Array:
-    core: Array = qr_positive(form.left)[1] @ qr_positive(form.right.T)[1].T
+    core: Array = _positive_triangle(form.left) @ _positive_triangle(form.right.T).T  # r [r] r'
     return core
+
+
+def _positive_triangle(a: Array) -> Array:
+    """Return R of A = Q R, its diagonal not negative; Q is not made."""
+    r = triangle(a)
+    signs = np.where(np.diagonal(r) < 0, -1, 1).astype(r.dtype)
+    return signs[:, None] * r
