@@ -378,6 +378,7 @@ BAD = {
     "a number": (lambda p: 1.0, ValueError, "(n_points,)"),
     "too few": (lambda p: np.ones(len(p) - 1), ValueError, "one value for each"),
     "None": (lambda p: None, ValueError, "(n_points,)"),
+    "rows of their own lengths": (lambda p: [[1.0], [1.0, 2.0]], TypeError, "what f returns"),
     "NaN": (lambda p: np.where(p.sum(axis=1) == 5, np.nan, 1.0), ValueError, "must be finite"),
     "inf": (lambda p: 1.0 / p.sum(axis=1).clip(0) if (p.sum(axis=1) > 0).all() else p[:, 0] * np.inf, ValueError, "f"),
     "words": (lambda p: np.array(["x"] * len(p)), TypeError, "dtype <U1"),

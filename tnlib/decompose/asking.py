@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_numbers
+from tnlib._validate import as_numbers, to_numpy
 
 _TOGETHER = 1 << 16  # points in one call
 
@@ -90,12 +90,13 @@ class Values:
     def _checked(self, values: Any, indices: Array) -> Array:
         """Return what f returned for `indices`, or say what is wrong with it."""
         name = self._function
-        a = as_numbers(name, "what f returns", values) if np.ndim(values) else None
-        if a is None or a.shape != (len(indices),):
+        a = to_numpy(name, "what f returns", values)
+        if a.shape != (len(indices),):
             raise ArgumentError(
-                f"{name}: f must return one value for each of its (n_points, d) indices, got shape {np.shape(values)} "
+                f"{name}: f must return one value for each of its (n_points, d) indices, got shape {a.shape} "
                 f"for {len(indices)} points; return an array (n_points,)."
             )
+        a = as_numbers(name, "what f returns", a)
         if not np.isfinite(a).all():
             bad = int(np.argmax(~np.isfinite(a)))
             where = tuple(int(i) for i in indices[bad])

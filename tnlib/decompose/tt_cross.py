@@ -182,7 +182,7 @@ class _Search:
             return (sample + found).worst(min(_POINTS, max(cross.ranks))), error, False
         starts = max(_STARTS, few // sum(self._shape))
         tops = np.concatenate([some.worst(starts // 2).points for some in (sample, found)])
-        for _ in range(2):
+        for _ in range(2 if starts * sum(self._shape) <= many else 1):
             tops, lines = self._errors.climb(tops, train)
         heaviest, error = self._errors.estimate(train, many, lines)
         everything, known = self._errors.again(train)
