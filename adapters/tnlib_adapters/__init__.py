@@ -34,10 +34,14 @@ _HOME = {
     "builtin_path": "tnlib_adapters.data.builtin",
 }
 
+_PARTS = ("circuits",)  # packages with a table of contents of their own
+
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"tnlib_adapters.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'tnlib_adapters' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)
@@ -46,4 +50,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_PARTS])

@@ -1,3 +1,4 @@
+from tnlib_adapters import circuits as circuits
 from tnlib_adapters.attention.attention import Attention as Attention
 from tnlib_adapters.attention.changed import save_checkpoint as save_checkpoint
 from tnlib_adapters.attention.checkpoint import Checkpoint as Checkpoint

@@ -1,0 +1,29 @@
+"""Operators to analysis: composition of heads and the paths through layers; loaded when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "composition_score": "tnlib_adapters.circuits.chance",
+    "Score": "tnlib_adapters.circuits.chance",
+    "compositions": "tnlib_adapters.circuits.composition",
+    "Compositions": "tnlib_adapters.circuits.composition",
+    "stream_moments": "tnlib_adapters.circuits.composition",
+    "heat_map": "tnlib_adapters.circuits.pictures",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tnlib_adapters.circuits' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
