@@ -1,0 +1,448 @@
+"""The gauge of heads: a fixed model computes the same, and of all that compute the same there is one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from attention_layers import ARRAYS
+from head_gauges import in_other_gauge, invertible, other_gauge
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import assert_close, isometry, normal, refused
+from tnlib_adapters import (
+    Attention,
+    HeadNorm,
+    Rotary,
+    builtin_path,
+    fix_gauge,
+    head_order,
+    open_checkpoint,
+    save_checkpoint,
+)
+from tnlib_adapters.forward.model import run
+
+# Of which transformers takes some norms and softmaxes in single precision, whatever its own.
+SINGLE = 2e-6
+
+
+def make(
+    heads: int = 4, kv: int = 4, d: int = 10, dh: int = 4, *, biases: bool = True, seed: int = 0, **facts: Any
+) -> Attention:
+    """A random layer in double precision."""
+    w = {name: normal((n, d, dh), seed=seed + k) for k, (name, n) in enumerate((("W_Q", heads), ("W_K", kv)))}
+    w |= {"W_V": normal((kv, d, dh), seed=seed + 2), "W_O": normal((heads, dh, d), seed=seed + 3)}
+    if biases:
+        w |= {"b_Q": normal((heads, dh), seed=seed + 4), "b_K": normal((kv, dh), seed=seed + 5)}
+        w |= {"b_V": normal((kv, dh), seed=seed + 6), "b_O": normal((d,), seed=seed + 7)}
+    return Attention(**{"scale": 0.3, **w, **facts})
+
+
+def patterns(layer: Attention, x: np.ndarray) -> np.ndarray:
+    scores = np.where(layer.mask(len(x)), layer.scores(x).astype(np.float64), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def assert_same_function(fixed: Attention, layer: Attention, factor: float = 1e5) -> None:
+    """The same patterns, heads in their new order, and the same output."""
+    x = normal((7, layer.d_model), seed=99).astype(layer.W_Q.dtype)
+    order = head_order(layer)
+    ours, theirs = patterns(fixed, x), patterns(layer, x)
+    assert_close(ours, theirs[order], layer.W_Q.dtype, factor)
+    assert_close(fixed.frozen(ours).apply(x), layer.frozen(theirs).apply(x), layer.W_Q.dtype, factor)
+
+
+def assert_equal_layers(one: Attention, other: Attention, rtol: float = 1e-9) -> None:
+    for name in ARRAYS:
+        a, b = getattr(one, name), getattr(other, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            assert oracles.norm(a - b) <= rtol * max(oracles.norm(b), oracles.norm(getattr(other, "W" + name[1:])))
+    if one.head_norm is not None and other.head_norm is not None:
+        np.testing.assert_allclose(one.head_norm.query, other.head_norm.query, rtol=rtol)
+        np.testing.assert_allclose(one.head_norm.key, other.head_norm.key, rtol=rtol)
+
+
+HALVES, PAIRS = Rotary([1.0, 0.1]), Rotary([1.0, 0.1], pairs=True)
+LAYERS: dict[str, Callable[[], Attention]] = {
+    "plain": lambda: make(biases=False),
+    "biases": make,
+    "grouped": lambda: make(6, 2),
+    "one_key": lambda: make(3, 1),
+    "no_output_bias": lambda: replace(make(), b_O=None),
+    "key_bias_alone": lambda: replace(make(), b_Q=None, b_V=None),
+    "alibi": lambda: make(alibi=np.array([0.5, 0.25, 0.125, 0.0625])),
+    "soft_cap": lambda: make(6, 2, softcap=2.0),
+    "rotary": lambda: make(6, 2, rotary=HALVES),
+    "pairs": lambda: make(rotary=PAIRS),
+    "yarn": lambda: make(rotary=Rotary([1.0, 0.1], factor=1.2)),
+    "partial": lambda: make(6, 2, dh=7, rotary=HALVES),
+    "partial_pairs": lambda: make(4, 1, dh=7, rotary=PAIRS),
+    "partial_soft_cap": lambda: make(4, 2, dh=7, rotary=PAIRS, softcap=3.0),
+    "not_causal": lambda: make(causal=False),
+    "window": lambda: make(window=3),
+    "normalised": lambda: make(6, 2, rotary=HALVES, head_norm=norm_of(4)),
+    "normalised_alike": lambda: make(6, 2, rotary=PAIRS, head_norm=HeadNorm(np.ones(4), np.ones(4), 1e-6)),
+    "wider_than_the_stream": lambda: make(4, 2, d=3, dh=8),
+    "one_number": lambda: make(1, 1, d=1, dh=1),
+}
+
+
+def norm_of(dh: int) -> HeadNorm:
+    return HeadNorm(normal((dh,), seed=11), normal((dh,), seed=12), 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- one layer
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_fixed_layer_computes_the_same(name: str) -> None:
+    layer = LAYERS[name]()
+    assert_same_function(fix_gauge(layer), layer)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_compute_the_same_become_one(name: str) -> None:
+    layer = LAYERS[name]()
+    fixed = fix_gauge(layer)
+    assert_equal_layers(fix_gauge(fixed), fixed)
+    for seed in range(3):
+        other = other_gauge(layer, seed)
+        if layer.d_head > 1:
+            assert oracles.norm(other.W_V - layer.W_V) > 0.1  # or nothing were tested
+            assert oracles.norm(other.W_Q - layer.W_Q) > 0.1
+        assert_equal_layers(fix_gauge(other), fixed)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(0, 2), st.integers(0, 3), st.booleans(),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_any_sizes(kv: int, group: int, d: int, turning: int, still: int, pairs: bool, seed: int) -> None:
+    dh = max(1, 2 * turning + still)
+    rotary = Rotary(0.3 ** np.arange(turning), pairs=pairs) if turning else None
+    layer = make(kv * group, kv, d, dh, rotary=rotary, seed=seed)
+    fixed = fix_gauge(layer)
+    assert_same_function(fixed, layer, 1e6)
+    assert_equal_layers(fix_gauge(fixed), fixed, 1e-7)
+
+
+def test_balanced_columns() -> None:
+    fixed = fix_gauge(make(6, 2, dh=7, rotary=HALVES))
+    for g in range(2):
+        q = np.concatenate([np.concatenate([fixed.W_Q[h], fixed.b_Q[h : h + 1]]) for h in range(3 * g, 3 * g + 3)])  # type: ignore[index]
+        k = np.concatenate([fixed.W_K[g], fixed.b_K[g : g + 1]])  # type: ignore[index]
+        o = np.concatenate(list(fixed.W_O[3 * g : 3 * g + 3]), axis=1)
+        v = fixed.W_V[g]
+        for left, right in ((k[:, 4:], q[:, 4:]), (v, o.T)):
+            grams = left.T @ left, right.T @ right
+            assert_close(grams[0], grams[1])
+            assert_close(grams[0], np.diag(np.diag(grams[0])))
+            assert (np.diff(np.diag(grams[0])) <= 0).all()
+            oracles.assert_signs(left)
+        turns_q, turns_k = q[:, :2] + 1j * q[:, 2:4], k[:, :2] + 1j * k[:, 2:4]
+        np.testing.assert_allclose(np.linalg.norm(turns_q, axis=0), np.linalg.norm(turns_k, axis=0), rtol=1e-12)
+        oracles.assert_signs(turns_k)
+    assert (np.diff(np.linalg.norm(fixed.W_O[:3].reshape(3, -1), axis=1)) < 0).all()
+    assert np.linalg.norm(fixed.W_O[:3]) > np.linalg.norm(fixed.W_O[3:])
+
+
+def test_biases_that_go_unseen_vanish() -> None:
+    fixed = fix_gauge(make())
+    assert fixed.b_K is not None
+    assert fixed.b_V is not None
+    assert not fixed.b_K.any()
+    assert not fixed.b_V.any()
+    partial = fix_gauge(make(dh=7, rotary=HALVES))
+    assert partial.b_K is not None
+    assert not partial.b_K[:, 4:].any()
+    assert (partial.b_K[:, :4] != 0).all()  # queries see it turn
+
+
+def test_biases_that_are_seen_stay() -> None:
+    layer = LAYERS["soft_cap"]()
+    fixed = fix_gauge(layer)
+    x = normal((5, 10))
+    assert_close(fixed.scores(x), layer.scores(x)[head_order(layer)], factor=1e4)
+    assert fixed.b_K is not None
+    assert fixed.b_K.any()
+    without = fix_gauge(replace(make(), b_O=None))
+    assert without.b_O is None
+    assert without.b_V is not None
+    assert without.b_V.any()
+
+
+def test_places_that_slopes_belong_to_stay() -> None:
+    layer = LAYERS["alibi"]()
+    np.testing.assert_array_equal(head_order(layer), np.arange(4))
+    np.testing.assert_array_equal(fix_gauge(layer).alibi, layer.alibi)
+
+
+def test_where_heads_went() -> None:
+    layer = make(6, 2, rotary=HALVES)
+    order, fixed = head_order(layer), fix_gauge(layer)
+    assert sorted(order.tolist()) == list(range(6))
+    assert {frozenset(part.tolist()) for part in order.reshape(2, 3)} == {frozenset({0, 1, 2}), frozenset({3, 4, 5})}
+    for p, head in enumerate(order):
+        assert_close(fixed.qk(p, 3).full(), layer.qk(int(head), 3).full(), factor=1e4)
+        assert_close(fixed.ov(p).full()[:-1], layer.ov(int(head)).full()[:-1], factor=1e4)
+
+
+# ------------------------------------------------------------------------------------------------------ special cases
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_equal_singular_values(dtype: str) -> None:
+    """Isometric heads: the products leave the basis open, and heads are as long as each other."""
+    w = [np.stack([isometry(10, 4, seed=4 * k + h) for h in range(4)]) for k in range(4)]
+    layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=1.0)
+    layer = replace(layer, **{name: getattr(layer, name).astype(dtype) for name in ("W_Q", "W_K", "W_V", "W_O")})
+    fixed = fix_gauge(layer)
+    assert_same_function(fixed, layer)
+    for seed in range(4):
+        assert_equal_layers(fix_gauge(other_gauge(layer, seed)), fixed, 1e5 * oracles.eps(dtype))
+
+
+def test_heads_of_low_rank() -> None:
+    """What a zero of the one side meets on the other is free."""
+    layer = make(4, 2, dh=6, biases=False)
+    for name, order in (("W_Q", (0, 1, 2)), ("W_O", (0, 2, 1))):
+        w = getattr(layer, name).transpose(order).copy()
+        w[..., 3:] = 0
+        layer = replace(layer, **{name: w.transpose(order)})
+    fixed = fix_gauge(layer)
+    assert_same_function(fixed, layer)
+    for name in ("W_Q", "W_K", "W_V"):
+        assert not getattr(fixed, name)[..., 3:].any()
+        assert getattr(fixed, name)[..., :3].any()
+    key, value = layer.W_K.copy(), layer.W_V.copy()
+    key[..., 3:], value[..., 3:] = normal((2, 10, 3), seed=5), 0
+    other = replace(layer, W_K=key, W_V=value)
+    assert_equal_layers(fix_gauge(other_gauge(other, 1)), fixed)
+
+
+@pytest.mark.parametrize("rotary", [None, HALVES])
+def test_heads_of_zeros_come_last(rotary: Rotary | None) -> None:
+    layer = make(rotary=rotary)
+    zero = {}
+    for name in ("W_Q", "b_Q", "W_O"):
+        zero[name] = getattr(layer, name).copy()
+        zero[name][1] = 0
+    layer = replace(layer, **zero)
+    fixed = fix_gauge(layer)
+    assert head_order(layer)[-1] == 1
+    assert not any(w[-1].any() for w in (fixed.W_Q, fixed.W_K, fixed.W_V, fixed.W_O))
+    assert_same_function(fixed, layer)
+    assert_equal_layers(fix_gauge(other_gauge(layer, 2)), fixed)
+
+
+def test_a_layer_of_zeros() -> None:
+    layer = Attention(np.zeros((2, 3, 4)), np.zeros((1, 3, 4)), np.zeros((1, 3, 4)), np.zeros((2, 4, 3)), scale=1.0)
+    fixed = fix_gauge(layer)
+    assert not any(getattr(fixed, name).any() for name in ("W_Q", "W_K", "W_V", "W_O"))
+
+
+def test_equal_heads_and_negatives_of_each_other() -> None:
+    layer = make(4, 1)
+    for name in ("W_Q", "b_Q", "W_O"):
+        a = getattr(layer, name).copy()
+        a[1], a[2] = a[0], -a[0]
+        layer = replace(layer, **{name: a})
+    fixed = fix_gauge(layer)
+    for seed in range(4):
+        assert_equal_layers(fix_gauge(other_gauge(layer, seed)), fixed)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_frequencies_that_occur_twice_and_planes_that_stand_still(pairs: bool) -> None:
+    """Planes of one frequency mix, and one of frequency 0 belongs to the columns that do not turn."""
+    rotary = Rotary([1.0, 0.1, 0.1, 0.0], pairs=pairs)
+    layer = make(6, 2, dh=9, rotary=rotary)
+    fixed = fix_gauge(layer)
+    assert_same_function(fixed, layer)
+    assert fixed.b_K is not None
+    (a, b), rng = rotary.planes, np.random.default_rng(3)
+    still = np.array([a[3], b[3], 8])
+    assert not fixed.b_K[:, still].any()
+    g = np.zeros((9, 9))
+    g[np.ix_(still, still)] = invertible(3, rng)
+    z = np.zeros((3, 3), complex)
+    z[0, 0], z[1:, 1:] = 2j, invertible(2, rng) + 1j * invertible(2, rng)
+    for rows, columns, block in ((a, a, z.real), (a, b, z.imag), (b, a, -z.imag), (b, b, z.real)):
+        g[np.ix_(rows[:3], columns[:3])] = block
+    k = np.linalg.inv(g).T
+    other = replace(layer, W_Q=layer.W_Q @ g, b_Q=layer.b_Q @ g, W_K=layer.W_K @ k, b_K=layer.b_K @ k)  # type: ignore[operator]
+    x = normal((5, 10))
+    assert_close(other.scores(x), layer.scores(x), factor=1e4)
+    assert_equal_layers(fix_gauge(other), fixed)
+
+
+def test_turns_under_a_norm_whose_weights_are_equal() -> None:
+    layer = LAYERS["normalised_alike"]()
+    angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 2)
+    turn = Rotary(angle, pairs=True)
+    by_hand = {name: turn.rotate(getattr(layer, name), 1.0) for name in ("W_Q", "W_K", "b_Q", "b_K")}
+    other = replace(layer, **by_hand)
+    x = normal((5, 10))
+    assert_close(other.scores(x), layer.scores(x), factor=1e4)
+    assert_equal_layers(fix_gauge(other), fix_gauge(layer))
+
+
+def test_a_norm_keeps_what_it_sees() -> None:
+    """Lengths of queries and keys are seen through eps, and a shift of keys by their length."""
+    layer = make(6, 2, rotary=HALVES, head_norm=norm_of(4))
+    fixed, x = fix_gauge(layer), normal((5, 10))
+    assert_close(fixed.scores(x), layer.scores(x)[head_order(layer)], factor=1e4)
+    assert fixed.head_norm is not None
+    w, v = fixed.head_norm.query.reshape(2, 2), fixed.head_norm.key.reshape(2, 2)
+    np.testing.assert_allclose(np.linalg.norm(w, axis=0), np.linalg.norm(v, axis=0))
+    assert (w >= 0).all()
+    assert (v >= 0).all()
+    assert (w[0] >= w[1]).all()
+    longer = fix_gauge(replace(layer, W_Q=2 * layer.W_Q, b_Q=2 * layer.b_Q))  # type: ignore[operator]
+    assert_close(longer.W_Q, 2 * fixed.W_Q)
+
+
+@pytest.mark.parametrize("rotary", [None, HALVES, PAIRS])
+@pytest.mark.parametrize("head_norm", [False, True])
+def test_single_precision(rotary: Rotary | None, head_norm: bool) -> None:
+    layer = make(6, 2, dh=7, rotary=rotary, head_norm=norm_of(7) if head_norm else None)
+    narrow = {name: getattr(layer, name).astype(np.float32) for name in ARRAYS}
+    single = replace(layer, **narrow)
+    fixed = fix_gauge(single)
+    assert {getattr(fixed, name).dtype for name in ARRAYS} == {np.dtype("float32")}
+    assert_same_function(fixed, single, 1e3)
+    if head_norm and rotary is None:
+        return  # no architecture has that, and its gauge is not fixed
+    for seed in range(3):
+        assert_equal_layers(fix_gauge(other_gauge(single, seed)), fixed, 2e-4)
+
+
+@pytest.mark.parametrize("rotary", [None, HALVES])
+@pytest.mark.parametrize(("dtype", "exponent"), [("float64", 200), ("float32", 30)])
+def test_any_scale(rotary: Rotary | None, dtype: str, exponent: int) -> None:
+    layer = make(4, 2, biases=False, rotary=rotary)
+    narrow = replace(layer, **{name: getattr(layer, name).astype(dtype) for name in ("W_Q", "W_K", "W_V", "W_O")})
+    fixed = fix_gauge(narrow)
+    c = narrow.W_Q.dtype.type(2.0 ** int(exponent * np.log2(10)))
+    moved = fix_gauge(replace(narrow, W_Q=narrow.W_Q * c, W_K=narrow.W_K / c, W_V=narrow.W_V / c, W_O=narrow.W_O * c))
+    assert_equal_layers(moved, fixed, 1e3 * oracles.eps(dtype))
+    tiny = fix_gauge(replace(narrow, W_Q=narrow.W_Q / c, W_K=narrow.W_K / c))
+    assert_close(tiny.W_Q * c, fixed.W_Q, dtype, 1e4)
+
+
+def test_arguments_are_not_changed_and_need_no_layout() -> None:
+    layer = make(6, 2, dh=7, rotary=HALVES, head_norm=norm_of(7))
+    kept = {name: getattr(layer, name).copy() for name in ARRAYS}
+    strange = {name: np.asfortranarray(getattr(layer, name)) for name in ARRAYS}
+    for a in strange.values():
+        a.setflags(write=False)
+    assert_equal_layers(fix_gauge(replace(layer, **strange)), fix_gauge(layer), 1e-12)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(getattr(layer, name), value)
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def names() -> list[str]:
+    try:
+        from transformers_models import MODELS
+    except ImportError:
+        return []
+    return sorted(MODELS)
+
+
+def outputs(model: Any, x: np.ndarray) -> np.ndarray:
+    """The last hidden state or the logits that transformers computes."""
+    import torch
+
+    with torch.no_grad():
+        got = model(torch.from_numpy(x))
+    found: np.ndarray = (got.logits if "logits" in got else got.last_hidden_state).numpy()
+    return found
+
+
+def loaded(like: Any, folder: Path) -> Any:
+    attention = like.config._attn_implementation
+    return type(like).from_pretrained(folder, dtype=like.dtype, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize("name", names())
+def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
+    from transformers_models import inputs
+
+    model = copy.deepcopy(saved(name)[0]).double()
+    model.save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    other = in_other_gauge(checkpoint, seed=5)
+    fixed, same = fix_gauge(checkpoint), fix_gauge(other)
+    for k in range(checkpoint.n_layers):
+        assert oracles.norm(other.attention(k).W_Q - checkpoint.attention(k).W_Q) > 0.1
+        assert_equal_layers(same.attention(k), fixed.attention(k), 1e-7)
+    x = inputs(model)
+    x = x.astype(np.float64) if x.dtype.kind == "f" else x
+    assert_close(run(other, x).hidden, run(checkpoint, x).hidden, factor=1e6)
+    save_checkpoint(fixed, tmp_path / "fixed")
+    want = outputs(model, x)
+    assert oracles.norm(outputs(loaded(model, tmp_path / "fixed"), x) - want) <= SINGLE * oracles.norm(want)
+
+
+def test_a_trained_model_in_single_precision(saved: Any, tmp_path: Path) -> None:
+    model, folder = saved("minilm")
+    save_checkpoint(fix_gauge(open_checkpoint(folder)), tmp_path / "fixed")
+    x = np.arange(2, 20).reshape(2, 9)
+    assert_close(outputs(loaded(model, tmp_path / "fixed"), x), outputs(model, x), np.float32, 200)
+
+
+def test_the_built_in_model(tmp_path: Path) -> None:
+    checkpoint, x = open_checkpoint(builtin_path()), np.arange(20)
+    fixed = fix_gauge(checkpoint)
+    assert_close(run(fixed, x).logits, run(checkpoint, x).logits, np.float32, 200)
+    for k in range(2):
+        theirs = run(checkpoint, x).patterns[k][:, head_order(checkpoint.attention(k))]
+        assert_close(run(fixed, x).patterns[k], theirs, np.float32, 200)
+        assert_equal_layers(fixed.attention(k), fix_gauge(checkpoint.attention(k)), 1e-12)
+    alone, layer = fixed.head(1, 2), fixed.attention(1)
+    np.testing.assert_array_equal(alone.W_Q[0], layer.W_Q[2])
+
+
+@pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gpt2_lm"])
+def test_a_model_in_memory(name: str, saved: Any) -> None:
+    model, folder = saved(name)
+    fixed = fix_gauge(open_checkpoint(folder))
+    for k in range(fixed.n_layers):
+        assert_equal_layers(fix_gauge(Attention.from_module(model, k)), fixed.attention(k), 1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_what_has_no_heads_is_refused() -> None:
+    with refused(TypeError, "fix_gauge: attention", "Attention or a Checkpoint", "got dict"):
+        fix_gauge({})  # type: ignore[call-overload]
+    with refused(TypeError, "head_order: attention", "got Checkpoint"):
+        head_order(open_checkpoint(builtin_path()))  # type: ignore[arg-type]
+
+
+def test_complex_weights_are_refused() -> None:
+    layer = make(biases=False)
+    with refused(ValueError, "fix_gauge: attention", "real weights"):
+        fix_gauge(replace(layer, W_Q=layer.W_Q + 0j))
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
+    from tnlib_adapters import compress
+
+    compress(builtin_path(), tmp_path / "small", keep=0.5)
+    with refused(ValueError, "fix_gauge: attention", "stored as factors"):
+        fix_gauge(open_checkpoint(tmp_path / "small"))

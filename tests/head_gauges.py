@@ -1,0 +1,116 @@
+"""Layers and checkpoints in another gauge of their heads, by the definition of each freedom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from oracles import with_spectrum
+from tnlib_adapters import Attention, Checkpoint, HeadNorm, Rotary
+from tnlib_adapters.attention.changed import with_tensors
+from tnlib_adapters.checkpoints.projections import Projections, put_together
+
+
+def invertible(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Any matrix whose condition is 4."""
+    return with_spectrum(np.geomspace(2, 0.5, n), n, n, seed=int(rng.integers(1 << 30)))
+
+
+def commuting(rotary: Rotary | None, d_head: int, rng: np.random.Generator) -> np.ndarray:
+    """A matrix G (d_head, d_head) that commutes with the rotations of a head, of all frequencies their own."""
+    if rotary is None:
+        return invertible(d_head, rng)
+    a, b = rotary.planes
+    rest = np.setdiff1d(np.arange(d_head), [*a, *b])
+    g = np.zeros((d_head, d_head))
+    g[np.ix_(rest, rest)] = invertible(len(rest), rng) if rest.size else 0
+    z = rng.uniform(0.5, 2, len(a)) * np.exp(2j * np.pi * rng.uniform(size=len(a)))
+    g[a, a], g[a, b], g[b, a], g[b, b] = z.real, z.imag, -z.imag, z.real
+    return g
+
+
+def other_gauge(layer: Attention, seed: int) -> Attention:
+    """A layer that computes the same as this one, by all that goes unseen, heads in another order."""
+    rng = np.random.default_rng(seed)
+    group = layer.n_heads // layer.kv_heads
+    new: dict[str, Any] = {
+        name: None if (a := getattr(layer, name)) is None else a.astype(np.float64)
+        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
+    }
+    if new["b_K"] is not None and layer.softcap is None and layer.head_norm is None:
+        turning = 0 if layer.rotary is None else layer.rotary.n_columns
+        new["b_K"][:, turning:] += rng.standard_normal(new["b_K"][:, turning:].shape)
+    if new["b_V"] is not None and new["b_O"] is not None:
+        more = rng.standard_normal(new["b_V"].shape)
+        new["b_V"] += more
+        new["b_O"] -= sum(more[h // group] @ new["W_O"][h] for h in range(layer.n_heads))
+    norm = layer.head_norm
+    for key in range(layer.kv_heads):
+        h = invertible(layer.d_head, rng)
+        g = commuting(layer.rotary, layer.d_head, rng) if norm is None else signs(layer.rotary, layer.d_head, rng)
+        heads = slice(key * group, (key + 1) * group)
+        for which, at, of in (("Q", heads, g), ("K", key, np.linalg.inv(g).T), ("V", key, h)):
+            new[f"W_{which}"][at] = new[f"W_{which}"][at] @ of
+            if new[f"b_{which}"] is not None:
+                new[f"b_{which}"][at] = new[f"b_{which}"][at] @ of
+        new["W_O"][heads] = np.linalg.inv(h) @ new["W_O"][heads]
+    if norm is not None and layer.rotary is not None:
+        norm = _other_norm(new, norm, layer.rotary, rng)
+    if layer.alibi is None:
+        keys = rng.permutation(layer.kv_heads)
+        heads = np.concatenate([key * group + rng.permutation(group) for key in keys])
+        for name, order in {"Q": heads, "O": heads, "K": keys, "V": keys}.items():
+            new[f"W_{name}"] = new[f"W_{name}"][order]
+            if name != "O" and new[f"b_{name}"] is not None:
+                new[f"b_{name}"] = new[f"b_{name}"][order]
+    typed = {name: None if a is None else a.astype(getattr(layer, name).dtype) for name, a in new.items()}
+    return replace(layer, **typed, head_norm=norm)
+
+
+def signs(rotary: Rotary | None, d_head: int, rng: np.random.Generator) -> np.ndarray:
+    """A sign of every plane, and of every column that does not turn."""
+    sign = rng.choice([-1.0, 1.0], d_head)
+    if rotary is not None:
+        a, b = rotary.planes
+        sign[b] = sign[a]
+    return np.diag(sign)
+
+
+def _other_norm(new: dict[str, Any], norm: HeadNorm, rotary: Rotary, rng: np.random.Generator) -> HeadNorm:
+    """Signs of the weights, lengths between the two of them, and quarter turns of some planes, in all heads."""
+    a, b = rotary.planes
+    weights = {"Q": norm.query.astype(np.float64), "K": norm.key.astype(np.float64)}
+    turned = rng.choice([False, True], len(a))
+    a, b = a[turned], b[turned]
+    length = np.ones_like(weights["Q"])
+    for f, (first, second) in enumerate(zip(*rotary.planes, strict=True)):
+        length[[first, second]] = 2.0 ** (f - 1)
+    for which, factor in (("Q", length), ("K", 1 / length)):
+        sign = rng.choice([-1.0, 1.0], len(length))
+        w = weights[which] * factor
+        w[a], w[b] = w[b].copy(), w[a].copy()
+        weights[which] = w * sign
+        for name in (f"W_{which}", f"b_{which}"):
+            if new[name] is not None:
+                x = new[name]
+                x[..., a], x[..., b] = x[..., b].copy(), -x[..., a]
+                new[name] = x * sign
+    return HeadNorm(weights["Q"].astype(norm.query.dtype), weights["K"].astype(norm.key.dtype), norm.eps)
+
+
+def in_other_gauge(checkpoint: Checkpoint, seed: int) -> Checkpoint:
+    """A model with every layer in another gauge."""
+    changes: dict[str, np.ndarray] = {}
+    row = checkpoint.architecture
+    for k in range(checkpoint.n_layers):
+        layer = other_gauge(checkpoint.attention(k), seed + k)
+        weights = {n: np.concatenate(list(getattr(layer, f"W_{n.upper()}")), axis=1) for n in "qkv"}
+        weights["o"] = np.concatenate(list(layer.W_O))
+        biases = {n: b.ravel() for n in "qkvo" if (b := getattr(layer, f"b_{n.upper()}")) is not None}
+        changes |= put_together(row, checkpoint.sizes, checkpoint.prefix, k, Projections(weights, biases))
+        if layer.head_norm is not None and row.qk_norm is not None:
+            base = checkpoint.prefix + row.attention.format(layer=k)
+            of_norms = (layer.head_norm.query, layer.head_norm.key)
+            changes |= {f"{base}.{n}.weight": w for n, w in zip(row.qk_norm, of_norms, strict=True)}
+    return with_tensors(checkpoint, {name: (lambda value=value: value) for name, value in changes.items()})
