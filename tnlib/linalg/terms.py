@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,11 +23,8 @@ def terms_triangle(matrices: Sequence[Factors]) -> Array:
     """
     if all(len(factors) == 2 for factors in matrices):
         matrices = _narrowed(matrices)
-    m, n = matrices[0][0].shape[0], matrices[0][-1].shape[1]
-    step = max(1, _BLOCK // (len(matrices) * n))
     t = np.zeros((0, len(matrices)), matrices[0][0].dtype)
-    for start in range(0, m, step):
-        rows = np.stack([_rows(factors, slice(start, start + step)) for factors in matrices])  # h m n
+    for _, rows in _in_blocks(matrices):
         t = triangle(np.concatenate([t, rows.reshape(len(rows), -1).T]))  # k h
     return t
 
@@ -35,14 +32,15 @@ def terms_triangle(matrices: Sequence[Factors]) -> Array:
 def combine(coefficients: Array, matrices: Sequence[Factors]) -> list[Factors]:
     """Return the sums over h of coefficients[k, h] times matrix h, as factors where that is fewer numbers."""
     m, n = matrices[0][0].shape[0], matrices[0][-1].shape[1]
-    if not all(len(factors) == 2 for factors in matrices):
-        dense = [_rows(factors, slice(None)) for factors in matrices]
-        return [(sum(c * a for c, a in zip(row, dense, strict=True)),) for row in coefficients]
-    left, right = np.concatenate([l for l, _ in matrices], axis=1), np.concatenate([r for _, r in matrices])
-    spread = np.repeat(coefficients, [len(r) for _, r in matrices], axis=1)  # k (h r)
-    if len(right) * (m + n) < m * n:
+    if all(len(factors) == 2 for factors in matrices) and sum(len(r) for _, r in matrices) * (m + n) < m * n:
+        left, right = np.concatenate([l for l, _ in matrices], axis=1), np.concatenate([r for _, r in matrices])
+        spread = np.repeat(coefficients, [len(r) for _, r in matrices], axis=1)  # k (h r)
         return [(left * row, right) for row in spread]
-    return [((left * row) @ right,) for row in spread]  # m [(h r)] n
+    out = [np.empty((m, n), np.result_type(coefficients, matrices[0][0])) for _ in coefficients]
+    for block, rows in _in_blocks(matrices):
+        for sums, found in zip(out, np.tensordot(coefficients, rows, 1), strict=True):  # k [h] m n
+            sums[block] = found
+    return [(sums,) for sums in out]
 
 
 def terms_in_range(left: Array, right: Sequence[Factors]) -> tuple[Array, list[Factors], int]:
@@ -62,12 +60,19 @@ def terms_in_range(left: Array, right: Sequence[Factors]) -> tuple[Array, list[F
 
 def _narrowed(matrices: Sequence[Factors]) -> list[Factors]:
     """Return smaller factors of the same inner products: [l_1 l_2 ...] = Q T, and the same on the right."""
-    ends = np.cumsum([len(r) for _, r in matrices])[:-1]
-    left = triangle(np.concatenate([l for l, _ in matrices], axis=1))  # m (h r)
-    right = triangle(np.concatenate([r for _, r in matrices]).T)  # n (h r)
-    pairs = zip(np.split(left, ends, axis=1), np.split(right, ends, axis=1), strict=True)
-    return [(l, r.T) for l, r in pairs]
+    (m, _), (_, n), ends = matrices[0][0].shape, matrices[0][1].shape, np.cumsum([len(r) for _, r in matrices])
+    left, right = [l for l, _ in matrices], [r for _, r in matrices]
+    if ends[-1] < m:
+        left = np.split(triangle(np.concatenate(left, axis=1)), ends[:-1], axis=1)  # (h r) r
+    if ends[-1] < n:
+        right = [r.T for r in np.split(triangle(np.concatenate(right).T), ends[:-1], axis=1)]  # r (h r)
+    return list(zip(left, right, strict=True))
 
 
-def _rows(factors: Factors, rows: slice) -> Array:
-    return factors[0][rows] @ factors[1] if len(factors) == 2 else factors[0][rows]
+def _in_blocks(matrices: Sequence[Factors]) -> Iterator[tuple[slice, Array]]:
+    """Yield a few rows of all matrices at a time: which, and (h, rows, n)."""
+    m, n = matrices[0][0].shape[0], matrices[0][-1].shape[1]
+    step = max(1, _BLOCK // (len(matrices) * n))
+    for start in range(0, m, step):
+        block = slice(start, start + step)
+        yield block, np.stack([f[0][block] @ f[1] if len(f) == 2 else f[0][block] for f in matrices])
