@@ -21,8 +21,8 @@ from tnlib.sweeps.sample import spread_out
 
 _FIRST_SAMPLES = 512  # points for one to start from
 _UNTIL_ZERO = 4096  # points where f is zero, for it to be zero
-_SAMPLES, _PART = 48, 1 / 32  # points that look for errors in every sweep, and which part of all calls at least
-_LAST_SAMPLES, _LAST_PART = 512, 1 / 8  # the same of the estimate that ends it
+# Points that look for errors in every sweep, and those of the last estimate: at least, a part of all calls, at most.
+_SAMPLES, _LAST_SAMPLES = (48, 1 / 32, 1024), (512, 1 / 8, 4096)
 _KEPT_BACK = 1 / 8  # of the budget, for that estimate
 _CROSSINGS = 32  # points between the pivots of two bonds that are tried in every sweep
 _STARTS = 4  # of the search for errors that ends it
@@ -146,8 +146,8 @@ class _Search:
         """Return the best train; where the iteration was cut short, with an estimate by what is left of the budget."""
         best = self._best
         self._values.release()
-        count = min(_LAST_SAMPLES, self._values.left)
-        if best.converged or best.error == 1.0 or count < _SAMPLES:
+        count = min(_LAST_SAMPLES[0], self._values.left)
+        if best.converged or best.error == 1.0 or count < _SAMPLES[0]:
             return best
         error = self._errors.estimate(best.value, count)[1]
         return Fit(best.value, error, False, error <= self._rtol, best.n_iter)
@@ -172,10 +172,8 @@ class _Search:
         A few points tell a train that is not good enough, more of them and a search for the largest errors one that is.
         """
         target = max(_AIM * self._rtol, roundoff(train.dtype, len(self._shape) + 1))
-        few, many = (
-            max(least, int(part * self._values.n_calls))
-            for least, part in ((_SAMPLES, _PART), (_LAST_SAMPLES, _LAST_PART))
-        )
+        asked = self._values.n_calls
+        few, many = (int(min(max(least, part * asked), most)) for least, part, most in (_SAMPLES, _LAST_SAMPLES))
         sample, error = self._errors.estimate(train, few)
         found = self._errors.compare(self._crossings(cross, _CROSSINGS if error > target else many), train)
         if error > target:
