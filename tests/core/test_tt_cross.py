@@ -433,3 +433,25 @@ def ones(points: np.ndarray) -> np.ndarray:
 def test_arguments(call: Callable[[], object], error: type[Exception], words: list[str]) -> None:
     with oracles.refused(error, "tt_cross", *words):
         call()
+
+
+# ------------------------------------------------------------------------------------------------------------- a peer
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "rtol", "ours"),
+    [
+        (lambda points: 1 / (1.0 + points.sum(axis=1)), (20,) * 5, 1e-6, 2e-7),
+        (lambda points: np.exp(-(((place(points) - 0.3) / 1e-2) ** 2)), (2,) * 20, 1e-6, 2e-8),
+    ],
+    ids=["pole", "peak"],
+)
+def test_no_more_points_than_teneva_at_its_error(f: Function, shape: tuple[int, ...], rtol: float, ours: float) -> None:
+    teneva = pytest.importorskip("teneva")
+    theirs = Counted(f)
+    start = teneva.rand(list(shape), 1, seed=0)
+    cores = teneva.cross(lambda points: theirs(np.asarray(points)), start, e=rtol, m=200_000, cache={})
+    cores = teneva.truncate(cores, rtol / 10)
+    fit, counted = solve(f, shape, ours)
+    assert sampled_error(f, fit.value) <= sampled_error(f, tnlib.TensorTrain(cores))
+    assert counted.n <= len(theirs.seen)
