@@ -11,6 +11,12 @@ _HOME = {
     "compositions": "tnlib_adapters.circuits.composition",
     "Compositions": "tnlib_adapters.circuits.composition",
     "stream_moments": "tnlib_adapters.circuits.composition",
+    "path_contributions": "tnlib_adapters.circuits.paths",
+    "PathContributions": "tnlib_adapters.circuits.paths",
+    "Paths": "tnlib_adapters.circuits.paths",
+    "stream_by_order": "tnlib_adapters.circuits.paths",
+    "path_losses": "tnlib_adapters.circuits.path_losses",
+    "PathLosses": "tnlib_adapters.circuits.path_losses",
     "heat_map": "tnlib_adapters.circuits.pictures",
 }
 
