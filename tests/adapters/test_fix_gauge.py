@@ -227,6 +227,10 @@ def test_heads_of_low_rank() -> None:
     key[..., 3:], value[..., 3:] = normal((2, 10, 3), seed=5), 0
     other = replace(layer, W_K=key, W_V=value)
     assert_equal_layers(fix_gauge(other_gauge(other, 1)), fixed)
+    single = replace(other, **{name: getattr(other, name).astype(np.float32) for name in ("W_Q", "W_K", "W_V", "W_O")})
+    mixed = fix_gauge(other_gauge(single, 1))  # where zeros are roundoff
+    assert not mixed.W_Q[..., 3:].any()
+    assert_equal_layers(mixed, fix_gauge(single), 2e-4)
 
 
 @pytest.mark.parametrize("rotary", [None, HALVES])
@@ -248,6 +252,22 @@ def test_a_layer_of_zeros() -> None:
     layer = Attention(np.zeros((2, 3, 4)), np.zeros((1, 3, 4)), np.zeros((1, 3, 4)), np.zeros((2, 4, 3)), scale=1.0)
     fixed = fix_gauge(layer)
     assert not any(getattr(fixed, name).any() for name in ("W_Q", "W_K", "W_V", "W_O"))
+
+
+@pytest.mark.parametrize("rotary", [None, HALVES])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_entries_of_one_modulus(rotary: Rotary | None, dtype: str) -> None:
+    """Which of them leads is not up to rounding."""
+    layer = make(2, 2, biases=False, rotary=rotary)
+    even = np.zeros((2, 10, 4))
+    for f, columns in enumerate(([0, 2], [1, 3])):
+        angle = np.random.default_rng(f).uniform(0, 2 * np.pi, (2, 10))
+        even[:, :, columns] = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    layer = replace(layer, W_K=even if rotary else np.sign(even), W_V=np.sign(even))
+    layer = replace(layer, **{name: getattr(layer, name).astype(dtype) for name in ("W_Q", "W_K", "W_V", "W_O")})
+    fixed = fix_gauge(layer)
+    for seed in range(4):
+        assert_equal_layers(fix_gauge(other_gauge(layer, seed)), fixed, 1e4 * oracles.eps(dtype))
 
 
 def test_equal_heads_and_negatives_of_each_other() -> None:
