@@ -305,6 +305,8 @@ REFUSED = [
     (lambda: A @ T.T, ValueError, ["TTMatrix @: leg 0 must", "2 on the left and 4"]),
     (lambda: A @ tnlib.TensorTrain([np.ones((1, 2, 1))]), ValueError, ["TTMatrix @: both must have as many cores"]),
     (lambda: A @ np.ones(3), ValueError, ["TTMatrix.matvec: x must"]),
+    (lambda: np.ones((2, 4)) + T, TypeError, ["TensorTrain: the other", "array of shape (2, 4)", "numpy.asarray"]),
+    (lambda: A * np.ones((6, 8)), TypeError, ["TTMatrix: the other", "array of shape (6, 8)", "decompose"]),
     (lambda: LOW @ LOW, ValueError, ["LowRank @ LowRank: the inner legs", "4 and 2"]),
 ]
 

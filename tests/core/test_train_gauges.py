@@ -196,6 +196,19 @@ def test_entropies_by_their_definitions(bond: int) -> None:
     np.testing.assert_allclose(np.exp(-spectrum), p, atol=1e-12)
 
 
+def test_renyi_entropies_of_any_order() -> None:
+    flat = tnlib.tt_svd(np.eye(4) / 2).value
+    for order in (1 + 1e-14, 1 - 1e-9, 1 + 1e-6, 1.5, 1000, 1e12):
+        assert tnlib.entropy(flat, 1, order=order, base=2) == pytest.approx(2, rel=1e-13)
+    tt = tnlib.tt_svd(np.diag([4.0, 3.0, 1e-3])).value
+    p = np.array([16, 9, 1e-6]) / (25 + 1e-6)
+    slope = np.sum(p * np.log(p) ** 2) - np.sum(p * np.log(p)) ** 2  # the derivative at 1 is half of minus that
+    for away in (-1e-4, -1e-9, 1e-13, 1e-7):
+        expected = -np.sum(p * np.log(p)) - away * slope / 2
+        assert tnlib.entropy(tt, 1, order=1 + away) == pytest.approx(expected, abs=1e-13 + 10 * away**2)
+    assert tnlib.entropy(tt, 1, order=1e6) == pytest.approx(-np.log(p.max()), rel=2e-6)
+
+
 def test_product_states_and_maximally_entangled_ones() -> None:
     product = tnlib.TensorTrain([oracles.normal((1, 3, 1), seed=k) for k in range(4)])
     assert [tnlib.entropy(product, bond) for bond in (1, 2, 3)] == pytest.approx([0, 0, 0], abs=1e-14)
@@ -260,6 +273,22 @@ def test_correlation_length_of_a_large_bond_and_in_another_gauge(dtype: Any) -> 
     assert tnlib.correlation_length(large) == pytest.approx(length, rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", [28, 73])
+def test_correlation_length_of_moduli_that_lie_close(seed: int) -> None:
+    a = oracles.normal((33, 2, 33), np.complex128, seed)
+    transfer = np.einsum("anb,cnd->acbd", a.conj(), a).reshape(33**2, -1)
+    first, second = np.sort(np.abs(np.linalg.eigvals(transfer)))[:-3:-1]
+    assert tnlib.correlation_length(a) == pytest.approx(-1 / np.log(second / first), rel=1e-8)
+
+
+def test_correlation_length_of_trains_that_are_zero() -> None:
+    assert tnlib.correlation_length(np.zeros((3, 2, 3))) == tnlib.correlation_length(np.zeros((40, 2, 40))) == 0.0
+    step = np.eye(40, k=1)[:, None]  # its powers vanish
+    assert tnlib.correlation_length(step[:3, :, :3]) == 0.0
+    with oracles.refused(ValueError, "correlation_length", "core", "zero"):
+        tnlib.correlation_length(step)
+
+
 # ---------------------------------------------------------------------------------------------- states of physics
 
 
@@ -291,6 +320,12 @@ def test_what_is_wrong_is_said() -> None:
     for bond in (0, -1):
         with oracles.refused(ValueError, "entropy", "bond", str(bond)):
             tnlib.entropy(tt, bond)
+    with oracles.refused(ValueError, "entropy", "2 cores", "got 1"):
+        tnlib.entropy(tnlib.TensorTrain([np.ones((1, 3, 1))]), 1)
+    for dtype in (np.float64, np.complex64):
+        large = tnlib.TensorTrain([np.ones((1, 2, 1), dtype)] * 2, log_scale=1e3)
+        with oracles.refused(ValueError, "schmidt_values", "range", np.finfo(dtype).dtype.name):
+            tnlib.schmidt_values(large, 1)
     with oracles.refused(TypeError, "canonicalize", "center", "1.5"):
         tnlib.canonicalize(tt, 1.5)  # type: ignore[arg-type]
     with oracles.refused(TypeError, "vidal", "TensorTrain", "ndarray"):

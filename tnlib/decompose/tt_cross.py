@@ -62,7 +62,7 @@ def tt_cross(
     -------
     Fit[TensorTrain]
         Left-canonical with the last core as centre, rounded to rtol. `error` is an estimate and `certified` False: the
-        root mean square of f - train over fresh random indices, half of them uniform and half drawn from |train|^2,
+        root mean square of f - train over fresh random indices, half of them uniform and half drawn from abs(train)^2,
         weighted so that its expectation is the Frobenius norm, plus two standard errors. What occupies so few
         indices that neither samples nor searches from them meet it stays unseen.
 

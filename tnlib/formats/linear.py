@@ -90,6 +90,11 @@ def as_number(name: str, other: Any) -> Any:
     """Return a finite number, Python's or numpy's, or None where `other` is none."""
     if isinstance(other, np.ndarray) and other.ndim == 0:
         other = other[()]
+    if isinstance(other, np.ndarray):
+        raise ArgumentTypeError(
+            f"{name}: the other must be a format or a number, got an array of shape {other.shape}; "
+            "decompose it first, or take numpy.asarray of this one."
+        )
     if isinstance(other, bool | np.bool_):
         other = int(other)
     if not isinstance(other, int | float | complex | np.number):

@@ -110,7 +110,13 @@ def distance(a: Any, b: Any) -> float:
     '1e-12'
     """
     a, b = _pair("distance", a, b)
-    return float((a - b).norm())
+    difference = a - b
+    try:
+        return float(difference.norm())
+    except ArgumentError:
+        raise ArgumentError(
+            "distance: the result must lie below 1.8e308, got one beyond; lower the log_scale of both."
+        ) from None
 
 
 def _as_number(x: Any, twos: int) -> float | complex:

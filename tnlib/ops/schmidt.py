@@ -49,7 +49,7 @@ def schmidt_values(tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int) -> Ar
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `tt` is no train, or has no such bond.
+        If `tt` is no train, has no such bond, or a value leaves the range of its dtype.
 
     Examples
     --------
@@ -58,7 +58,14 @@ def schmidt_values(tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int) -> Ar
     array([4., 3.])
     """
     s, twos, factor = _spectrum("schmidt_values", tt, bond)
-    return np.asarray(np.ldexp(s * factor, twos))
+    with np.errstate(over="ignore"):
+        values = np.asarray(np.ldexp(s * factor, twos))
+    if not np.isfinite(values).all():
+        raise ArgumentError(
+            f"schmidt_values: every value must lie in the range of {values.dtype}, got one beyond; "
+            "use tnlib.entanglement_spectrum or tnlib.vidal, which leave the norm aside."
+        )
+    return values
 
 
 @own_threads
@@ -99,14 +106,20 @@ def entropy(
     if len(s) == 0:
         return 0.0  # of a zero tensor
     p = np.square(s, dtype=np.float64)
-    p = p / p.sum()
+    return max(0.0, _renyi(p / p.sum(), order)) / math.log(base)
+
+
+def _renyi(p: Array, order: float) -> float:
+    """Return log(sum(p^a)) / (1 - a) of probabilities `p` > 0, and its limits at a = 1 and a = inf."""
+    logs = np.log(p)
     if order == 1.0:
-        nats = -float(np.sum(p * np.log(p)))
-    elif math.isinf(order):
-        nats = -math.log(float(p.max()))
-    else:
-        nats = math.log(float(np.sum(p**order))) / (1.0 - order)
-    return max(0.0, nats) / math.log(base)
+        return -float(np.sum(p * logs))
+    top = float(logs.max())
+    if math.isinf(order):
+        return -top
+    if abs(order - 1.0) < 0.5:  # sum(p^a) is close to 1, and only what it lacks counts: terms of one sign
+        return math.log1p(float(np.sum(p * np.expm1((order - 1.0) * logs)))) / (1.0 - order)
+    return (order * top + math.log(float(np.sum(np.exp(order * (logs - top)))))) / (1.0 - order)
 
 
 def entanglement_spectrum(tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int) -> Array:
@@ -214,7 +227,8 @@ def correlation_length(core: Array) -> float:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `core` is not a finite array with equal first and last legs.
+        If `core` is not a finite array with equal first and last legs, or one of large bonds whose powers vanish, so
+        that no eigenvalue of the transfer matrix leads.
 
     Examples
     --------
@@ -242,15 +256,24 @@ def _largest_transfer_eigenvalues(a: Array) -> tuple[float, float]:
         transfer = np.einsum("anb,cnd->acbd", a.conj(), a).reshape(r * r, r * r)
         sizes = np.sort(np.abs(np.linalg.eigvals(transfer)))[::-1]
         return float(sizes[0]), float(sizes[1]) if r > 1 else 0.0
-    from scipy.sparse.linalg import LinearOperator, eigs
+    if not a.any():
+        return 0.0, 0.0
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
     def push(x: Array) -> Array:
         right = np.tensordot(a, x.reshape(r, r), ([2], [1]))  # c n [d] b
         return np.tensordot(a.conj(), right, ([1, 2], [1, 2])).reshape(-1)  # a [n] [b] c
 
     transfer = LinearOperator((r * r, r * r), matvec=push, dtype=a.dtype)
-    start = np.eye(r, dtype=a.dtype).reshape(-1) + np.linspace(0.0, 1e-3, r * r)  # the same one every time
-    sizes = np.sort(np.abs(eigs(transfer, k=2, v0=start, return_eigenvectors=False)))[::-1]
+    start = np.random.default_rng(0).standard_normal(r * r).astype(a.dtype)  # the same one every time
+    # Asked for two alone, it may stop at the third: of moduli that are close, one that it has not met yet is left out.
+    try:
+        sizes = np.sort(np.abs(eigs(transfer, k=4, ncv=40, v0=start, return_eigenvectors=False)))[::-1]
+    except ArpackError:
+        raise ArgumentError(
+            "correlation_length: core must have a transfer matrix with a leading eigenvalue, got one without; "
+            "check that the train is not zero."
+        ) from None
     return float(sizes[0]), float(sizes[1])
 
 

@@ -34,9 +34,10 @@ def as_train(function: str, parameter: str, t: object, *kinds: type) -> None:
 
 def as_bond(function: str, t: TensorTrain | TTMatrix, bond: int) -> int:
     """Return the number of a bond between two cores of `t`."""
-    bond = as_count(function, "bond", bond)
-    if bond >= len(t.cores):
-        last = len(t.cores) - 1
+    bond, last = as_count(function, "bond", bond), len(t.cores) - 1
+    if last == 0:
+        raise ArgumentError(f"{function}: tt must have at least 2 cores, got 1; it has no bond to cut.")
+    if bond > last:
         raise ArgumentError(
             f"{function}: bond must lie between 1 and {last}, got {bond}; bond k lies between cores k - 1 and k."
         )
