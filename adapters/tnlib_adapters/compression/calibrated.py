@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Moments and gates settle early; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 16_384
 _TOKENS_OF_FIT = 65_536
+_STEPS = 200  # of descent in every layer
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ def calibrate(checkpoint: Checkpoint, text: str, keep: float, progress: Progress
     ArgumentError
         If the text is too short, or the fraction cannot be met.
     """
-    from tnlib_adapters.torch.hooks.running import open_running
     from tnlib_adapters.torch.hooks.local import fit_layers
+    from tnlib_adapters.torch.hooks.running import open_running
 
     model = open_running(checkpoint.folder.path)
     batches = model.batches(text)
@@ -194,6 +195,7 @@ def calibrate(checkpoint: Checkpoint, text: str, keep: float, progress: Progress
         _some(batches, _TOKENS_OF_FIT),
         lambda k: heads[k].truncated(*ranks[k]),
         lambda k: heads[k].free(*ranks[k]),
+        n_steps=_STEPS,
         progress=progress,
     )
     layers = [one.packed(dense, *chosen) for one, dense, chosen in zip(heads, fitted, ranks, strict=True)]

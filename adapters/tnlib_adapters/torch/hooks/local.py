@@ -47,7 +47,7 @@ def fit_layers(
     start: Callable[[int], Projections],
     free: Callable[[int], Projections],
     *,
-    n_steps: int = 200,
+    n_steps: int,
     seed: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Projections]:
@@ -76,9 +76,11 @@ def fit_layers(
         progress("fitting layers", k, len(model.layers))
         tensors = _tensors(model, layer, k, start(k))
         scale = _steps(model, layer, k, start(k), free(k))
-        targets, tensors = _refit_output(model, layer, k, streams, tensors)
-        tensors = _descend(layer, k, streams, targets, tensors, scale, n_steps, generator)
-        _install(layer.block, tensors)
+        targets, refitted = _refit_output(model, layer, k, streams, tensors)
+        descended = _descend(layer, k, streams, targets, refitted, scale, n_steps, generator)
+        # near an exact fit both steps add noise: what worsens is not kept
+        best = min((tensors, refitted, descended), key=lambda tried: _loss(layer, k, streams, targets, tried))
+        _install(layer.block, best)
         for stream, target in zip(streams, targets, strict=True):
             stream.original = target
             stream.truncated = _run(layer, k, stream, stream.truncated)
@@ -173,6 +175,18 @@ def _descend(
         optimiser.step()
         rate.step()
     return {name: start[name] + scale[name] * move.detach() for name, move in moves.items()}
+
+
+def _loss(
+    layer: Layer, k: int, streams: Sequence[_Stream], targets: Sequence[Tensor], tensors: Mapping[str, Tensor]
+) -> float:
+    """Return the squared difference at the output of the block, over all batches."""
+    total = 0.0
+    for stream, target in zip(streams, targets, strict=True):
+        with torch.no_grad():
+            wrote = _run(layer, k, stream, stream.truncated, tensors)
+        total += float((wrote - target)[stream.batch.valid].square().sum())
+    return total
 
 
 def _tensors(model: RunningModel, layer: Layer, k: int, projections: Projections) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from tnlib_adapters.checkpoints.projections import Sizes, columns_of_head, read_
 
 _TOKENS = 1024  # of a batch: enough for products at full speed, and many batches of a short text
 _LONGEST = 256  # tokens of a text
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,10 @@ class RunningModel:
     @property
     def longest(self) -> int:
         """The most tokens of one text."""
-        stated = self.row.get(self.model.config.to_dict(), self.row.context) if self.row.context else None
-        return min(_LONGEST, stated or _LONGEST)
+        config, row = self.model.config.to_dict(), self.row
+        stated = row.get(config, row.context) if row.context else None
+        first = row.first_position(config) if callable(row.first_position) else row.first_position
+        return min(_LONGEST, (stated or _LONGEST) - first)
 
     def batches(self, text: str) -> list[Batch]:
         """Return a text as tokens: every line for itself where lines are embedded, windows of it where tokens are.
@@ -110,7 +113,7 @@ class RunningModel:
         batches, start = [], 0
         for end in range(1, len(ids) + 1):
             if end == len(ids) or (end + 1 - start) * len(ids[end]) > _TOKENS:
-                batches.append(_padded(ids[start:end]))
+                batches.append(_padded(ids[start:end], self.tokenizer.pad_token_id or 0))
                 start = end
         return batches
 
@@ -139,13 +142,12 @@ def open_running(folder: str | os.PathLike[str]) -> RunningModel:
     row = find_row(config.to_dict(), path, "calibrate")
     if row.reads != "tokens":
         raise ArgumentError(f"calibrate: IN must be a model of text, got a {row.model_type}; compress it without.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as problem:
+    if not any((Path(folder) / name).is_file() for name in _TOKENIZERS):  # transformers would make one without words
         raise ArgumentError(
-            f"calibrate: IN must hold a tokenizer beside its weights, found none in {path} "
-            f"({type(problem).__name__}); copy it there, text cannot be read without."
-        ) from None
+            f"calibrate: IN must hold a tokenizer beside its weights, found none in {path}; copy it there, text cannot "
+            "be read without."
+        )
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     loader: Any = AutoModelForCausalLM if row.unembed else AutoModel
     model = loader.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval().requires_grad_(False)
     return running(model, tokenizer)
@@ -225,9 +227,9 @@ def _probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Gene
     return (logs.gather(-1, drawn[..., None])[..., 0] * batch.mask).sum()
 
 
-def _padded(ids: Sequence[Sequence[int]]) -> Batch:
+def _padded(ids: Sequence[Sequence[int]], pad: int) -> Batch:
     longest = max(map(len, ids))
-    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in ids])
+    tokens = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in ids])
     mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
     return Batch(tokens, mask)
 

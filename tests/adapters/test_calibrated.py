@@ -1,0 +1,224 @@
+"""Compression by what a text shows, against transformers itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tnlib_adapters  # noqa: E402
+from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from tnlib_adapters.attention.checkpoint import open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibrated import CalibratedHeads, fold_biases  # noqa: E402
+from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
+from tnlib_adapters.compression.statistics import collect, measure_gates  # noqa: E402
+from tnlib_adapters.torch.hooks.local import _install, _tensors, fit_layers  # noqa: E402
+from tnlib_adapters.torch.hooks.running import Batch, observe, open_running  # noqa: E402
+from transformers_models import quiet, random_model  # noqa: E402
+
+from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
+
+NAMES = ("bert", "gpt2_lm", "opt", "roberta")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    quiet()
+    return {
+        name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"calibrated_{name}")) for name in NAMES
+    }
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """As many as show that they help."""
+    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 15)
+
+
+def quietly(*_: object) -> None:
+    pass
+
+
+def first_batch(model) -> Batch:
+    return model.batches(made_up_text(30))[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_the_model(folders, name):
+    """Moving W_Q by W_Q S changes a probe by the sum of q S dq, to second order; so does W_V by y S dy."""
+    model = open_running(folders[name])
+    batch = first_batch(model)
+    with torch.no_grad():
+        out = model(batch)
+    layer, head = 1, 2
+    generator = torch.Generator().manual_seed(0)
+    seen = observe(model, batch, 1, generator)[layer]
+    s = 1e-2 * torch.randn(seen.q.shape[-1], seen.q.shape[-1], generator=torch.Generator().manual_seed(1))
+
+    def probe() -> float:
+        """The same probe as `observe` drew, of the model as it is now."""
+        again = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            now = model(batch).double()
+        if not model.predicts:
+            return float((torch.randn(out.shape, generator=again) * now).sum())
+        drawn = torch.multinomial(out.log_softmax(-1).exp().flatten(0, 1), 1, generator=again).reshape(batch.ids.shape)
+        return float((now.log_softmax(-1).gather(-1, drawn[..., None])[..., 0] * batch.mask).sum())
+
+    module, columns = (getattr(model.layers[layer].projections["q"], part) for part in ("module", "columns"))
+    own = columns[head]
+    by_rows = model.row.stored == "out_in"
+
+    def turned(t):
+        """W_Q and b_Q of one head times 1 + t."""
+        weight, bias = module.weight.detach().clone(), module.bias.detach().clone()
+        if by_rows:
+            weight[own] = weight[own] + t.T @ weight[own]
+        else:
+            weight[:, own] = weight[:, own] + weight[:, own] @ t
+        bias[own] = bias[own] + bias[own] @ t
+        return weight, bias
+
+    old = module.weight.detach().clone(), module.bias.detach().clone()
+    values = []
+    for sign in (1.0, -1.0):
+        weight, bias = turned(sign * s)
+        with torch.no_grad():
+            module.weight.copy_(weight)
+            module.bias.copy_(bias)
+        values.append(probe())
+        with torch.no_grad():
+            module.weight.copy_(old[0])
+            module.bias.copy_(old[1])
+    expected = float(torch.einsum("btd,de,bte->", seen.q[:, :, head], s, seen.dq[0, :, :, head]))
+    size = float(seen.q[:, :, head].norm() * s.norm() * seen.dq[0, :, :, head].norm())
+    assert abs((values[0] - values[1]) / 2 - expected) <= 2e-2 * size
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_biases_fold_without_a_trace(folders, name, tmp_path):
+    """b_K dropped and b_V inside b_O: the model of transformers computes the same."""
+    before, after = open_running(folders[name]), open_running(folders[name])
+    checkpoint = open_checkpoint(folders[name])
+    folded = [fold_biases(checkpoint.projections(k), checkpoint.sizes) for k in range(checkpoint.n_layers)]
+    assert all(not one.biases["k"].any() and not one.biases["v"].any() for one in folded)
+    free = [
+        type(one)(
+            {n: np.zeros(w.shape) for n, w in one.weights.items()},
+            {n: np.zeros(b.shape) for n, b in one.biases.items()},
+        )
+        for one in folded
+    ]
+    for _ in fit_layers(
+        after, after.batches(made_up_text(20)), folded.__getitem__, free.__getitem__, n_steps=1, progress=quietly
+    ):
+        pass
+    batch = first_batch(before)
+    with torch.no_grad():
+        one, two = (m(batch)[batch.valid] if m.predicts else m(batch) for m in (before, after))
+    assert float((one - two).norm() / one.norm()) <= 2e-3  # the refit of W_O of an exact layer moves it by rounding
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
+    texts = made_up_text()
+    checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
+    batches = model.batches(texts)
+    moments = collect(model, batches)
+    gates = measure_gates(model, batches, moments)
+    heads = [
+        CalibratedHeads(checkpoint.projections(k), checkpoint.sizes, moments[k], gates[k])
+        for k in range(checkpoint.n_layers)
+    ]
+    ranks = [3] * checkpoint.sizes.n_heads
+    before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
+    for _ in fit_layers(
+        fitted,
+        batches,
+        lambda k: heads[k].truncated(ranks, ranks),
+        lambda k: heads[k].free(ranks, ranks),
+        n_steps=15,
+        progress=quietly,
+    ):
+        pass
+    for k, layer in enumerate(truncated.layers):
+        _install(layer.block, _tensors(truncated, layer, k, heads[k].truncated(ranks, ranks)))
+    one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))
+    if before.predicts:
+        assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
+    else:
+        assert two["cosine, mean"] > one["cosine, mean"]
+
+
+@pytest.mark.parametrize(("name", "layout"), [("bert", "dense"), *((name, "factored") for name in NAMES)])
+def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_path, without_pictures):
+    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.6, calibrate=text, layout=layout)
+    assert 0.59 <= report.kept <= 0.6
+    assert report.n_after <= 0.6 * report.n_before
+    found = evaluate(folders[name], tmp_path / "out", text).measures()
+    held = {key.removesuffix(", on held-out text"): value for key, value in report.quality.items()}
+    assert held.keys() == found.keys()
+    if layout == "factored":
+        described = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["layers"]
+        counted = sum(
+            int(np.prod(shape)) for layer in described for piece in layer for shape in piece["shapes"].values()
+        ) + sum(len(rows) for layer in described for piece in layer for rows in piece["rows"])
+        assert counted == report.n_after
+
+
+def test_factored_and_dense_are_the_same_model(folders, text, tmp_path, without_pictures):
+    for layout in ("factored", "dense"):
+        tnlib_adapters.compress(folders["bert"], tmp_path / layout, keep=0.5, calibrate=text, layout=layout)
+    found = evaluate(tmp_path / "factored", tmp_path / "dense", text)
+    assert found.cosine is not None
+    assert found.cosine.min() >= 1 - 1e-5
+
+
+def test_everything_kept_is_nothing_changed(folders, text, tmp_path, without_pictures):
+    tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=1.0, calibrate=text)
+    found = evaluate(folders["bert"], tmp_path / "out", text)
+    assert found.cosine is not None
+    assert found.cosine.min() >= 1 - 1e-4
+
+
+def broken(folder: Path, where: Path) -> Path:
+    copied = Path(shutil.copytree(folder, where))
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (copied / file).unlink(missing_ok=True)
+    return copied
+
+
+def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders, text, tmp_path):
+    binary, short = tmp_path / "binary", tmp_path / "short"
+    binary.write_bytes(b"abc\xff\xfe")
+    short.write_text("w1 w2 w3\n")
+    without = broken(folders["bert"], tmp_path / "without")
+    cases = [
+        (folders["bert"], {"calibrate": tmp_path / "none"}, MissingFileError, "must be a text file"),
+        (folders["bert"], {"calibrate": binary}, ArgumentError, "UTF-8, got byte 0xff at position 3"),
+        (folders["bert"], {"calibrate": short}, ArgumentError, "too few"),
+        (folders["bert"], {"calibrate": text, "method": "cp"}, ArgumentError, "works with method 'heads'"),
+        (without, {"calibrate": text}, TnlibError, "tokenizer"),
+    ]
+    for source, arguments, error, words in cases:
+        with pytest.raises(error, match=words):
+            tnlib_adapters.compress(source, tmp_path / "out", keep=0.5, **arguments)
+        assert not (tmp_path / "out").exists()
+
+
+def test_models_that_do_not_belong_together_are_not_compared(folders, text):
+    with pytest.raises(ArgumentError, match="one architecture and size"):
+        evaluate(folders["bert"], folders["gpt2_lm"], text)
