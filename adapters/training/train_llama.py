@@ -1,4 +1,4 @@
-"""Train the built-in Llama: a small language model of Python's documentation.
+"""Train the built-in Llama: a small language model of Python's standard library.
 
     python adapters/training/train_llama.py --seed 1 --out FOLDER
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydoc_text import documents
+from python_text import documents
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCAB, CONTEXT = 1024, 256
 END = "<|endoftext|>"  # after each document
-BATCH, STEPS, WARM_UP = 16, 1500, 50
+BATCH, STEPS, WARM_UP = 16, 1300, 50
 MATRICES, TABLES = 0.015, 0.006  # learning rates at the peak: Muon's, and AdamW's for embeddings and norms
 DECAY = 0.05
 
@@ -45,7 +45,6 @@ def config() -> LlamaConfig:
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=0,
-        pad_token_id=0,
     )
 
 
@@ -96,6 +95,7 @@ def train(tokens: Tensor, seed: int, out: Path) -> LlamaForCausalLM:
     """Train from scratch on random pieces of the tokens; the model so far is saved on the way."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config())
+    model.generation_config.pad_token_id = 0  # only there: the config's would keep the embedding of ends at zero
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             nn.init.zeros_(weight)  # layers begin as the identity
@@ -162,6 +162,7 @@ def without(model: LlamaForCausalLM, layer: int, columns: slice) -> Iterator[Non
             weight.copy_(kept)
 
 
+@torch.no_grad()
 def measure(model: LlamaForCausalLM, known: Tensor, held_out: Tensor, n_bytes: int) -> None:
     """Print bits per byte of the held-out text, and what they rise to without parts of the attention."""
     per_byte = (len(held_out) - 1) / n_bytes / math.log(2)
@@ -171,6 +172,13 @@ def measure(model: LlamaForCausalLM, known: Tensor, held_out: Tensor, n_bytes: i
     print(f"counts of one token {one:.3f}, of two {two:.3f}, the model {each.mean() * per_byte:.3f}")
     seen = losses(model, known[: len(held_out)])
     print(f"perplexity of a token {each.mean().exp():.2f}, on text trained on {seen.mean().exp():.2f}")
+
+    windows = held_out[: len(held_out) // CONTEXT * CONTEXT].unflatten(0, (-1, CONTEXT))
+    logits = torch.cat([model(rows).logits for rows in windows[:, :-1].split(BATCH)])
+    at = functional.cross_entropy(logits.mT, windows[:, 1:], reduction="none").mean(0)
+    print("\nnats of a token by how many stand before it")
+    for low, high in ((1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64), (64, 128), (128, CONTEXT)):
+        print(f"{low:3d} to {high - 1:3d}   {at[low - 1 : high - 1].mean():.3f}")
 
     sample, d_head = held_out[:8193], model.config.head_dim
     heads = range(model.config.num_attention_heads)
