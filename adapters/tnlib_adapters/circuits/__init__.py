@@ -17,6 +17,12 @@ _HOME = {
     "stream_by_order": "tnlib_adapters.circuits.paths",
     "path_losses": "tnlib_adapters.circuits.path_losses",
     "PathLosses": "tnlib_adapters.circuits.path_losses",
+    "StreamParts": "tnlib_adapters.circuits.parts",
+    "split_stream": "tnlib_adapters.circuits.parts",
+    "OpenLayer": "tnlib_adapters.circuits.open_layer",
+    "pair_effects": "tnlib_adapters.circuits.open_layer",
+    "TenTerms": "tnlib_adapters.circuits.two_layers",
+    "ten_terms": "tnlib_adapters.circuits.two_layers",
     "heat_map": "tnlib_adapters.circuits.pictures",
 }
 

@@ -1,4 +1,4 @@
-"""Streams through frozen layers sorted by how many heads they went through: the recursion behind all sums over paths."""
+"""Streams through frozen layers by the count of heads they went through: the recursion behind all sums over paths."""
 
 from __future__ import annotations
 

@@ -252,7 +252,9 @@ def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = Non
     """
     layers, x = path_arguments("stream_by_order", stack, x)
     m = longest_order("stream_by_order", max_order, len(layers))
-    return padded(list(forward_by_order(layers, x, m))[-1][None], m)[0]
+    last = list(forward_by_order(layers, x, m))[-1]
+    out: Array = padded(last[None], m)[0]
+    return out
 
 
 def _after(one: Any, right: Any) -> Any:
@@ -261,7 +263,8 @@ def _after(one: Any, right: Any) -> Any:
         return LowRank(one.left, one.right @ right)
     if isinstance(right, LowRank) and not isinstance(one, LowRank):
         return LowRank(one @ right.left, right.right)
-    return one @ right
+    out: Array | LowRank = one @ right
+    return out
 
 
 def _first(found: PathContributions) -> PathContributions:
