@@ -1,4 +1,7 @@
-"""What `tnlib compress` wrote, loaded by transformers: equal to the dense layout, which needs nothing of ours."""
+"""What `tnlib compress` wrote, loaded by transformers: equal to the dense layout, which needs nothing of ours.
+
+How factored layers compute without being multiplied out is the matter of test_modules.py and test_reload.py.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,11 @@ def load(folder: Path, cls: str, **options: Any) -> Any:
     return model.eval()
 
 
+def load_dense(folder: Path, cls: str, **options: Any) -> Any:
+    """Load factors and multiply them out."""
+    return load(folder, cls, **options).dequantize().eval()
+
+
 def output(model: Any) -> np.ndarray:
     tokens = torch.arange(1, 19).reshape(2, 9)
     with torch.no_grad():
@@ -85,7 +93,7 @@ CASES = [(model, cls, method) for model, classes in CLASSES.items() for cls in c
 
 @pytest.mark.parametrize(("model", "cls", "method"), CASES)
 def test_factored_and_dense_folders_load_to_the_same_model(model: str, cls: str, method: str, folders: Folders) -> None:
-    ours, theirs = (load(folders(model, method, layout), cls) for layout in ("factored", "dense"))
+    ours, theirs = load_dense(folders(model, method), cls), load(folders(model, method, "dense"), cls)
     assert type(ours) is type(theirs)
     assert_same_state(state(ours), state(theirs), 2e-6)
     np.testing.assert_allclose(output(ours), output(theirs), atol=2e-5)
@@ -99,7 +107,7 @@ def test_factored_and_dense_folders_load_to_the_same_model(model: str, cls: str,
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", ["bert_masked", "gpt2_lm"])
 def test_weights_and_biases_are_those_of_open_checkpoint(model: str, method: str, folders: Folders) -> None:
-    loaded = load(folders(model, method), CLASSES[model][-1]).base_model
+    loaded = load_dense(folders(model, method), CLASSES[model][-1]).base_model
     checkpoint = open_checkpoint(folders(model, method))
     for layer in range(checkpoint.n_layers):
         theirs, attention = checkpoint.projections(layer), _attention(loaded, layer)
@@ -168,10 +176,10 @@ def test_what_was_not_tied_stays_apart(folders: Folders) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", ["bert_masked", "gpt2_lm"])
-def test_saved_again_it_is_an_ordinary_model(model: str, method: str, folders: Folders, tmp_path: Path) -> None:
+def test_multiplied_out_and_saved_it_is_an_ordinary_model(model: str, method: str, folders: Folders, tmp_path: Path) -> None:
     cls = "GPT2LMHeadModel" if model == "gpt2_lm" else "BertForMaskedLM"
     untouched = digest(folders(model, method))
-    loaded = load(folders(model, method), cls)
+    loaded = load_dense(folders(model, method), cls)
     loaded.save_pretrained(tmp_path / "again")
     assert "quantization_config" not in json.loads((tmp_path / "again" / "config.json").read_text())
     again = load(tmp_path / "again", cls)
@@ -199,7 +207,7 @@ def test_gradients_reach_every_parameter(model: str, method: str, folders: Folde
 @pytest.mark.parametrize("model", ["bert", "gpt2_lm"])
 def test_loaded_in_half_precision(model: str, method: str, folders: Folders) -> None:
     cls = CLASSES[model][1]
-    half = load(folders(model, method), cls, dtype=torch.bfloat16)
+    half = load_dense(folders(model, method), cls, dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
     # factors are rounded first and multiplied then, so several roundings of 2**-9 add up
     assert_same_state(state(half), state(load(folders(model, method, "dense"), cls)), 16 * 2.0**-9)
@@ -216,6 +224,7 @@ def test_sources_in_half_precision(
     model.save_pretrained(tmp_path / "in")
     compress(tmp_path / "in", tmp_path / "out", keep=0.5, method="matrix", layout=layout)
     loaded = load(tmp_path / "out", cls)
+    loaded = loaded.dequantize() if layout == "factored" else loaded
     assert {str(p.dtype) for p in loaded.parameters()} == {f"torch.{dtype}"}
     step = 2.0**-11 if dtype == "float16" else 2.0**-8
     assert_same_state(state(loaded), state(load(folders(name, "matrix", "dense"), cls)), 40 * step)

@@ -211,7 +211,7 @@ def _heads(piece: Piece, sizes: Sizes) -> Projections:
     if len(piece.ranks) != sizes.n_heads or max(piece.ranks) > sizes.d_head:
         raise ValueError(f"ranks {piece.ranks} for {sizes.n_heads} heads of {sizes.d_head}")
     first, second = list(piece.of)
-    into = _slots(piece.ranks, sizes.d_head)
+    into = slots(piece.ranks, sizes.d_head)
     left = np.zeros((len(piece.arrays["left"]), sizes.d_model))
     right = np.zeros((sizes.d_model, piece.arrays["right"].shape[1]))
     left[:, into] = piece.arrays["left"]
@@ -247,10 +247,10 @@ def _pivoted(piece: Piece, sizes: Sizes) -> Projections:
     return Projections(found.weights, biases | ({"o": piece.arrays["bias"]} if "bias" in piece.arrays else {}))
 
 
-def _slots(ranks: Sequence[int], d_head: int) -> list[int]:
+def slots(ranks: Sequence[int], d_head: int) -> list[int]:
     """Return the inner dimensions that heads of these ranks fill: the first ones of each head.
 
-    >>> _slots([1, 2], d_head=4)
+    >>> slots([1, 2], d_head=4)
     [0, 4, 5]
     """
     return [head * d_head + column for head, rank in enumerate(ranks) for column in range(rank)]

@@ -9,6 +9,8 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from None
 
+from tnlib_adapters.torch.modules import FactoredLinear, LowRankLinear, TTLinear
+from tnlib_adapters.torch.multilinear import CPLinear, TuckerLinear
 from tnlib_adapters.torch.reload import TnlibConfig, TnlibQuantizer
 
-__all__ = ["TnlibConfig", "TnlibQuantizer"]
+__all__ = ["CPLinear", "FactoredLinear", "LowRankLinear", "TTLinear", "TnlibConfig", "TnlibQuantizer", "TuckerLinear"]

@@ -1,27 +1,29 @@
 """`AutoModel.from_pretrained` on a folder that `tnlib compress` wrote, through transformers' own registration.
 
 transformers hands a checkpoint whose config names a quantization method to the quantizer registered for it, once
-before the weights are loaded and once after. Here the first call puts parameters of the factors' shapes in the
-place of the attention's weights, so that loading finds a home for every tensor; the second multiplies them out
-into the modules that the model had. What comes out is an ordinary dense model.
+before the weights are loaded and once after. Here the first call puts layers that hold factors in the place of the
+attention's projections. The factors are parameters of one module below the attention, under the names they have in
+the files, so that loading finds a home for every tensor and `save_pretrained` writes the same again.
+`model.dequantize()` makes an ordinary dense model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from tnlib import FileFormatError
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES, Architecture
-from tnlib_adapters.checkpoints.factored import KEY, METHOD, Piece, descriptions, expand, held_biases
-from tnlib_adapters.checkpoints.projections import Projections, Sizes, put_together, read_sizes
+from tnlib_adapters.checkpoints.factored import KEY, METHOD, descriptions, held_biases
+from tnlib_adapters.checkpoints.projections import Sizes, read_sizes
+from tnlib_adapters.torch.layers import LayerFactors, SideBySide, build
+from tnlib_adapters.torch.modules import FactoredLinear
 
 
 @register_quantization_config(METHOD)
@@ -35,70 +37,44 @@ class TnlibConfig(QuantizationConfigMixin):
         self.layers = layers
 
 
-class _Factors(nn.Module):
-    """Homes for the factors of one layer while weights are loaded."""
-
-    def __init__(self, described: list[dict[str, Any]], like: torch.Tensor) -> None:
-        super().__init__()
-        for piece in described:
-            for part, shape in piece["shapes"].items():
-                empty = torch.empty(shape, dtype=like.dtype, device=like.device)
-                self.register_parameter(f"{piece['of']}_{part}", nn.Parameter(empty, requires_grad=False))
-
-
-class _Bias(nn.Module):
-    """A home for the bias of a projection whose weight is stored as factors."""
-
-    def __init__(self, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.bias: nn.Parameter | None
-        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
-
-
-class _SetAside(NamedTuple):
-    attention: nn.Module
-    modules: dict[str, Any]  # name below the attention module -> what stood there
-
-
 @register_quantizer(METHOD)
 class TnlibQuantizer(HfQuantizer):
-    """Loads factors and multiplies them out."""
+    """Puts layers that hold factors in the place of those that held weights."""
 
     requires_calibration = False
     quantization_config: TnlibConfig
 
-    def __init__(self, quantization_config: TnlibConfig, **kwargs: Any) -> None:
-        super().__init__(quantization_config, **kwargs)
-        self._set_aside: list[_SetAside] = []
-
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
-        row, sizes = _row_and_sizes(model.config)
-        for layer, described in enumerate(_described(self.quantization_config)):
-            attention = _find(model, row.attention.format(layer=layer))
-            weights = "".join(piece["of"] for piece in described)
-            biases = "".join(held_biases(piece, sizes.d_model) for piece in described)
-            modules: dict[str, Any] = {}
-            for name, held in row.projections.items():
-                if set(held) <= set(weights):
-                    module: Any = attention.get_submodule(name)
-                    modules[name] = module
-                    _set_module(attention, name, _Bias(None if set(held) <= set(biases) else module.bias))
-            like = next(iter(modules.values())).weight
-            attention.add_module(METHOD, _Factors(described, like))
+        for layer in _layers(model, self.quantization_config):
+            modules = layer.projections()
+            originals = {name: cast(Any, layer.attention.get_submodule(name)) for name in modules}
+            home = LayerFactors(layer.described, next(iter(originals.values())).weight)
+            layer.attention.add_module(METHOD, home)
+            for name, held in modules.items():
+                made = build(layer.described, held, home, layer.sizes, layer.row.fused)
+                if not layer.holds_bias_of(held):
+                    made.bias = originals[name].bias
+                _set_module(layer.attention, name, made)
             # nothing is missing, whatever an architecture's own initialisation looks for in this module
-            attention._is_hf_initialized = True  # type: ignore[assignment]
-            self._set_aside.append(_SetAside(attention, modules))
+            layer.attention._is_hf_initialized = True  # type: ignore[assignment]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-        row, sizes = _row_and_sizes(model.config)
-        layers = _described(self.quantization_config)
-        for layer, (described, aside) in enumerate(zip(layers, self._set_aside, strict=True)):
-            factors = aside.attention.get_submodule(METHOD)
-            found = expand([_piece(one, factors) for one in described], sizes)
-            _restore(row, sizes, layer, found, aside)
-            delattr(aside.attention, METHOD)
-        self._set_aside.clear()
-        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]  # the model is dense now and is saved as such
+        for module in model.modules():
+            if isinstance(module, FactoredLinear):
+                module.settle()
+        model.is_quantized = False  # type: ignore[assignment]  # all are ordinary numbers: any dtype, any training
+        return model
+
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        """Multiply all factors out: what `model.dequantize()` calls."""
+        for layer in _layers(model, self.quantization_config):
+            for name, held in layer.projections().items():
+                factored = cast(FactoredLinear | SideBySide, layer.attention.get_submodule(name))
+                dense = factored.to_dense()
+                if dense.bias is None and layer.holds_bias_of(held):  # the factors say it is zero
+                    dense.bias = nn.Parameter(dense.weight.new_zeros(dense.out_features))
+                _set_module(layer.attention, name, dense if layer.row.stored == "out_in" else _conv1d(dense))
+            delattr(layer.attention, METHOD)
         return model
 
     def is_serializable(self, *_: Any) -> bool:
@@ -109,6 +85,37 @@ class TnlibQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Say that what was loaded can be trained."""
         return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Say that what was loaded can be compiled."""
+        return True
+
+
+class _Layer(NamedTuple):
+    """One layer of a model and how its attention is stored."""
+
+    attention: nn.Module
+    described: list[dict[str, Any]]
+    row: Architecture
+    sizes: Sizes
+
+    def projections(self) -> dict[str, str]:
+        """Return the modules below the attention of which all projections are factored -> these projections."""
+        weights = "".join(piece["of"] for piece in self.described)
+        return {name: held for name, held in self.row.projections.items() if set(held) <= set(weights)}
+
+    def holds_bias_of(self, held: str) -> bool:
+        """Whether the biases of these projections are in the factors."""
+        return set(held) <= set("".join(held_biases(piece, self.sizes.d_model) for piece in self.described))
+
+
+def _layers(model: nn.Module, config: TnlibConfig) -> list[_Layer]:
+    row, sizes = _row_and_sizes(model.config)
+    return [
+        _Layer(_find(model, row.attention.format(layer=layer)), described, row, sizes)
+        for layer, described in enumerate(_described(config))
+    ]
 
 
 def _row_and_sizes(config: Any) -> tuple[Architecture, Sizes]:
@@ -138,28 +145,10 @@ def _set_module(root: nn.Module, name: str, module: nn.Module) -> None:
     setattr(root.get_submodule(parent), leaf, module)
 
 
-def _piece(described: Mapping[str, Any], factors: nn.Module) -> Piece:
-    arrays = {
-        part: factors.get_parameter(f"{described['of']}_{part}").detach().to("cpu", torch.float64).numpy()
-        for part in described["shapes"]
-    }
-    return Piece.read(described, arrays)
-
-
-def _restore(row: Architecture, sizes: Sizes, layer: int, found: Projections, aside: _SetAside) -> None:
-    """Put the modules back with multiplied-out weights, and biases from wherever they were stored."""
-    base = row.attention.format(layer=layer)
-    tensors = put_together(row, sizes, "", layer, found)
-    like = next(aside.attention.get_submodule(METHOD).parameters())
-    for name, module in aside.modules.items():
-        bias = cast(_Bias, aside.attention.get_submodule(name)).bias
-        module.weight = _parameter(tensors[f"{base}.{name}.weight"], like)
-        if f"{base}.{name}.bias" in tensors:
-            module.bias = _parameter(tensors[f"{base}.{name}.bias"], like)
-        elif bias is not None:
-            module.bias = nn.Parameter(bias.detach())
-        _set_module(aside.attention, name, module)
-
-
-def _parameter(values: np.ndarray[Any, Any], like: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype))
+def _conv1d(linear: nn.Linear) -> Conv1D:
+    """Return the layer of GPT-2 that stores its weight as (in, out)."""
+    found = Conv1D(0, 0)  # type: ignore[no-untyped-call]
+    found.nf, found.nx = linear.out_features, linear.in_features
+    found.weight = nn.Parameter(linear.weight.detach().T.contiguous())
+    found.bias = linear.bias
+    return found
