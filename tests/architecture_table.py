@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import transformers
 import transformers_models as models
-from tnlib_adapters import Attention, Checkpoint, fold, open_checkpoint, rotate, save_checkpoint
+from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.forward.model import run
 
 from tnlib import ArgumentError
@@ -130,6 +130,11 @@ def reloaded(case: Case, checkpoint: Checkpoint, turn: np.ndarray | None = None)
     return off(ran.hidden, case.ran.hidden if turn is None else case.ran.hidden @ turn)
 
 
+def gauge(case: Case) -> Cell:
+    """The same with the gauge of every head fixed, and heads in their own order."""
+    return reloaded(case, fix_gauge(case.checkpoint))
+
+
 MEASURES: Mapping[str, Callable[[Case], Cell]] = {
     "scores": scores,
     "forms": forms,
@@ -138,6 +143,7 @@ MEASURES: Mapping[str, Callable[[Case], Cell]] = {
     "forward": forward,
     "folded": folded,
     "rotated": rotated,
+    "gauge": gauge,
 }
 
 
@@ -191,6 +197,7 @@ cell is the largest error over layers and heads relative to the largest entry, i
 - **forward**: logits, or hidden states, of `tnlib_adapters.forward.model.run`
 - **folded**: the same of transformers, from a folder that holds the model with its norms and value biases folded
 - **rotated**: the same with the residual stream in another basis
+- **gauge**: the same of the model as it came, the gauge and the order of its heads fixed
 """
 
 NOTES = """
@@ -209,6 +216,10 @@ What to know:
 - A stream cannot be rotated where norms single out coordinates and stay: those of the stream itself (BERT, OPT with
   norms behind, BLOOM's of the embeddings), those of what is written (Gemma 2), and a final one that no known weight
   reads; nor where parts of the model read the stream that are not known, such as poolers.
+- `fix_gauge` leaves one model of all that differ by the gauges and the order of their heads. Rotary embeddings let
+  queries see a key bias, so it stays, save on columns that do not turn; so it does under a soft cap. Under ALiBi heads
+  keep their places. Queries and keys that are normalised leave signs and quarter turns of planes, whole turns where the
+  two weights of a plane are equal, and what their two norms share.
 - `head(layer, head)` of a checkpoint reads one head alone.
 - Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
   It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.

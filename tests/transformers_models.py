@@ -66,6 +66,20 @@ def inputs(model: Any, n_tokens: int = 9) -> np.ndarray:
     return rng.integers(2, model.config.vocab_size, size=(2, n_tokens))  # 1 is the padding of RoBERTa
 
 
+def outputs(model: Any, x: np.ndarray) -> np.ndarray:
+    """The logits of a model, or its last hidden state where it ends in that."""
+    with torch.no_grad():
+        got = model(torch.from_numpy(x))
+    found: np.ndarray = (got.logits if "logits" in got else got.last_hidden_state).numpy()
+    return found
+
+
+def loaded_like(model: Any, folder: Path) -> Any:
+    """The model of a folder, in the class, precision and kind of attention of another one."""
+    kind = model.config._attn_implementation
+    return type(model).from_pretrained(folder, dtype=model.dtype, attn_implementation=kind).eval()
+
+
 def trained_model(folder: Path) -> Any:
     return BertModel.from_pretrained(folder, attn_implementation="eager").eval()
 

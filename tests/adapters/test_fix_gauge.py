@@ -381,24 +381,9 @@ def names() -> list[str]:
     return sorted(MODELS)
 
 
-def outputs(model: Any, x: np.ndarray) -> np.ndarray:
-    """The last hidden state or the logits that transformers computes."""
-    import torch
-
-    with torch.no_grad():
-        got = model(torch.from_numpy(x))
-    found: np.ndarray = (got.logits if "logits" in got else got.last_hidden_state).numpy()
-    return found
-
-
-def loaded(like: Any, folder: Path) -> Any:
-    attention = like.config._attn_implementation
-    return type(like).from_pretrained(folder, dtype=like.dtype, attn_implementation=attention).eval()
-
-
 @pytest.mark.parametrize("name", names())
 def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
-    from transformers_models import inputs
+    from transformers_models import inputs, loaded_like, outputs
 
     model = copy.deepcopy(saved(name)[0]).double()
     model.save_pretrained(tmp_path / "model")
@@ -413,14 +398,16 @@ def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, sav
     assert_close(run(other, x).hidden, run(checkpoint, x).hidden, factor=1e6)
     save_checkpoint(fixed, tmp_path / "fixed")
     want = outputs(model, x)
-    assert oracles.norm(outputs(loaded(model, tmp_path / "fixed"), x) - want) <= SINGLE * oracles.norm(want)
+    assert oracles.norm(outputs(loaded_like(model, tmp_path / "fixed"), x) - want) <= SINGLE * oracles.norm(want)
 
 
 def test_a_trained_model_in_single_precision(saved: Any, tmp_path: Path) -> None:
+    from transformers_models import loaded_like, outputs
+
     model, folder = saved("minilm")
     save_checkpoint(fix_gauge(open_checkpoint(folder)), tmp_path / "fixed")
     x = np.arange(2, 20).reshape(2, 9)
-    assert_close(outputs(loaded(model, tmp_path / "fixed"), x), outputs(model, x), np.float32, 200)
+    assert_close(outputs(loaded_like(model, tmp_path / "fixed"), x), outputs(model, x), np.float32, 200)
 
 
 def test_the_built_in_model(tmp_path: Path) -> None:
