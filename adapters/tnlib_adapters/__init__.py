@@ -31,6 +31,8 @@ _HOME = {
     "compare_formats": "tnlib_adapters.attention.format_table",
     "compress": "tnlib_adapters.compression.compress",
     "compare": "tnlib_adapters.compression.compare",
+    "evaluate": "tnlib_adapters.compression.evaluate",
+    "Evaluation": "tnlib_adapters.compression.evaluate",
     "builtin_path": "tnlib_adapters.data.builtin",
 }
 

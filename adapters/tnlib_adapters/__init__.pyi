@@ -21,6 +21,8 @@ from tnlib_adapters.attention.rotation import rotate as rotate
 from tnlib_adapters.attention.stacks import View as View
 from tnlib_adapters.compression.compare import compare as compare
 from tnlib_adapters.compression.compress import compress as compress
+from tnlib_adapters.compression.evaluate import Evaluation as Evaluation
+from tnlib_adapters.compression.evaluate import evaluate as evaluate
 from tnlib_adapters.data.builtin import builtin_path as builtin_path
 
 __all__: list[str]

@@ -169,8 +169,9 @@ def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_p
     assert 0.59 <= report.kept <= 0.6
     assert report.n_after <= 0.6 * report.n_before
     found = evaluate(folders[name], tmp_path / "out", text).measures()
-    held = {key.removesuffix(", on held-out text"): value for key, value in report.quality.items()}
-    assert held.keys() == found.keys()
+    held = {key.removesuffix(", on held-out text") for key in report.quality if key.endswith("held-out text")}
+    assert held == found.keys()
+    assert sum(key.endswith("predicted without the fit") for key in report.quality) == 1
     if layout == "factored":
         described = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["layers"]
         counted = sum(
@@ -222,3 +223,25 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
 def test_models_that_do_not_belong_together_are_not_compared(folders, text):
     with pytest.raises(ArgumentError, match="one architecture and size"):
         evaluate(folders["bert"], folders["gpt2_lm"], text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gates_predict_what_dropping_a_little_costs(folders, name):
+    """A gate turned down a little on one component: half the mean squared slope, times the square of the turn."""
+    text = made_up_text(60)
+    checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
+    batches = before.batches(text)
+    moments = collect(before, batches)
+    gates = measure_gates(before, batches, moments)
+    turn, layer, sizes = 0.05, 1, checkpoint.sizes
+    full = [sizes.d_head] * sizes.n_heads
+    heads = CalibratedHeads(checkpoint.projections(layer), sizes, moments[layer], gates[layer])
+    dense = heads.truncated(full, full)
+    costs = np.sort(gates[layer]["vo"], axis=1)[:, ::-1]
+    head = int(np.argmax(costs[:, 0]))  # the component that matters most, well clear of rounding
+    dense.weights["v"][:, head * sizes.d_head] *= 1 - turn
+    _install(after.layers[layer].block, _tensors(after, after.layers[layer], layer, dense))
+    found = evaluate_running(before, after, text)
+    measured = found.divergence if found.cosine is None else float(np.mean(1 - found.cosine.astype(np.float64)))
+    predicted = costs[head, 0] * turn**2 / 2
+    assert predicted / 2 <= measured <= 2 * predicted  # two probes a text, and second order in the turn

@@ -101,7 +101,7 @@ def compress(
         written = open_checkpoint(partial)
         report = _report(checkpoint, written, plan, keep, layout, progress, started)
         if text is not None:
-            report.quality.update(_quality_on(text[1], source, partial, progress))
+            report.quality.update(_quality_on(text[1], source, partial, plan.lost, progress))
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
@@ -115,15 +115,20 @@ def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:
     return hold_out(read_text("compress", "calibrate", path))
 
 
-def _quality_on(text: str, before: str | os.PathLike[str], after: Path, progress: Progress) -> dict[str, float]:
-    """Return how far the two checkpoints lie apart on a text, {} where it is too short."""
+def _quality_on(
+    text: str, before: str | os.PathLike[str], after: Path, lost: float, progress: Progress
+) -> dict[str, float]:
+    """Return how far the two checkpoints lie apart on a text, {} where it is too short, and what was predicted."""
     from tnlib_adapters.compression.evaluate import evaluate_running
     from tnlib_adapters.torch.hooks.running import open_running
 
     if not text:
         return {}
     found = evaluate_running(open_running(before), open_running(after), text, progress)
-    return {f"{name}, on held-out text": value for name, value in found.measures().items()}
+    measured = {f"{name}, on held-out text": value for name, value in found.measures().items()}
+    if found.cosine is None:
+        return measured | {"divergence, predicted without the fit": lost / 2}
+    return measured | {"cosine, predicted without the fit": 1 - lost / 2}
 
 
 def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:

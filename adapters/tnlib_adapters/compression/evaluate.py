@@ -30,6 +30,13 @@ class Evaluation:
     perplexity_before, perplexity_after, divergence
         For models that predict: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
         predictions in nats a token.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tnlib_adapters import Evaluation
+    >>> Evaluation(n_texts=2, n_tokens=9, cosine=np.array([1.0, 0.5])).measures()["cosine, mean"]
+    0.75
     """
 
     n_texts: int

@@ -35,12 +35,15 @@ class Plan:
         Numbers in the attention's weights and biases as they came.
     layer_numbers
         Numbers that each layer stores now, every factor and every bias that stays counted.
+    lost
+        The sum of the errors by which the budget was shared out, in the unit of the method.
     """
 
     method: str
     layers: Sequence[Sequence[Piece]]
     n_before: int
     layer_numbers: Sequence[int]
+    lost: float = 0.0
 
     @property
     def n_after(self) -> int:
@@ -93,7 +96,7 @@ class Factorisation:
             layer.fixed + sum(piece.n_parameters for piece in pieces)
             for layer, pieces in zip(self.layers, layers, strict=True)
         ]
-        return Plan(self.method, layers, self.n_before, numbers)
+        return Plan(self.method, layers, self.n_before, numbers, lost)
 
     def _pieces(self, choice: list[int], progress: Progress) -> list[list[Piece]]:
         pieces, start = [], 0

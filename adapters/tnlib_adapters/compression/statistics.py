@@ -45,7 +45,11 @@ def _second_moments(x: Array) -> Array:
 def measure_gates(
     model: RunningModel, batches: Sequence[Batch], moments: Sequence[Moments], progress: Progress = quiet
 ) -> list[dict[str, Array]]:
-    """Return for every layer and kind, (heads, d_head): the mean square of the derivative by each component's gate."""
+    """Return for every layer and kind, (heads, d_head): the mean square of the derivative by each component's gate.
+
+    The mean is over texts and probes, for models that predict over tokens. Half of it is, to lowest order, what dropping
+    the component takes from the cosine of the embeddings, or adds to the divergence of the predictions.
+    """
     import torch
 
     from tnlib_adapters.torch.hooks.running import observe
@@ -63,6 +67,6 @@ def measure_gates(
                 on_right = np.moveaxis(p.numpy(), 3, 1) @ right  # p h b t [d] c
                 slopes = np.sum(on_left * on_right, axis=3)  # p h b [t] c
                 gates[kind] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 2))
-        count += _PROBES * len(batch.ids)
+        count += _PROBES * (batch.n_tokens if model.predicts else len(batch.ids))
     progress("measuring gates", len(batches), len(batches))
     return [{kind: total / count for kind, total in layer.items()} for layer in sums]

@@ -1,0 +1,75 @@
+"""English sentences found on this machine: of Python's documentation, and of the system's manuals where it has any."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+
+def sentences(kind: str, count: int, seed: int = 0) -> list[str]:
+    """Return sentences of one of `KINDS`, 40 to 200 characters long, drawn at random; fewer where there are fewer."""
+    found = sorted({sentence for text in KINDS[kind]() for sentence in _split(text)})
+    return [found[k] for k in np.random.default_rng(seed).permutation(len(found))[:count]]
+
+
+def _docstrings() -> Iterator[str]:
+    """Yield the docstrings of Python's standard library, tests left out."""
+    library = Path(os.__file__).parent
+    for file in sorted(library.rglob("*.py")):
+        below = file.relative_to(library).parts[:-1]
+        if {"site-packages", "idlelib"} & set(below) or any(part.startswith("test") for part in below):
+            continue
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):  # samples of what is wrong
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.get_docstring(node) or ""
+
+
+def _reference() -> Iterator[str]:
+    """Yield the chapters of the language reference that help() shows."""
+    from pydoc_data.topics import topics
+
+    yield from topics.values()
+
+
+def _manuals() -> Iterator[str]:
+    """Yield the manuals in the info format."""
+    for file in sorted(Path("/usr/share/info").glob("*.gz")):
+        yield gzip.decompress(file.read_bytes()).decode("utf-8", "ignore")
+
+
+def _package_notes() -> Iterator[str]:
+    """Yield what packages of the system say of themselves: readme files, changes, licences."""
+    for file in sorted(Path("/usr/share/doc").rglob("*")):
+        if file.is_file() and file.suffix in ("", ".txt", ".gz") and file.stat().st_size < 2_000_000:
+            try:
+                raw = file.read_bytes()
+                yield (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
+            except (UnicodeDecodeError, gzip.BadGzipFile, EOFError):
+                continue
+
+
+KINDS: dict[str, Callable[[], Iterator[str]]] = {
+    "docstrings": _docstrings,
+    "reference": _reference,
+    "manuals": _manuals,
+    "package notes": _package_notes,
+}
+
+
+def _split(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text):
+        line = " ".join(paragraph.split())
+        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z\"'`(])", line):
+            prose = sum(c.isalpha() or c == " " for c in sentence)
+            if 40 <= len(sentence) <= 200 and sentence[0].isupper() and prose > 0.85 * len(sentence):
+                yield sentence
