@@ -46,14 +46,15 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
     Returns
     -------
     Attention or Checkpoint
-        The same function of the stream, in the precision that came. Per key head, W_V balanced with all W_O that read
-        it, and W_K with all W_Q: columns orthogonal, of equal lengths on both sides, descending; under rotary
-        embeddings so only where columns do not turn, and plane by plane elsewhere. Biases go along as one more row.
-        Signs are fixed on keys and values. The key bias is zero where it does not turn and there is no soft cap; the
-        value bias is zero where there is an output bias. Heads come in the order of the norm of W_O, then of W_Q, the
-        largest first, groups that share a key head before the heads within them; under ALiBi, whose slopes belong to
-        their places, they stay. Under a norm of queries and keys only its weights, signs and quarter turns are free,
-        whole turns of planes whose weights are equal, and the order of heads.
+        The same function of the stream, in the precision that came, where rows of patterns sum to one. Per key head,
+        W_V is balanced with all W_O that read it, and W_K with all W_Q: columns orthogonal, of equal lengths on both
+        sides, descending, those beyond the rank zero; under rotary embeddings so only where columns do not turn, and
+        plane by plane elsewhere. Biases go along as one more row; signs are fixed on keys and values. The key bias is
+        zero where it does not turn and there is no soft cap, the value bias where there is an output bias. Heads come
+        in the order of the norm of W_O, then of W_Q, the largest first, groups that share a key head before the heads
+        within them; under ALiBi, whose slopes belong to their places, they stay. Under a norm of queries and keys only
+        signs and quarter turns of planes are free, whole turns where the two weights of a plane are equal, and lengths
+        of these weights against each other.
 
     Raises
     ------
@@ -88,11 +89,13 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
             "fix_gauge: attention must hold its weights as they came, got a checkpoint that is stored as factors; "
             "fix the gauge first, then compress."
         )
-    changes: dict[str, Callable[[], Array]] = {}
-    for layer in range(attention.n_layers):
-        # tensors of one layer are mostly read one after the other, and each needs all of them
-        compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, attention, layer))
-        changes |= {name: functools.partial(_one, compute, name) for name in _names(attention, layer)}
+    # tensors of one layer are mostly read one after the other, and each needs all of them
+    compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, attention))
+    changes: dict[str, Callable[[], Array]] = {
+        name: functools.partial(_one, compute, layer, name)
+        for layer in range(attention.n_layers)
+        for name in _names(attention, layer)
+    }
     return with_tensors(attention, changes)
 
 
@@ -151,14 +154,14 @@ def _fix_heads(layer: Attention, function: str) -> Attention:
 def _fix_queries_and_keys(layer: Attention) -> Attention:
     columns, group = Columns.of(layer.rotary, layer.d_head), layer.n_heads // layer.kv_heads
     q, k = _with_bias(layer.W_Q, layer.b_Q), _with_bias(layer.W_K, layer.b_K)  # h d~ dh, kv d~ dh
-    q_known, k_known = np.result_type(layer.W_Q, layer.W_K), layer.W_K.dtype
+    known = _coarser(layer.W_Q, layer.W_K)
     norm = layer.head_norm
     unseen = columns.still if layer.softcap is None and norm is None else columns.still[:0]
     k[:, -1, unseen] = 0
     if norm is not None:
-        q, k, norm = fix_normed(q, k, norm, columns, q_known)
+        q, k, norm = fix_normed(q, k, norm, columns, known)
     else:
-        pairs = [fix_scores(*_stacked(q, k, g, group), columns, q_known) for g in range(layer.kv_heads)]
+        pairs = [fix_scores(*_stacked(q, k, g, group), columns, known) for g in range(layer.kv_heads)]
         q = np.concatenate([queries.reshape(group, *q.shape[1:]) for queries, _ in pairs])
         k = np.stack([key for _, key in pairs])
     k[:, -1, unseen] = 0  # and no roundoff in it
@@ -166,7 +169,7 @@ def _fix_queries_and_keys(layer: Attention) -> Attention:
         layer,
         W_Q=q[:, :-1].astype(layer.W_Q.dtype),
         b_Q=None if layer.b_Q is None else q[:, -1].astype(layer.b_Q.dtype),
-        W_K=k[:, :-1].astype(k_known),
+        W_K=k[:, :-1].astype(layer.W_K.dtype),
         b_K=None if layer.b_K is None else k[:, -1].astype(layer.b_K.dtype),
         head_norm=norm,
     )
@@ -182,7 +185,7 @@ def _stacked(q: Array, k: Array, key: int, group: int) -> tuple[Array, Array]:
 
 def _fix_values(layer: Attention) -> Attention:
     v, o = _with_bias(layer.W_V, layer.b_V), layer.W_O.astype(np.float64)  # kv d~ dh, h dh d
-    group, known, b_o = layer.n_heads // layer.kv_heads, np.result_type(layer.W_V, layer.W_O), layer.b_O
+    group, known, b_o = layer.n_heads // layer.kv_heads, _coarser(layer.W_V, layer.W_O), layer.b_O
     taken_up = layer.b_V is not None and b_o is not None
     if taken_up and b_o is not None:
         told = np.repeat(v[:, -1:], group, axis=0) @ o  # h 1 [dh] d
@@ -229,7 +232,7 @@ def _tensors(checkpoint: Checkpoint, layer: int) -> dict[str, Array]:
     """Return the tensors of a layer, fixed."""
     fixed = _fix_layer(checkpoint.attention(layer))
     arrays: dict[str, Any] = put_together(
-        checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, joined(fixed)
+        checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, _side_by_side(fixed)
     )
     if fixed.head_norm is not None:
         of_norms = (fixed.head_norm.query, fixed.head_norm.key)
@@ -237,7 +240,7 @@ def _tensors(checkpoint: Checkpoint, layer: int) -> dict[str, Array]:
     return arrays
 
 
-def joined(layer: Attention) -> Projections:
+def _side_by_side(layer: Attention) -> Projections:
     """Return weights and biases with heads side by side."""
     weights = {name: getattr(layer, f"W_{name.upper()}") for name in NAMES}  # h d dh, or h dh d for "o"
     biases = {name: bias for name in NAMES if (bias := getattr(layer, f"b_{name.upper()}")) is not None}
@@ -250,5 +253,10 @@ def joined(layer: Attention) -> Projections:
     )
 
 
-def _one(compute: Callable[[], dict[str, Array]], name: str) -> Array:
-    return compute()[name]
+def _one(compute: Callable[[int], dict[str, Array]], layer: int, name: str) -> Array:
+    return compute(layer)[name]
+
+
+def _coarser(a: Array, b: Array) -> np.dtype[Any]:
+    """Return the dtype in which both are known."""
+    return min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)

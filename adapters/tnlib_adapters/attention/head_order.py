@@ -37,7 +37,7 @@ def in_order(layer: Attention, order: Array) -> Attention:
 
 def _ranking(layer: Attention, sets: Array) -> Array:
     """Return the order of sets of heads (sets, heads)."""
-    tolerance = float(np.sqrt(np.finfo(np.result_type(layer.W_Q, layer.W_O)).eps))
+    tolerance = float(np.sqrt(max(np.finfo(w.dtype).eps for w in (layer.W_Q, layer.W_O))))
     keys = sets[:, 0] // (layer.n_heads // layer.kv_heads)
     told = ((layer.W_O, sets), (layer.W_Q, sets), (layer.W_K, keys), (layer.W_V, keys))
     scales = [float(np.abs(w).max()) or 1.0 for w, _ in told]
