@@ -53,6 +53,8 @@ _HOME = {
     "CP": "tnlib.formats.cp",
     "Vidal": "tnlib.formats.vidal",
     "KroneckerTerms": "tnlib.formats.kronecker",
+    # pictures
+    "draw": "tnlib.drawing.draw",
     # files
     "save": "tnlib.io",
     "load": "tnlib.io",
@@ -68,7 +70,7 @@ _HOME = {
     "DegenerateCutWarning": "tnlib._errors",
 }
 
-_PARTS = ("network",)  # packages with a table of contents of their own
+_PARTS = ("drawing", "network")  # packages with a table of contents of their own
 
 __all__ = ["__version__", *_HOME]
 

@@ -1,3 +1,4 @@
+from tnlib import drawing as drawing
 from tnlib import network as network
 from tnlib._errors import ArgumentError as ArgumentError
 from tnlib._errors import ArgumentTypeError as ArgumentTypeError
@@ -13,6 +14,7 @@ from tnlib.decompose.tt_cross import tt_cross as tt_cross
 from tnlib.decompose.tt_svd import tt_svd as tt_svd
 from tnlib.decompose.tt_svd import ttm_svd as ttm_svd
 from tnlib.decompose.tucker import tucker as tucker
+from tnlib.drawing.draw import draw as draw
 from tnlib.formats.cp import CP as CP
 from tnlib.formats.kronecker import KroneckerTerms as KroneckerTerms
 from tnlib.formats.low_rank import LowRank as LowRank

@@ -1,0 +1,232 @@
+"""What a diagram says: shapes at places, and the legs between them. Nothing here knows how it is painted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+
+Point: TypeAlias = tuple[float, float]
+
+KINDS = ("tensor", "matrix", "isometry", "unitary", "weights", "delta", "ellipsis", "text")
+_POINTED = ("isometry",)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A tensor, or a piece of text.
+
+    Parameters
+    ----------
+    kind
+        What it is, and with it the shape: "tensor" (circle), "matrix" (square), "isometry" (triangle), "unitary" (blue
+        square), "weights" (diamond: singular values and what else is diagonal), "delta" (dot: a copy tensor),
+        "ellipsis" (what is left out), "text" (a sign between diagrams).
+    label
+        What is written on it.
+    position
+        (x, y), y upwards; neighbours stand about one unit apart.
+    direction
+        Of an isometry, where its tip points: to the side of the smaller leg.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the kind is not known, an isometry points nowhere, or a place is no pair of finite numbers.
+
+    Examples
+    --------
+    >>> Node("isometry", "U", (0, 0), (1, 0)).direction
+    (1, 0)
+    """
+
+    kind: str
+    label: str
+    position: Point
+    direction: Point | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ArgumentError(f"Node: kind must be one of {', '.join(KINDS)}, got {self.kind!r}; choose one.")
+        _check_point("Node", "position", self.position)
+        if self.direction is not None:
+            _check_point("Node", "direction", self.direction)
+        if (self.direction is None) == (self.kind in _POINTED):
+            raise ArgumentError(
+                f"Node: direction must be given for an isometry and for nothing else, got {self.direction} for a "
+                f"{self.kind}; it says where the tip of the triangle points."
+            )
+
+
+@dataclass(frozen=True)
+class Leg:
+    """An index: a line between two nodes, or from one node to a free end.
+
+    Parameters
+    ----------
+    a, b
+        Numbers of nodes; b is None for an open leg.
+    name
+        Of the index.
+    size
+        Its dimension, which is also how thick the line is; None where it is not known.
+    end
+        Of an open leg, where it ends.
+    via
+        Points that the line passes on its way from a.
+    towards
+        The node, a or b, that the gauge of this bond points to; None for no arrow.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `end` is missing from an open leg or given for another, or a size is no positive integer.
+
+    Examples
+    --------
+    >>> Leg(0, 1, "bond", 16).size
+    16
+    """
+
+    a: int
+    b: int | None
+    name: str = ""
+    size: int | None = None
+    end: Point | None = None
+    via: tuple[Point, ...] = ()
+    towards: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.b is None) != (self.end is not None):
+            raise ArgumentError(
+                f"Leg: end must be given where b is None and only there, got end {self.end} and b {self.b}; "
+                "an open leg ends at a point, another one at a node."
+            )
+        if self.size is not None and (not isinstance(self.size, int) or self.size < 1):
+            raise ArgumentError(f"Leg: size must be a positive integer or None, got {self.size!r}; pass the dimension.")
+        if self.towards is not None and (self.b is None or self.towards not in (self.a, self.b)):
+            raise ArgumentError(
+                f"Leg: towards must be one of the two nodes of a bond, got {self.towards} for {self.a} and {self.b}; "
+                "leave it out for no arrow."
+            )
+        for point in (*self.via, *(() if self.end is None else (self.end,))):
+            _check_point("Leg", "end or via", point)
+
+
+@dataclass(frozen=True)
+class Bubble:
+    """What must be contracted before a nonlinear function is applied to it.
+
+    Parameters
+    ----------
+    nodes
+        Numbers of the nodes inside, those of bubbles inside it included.
+    label
+        The name of the function.
+    """
+
+    nodes: tuple[int, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """A picture before it is painted: nodes, legs, bubbles around some of the nodes, and a title.
+
+    Parameters
+    ----------
+    nodes
+        In any order; legs and bubbles count them from 0.
+    legs
+        Open ones and bonds.
+    title
+        Written above.
+    bubbles
+        The nonlinear functions.
+
+    Raises
+    ------
+    ArgumentError
+        If a leg or a bubble names a node that is not there.
+
+    Examples
+    --------
+    >>> Diagram((Node("tensor", "v", (0, 0)),), (Leg(0, None, "i", 3, (0, -1)),)).open_legs
+    (('i', 3),)
+    """
+
+    nodes: tuple[Node, ...]
+    legs: tuple[Leg, ...]
+    title: str = ""
+    bubbles: tuple[Bubble, ...] = ()
+
+    def __post_init__(self) -> None:
+        ends = [k for leg in self.legs for k in (leg.a, leg.b) if k is not None]
+        ends += [k for bubble in self.bubbles for k in bubble.nodes]
+        if wrong := [k for k in ends if not 0 <= k < len(self.nodes)]:
+            raise ArgumentError(
+                f"Diagram: legs and bubbles must name nodes from 0 to {len(self.nodes) - 1}, got {wrong[0]}; "
+                "add the node."
+            )
+
+    @property
+    def open_legs(self) -> tuple[tuple[str, int | None], ...]:
+        """Names and sizes of the open legs, in order."""
+        return tuple((leg.name, leg.size) for leg in self.legs if leg.b is None)
+
+    @property
+    def bonds(self) -> tuple[tuple[str, int | None], ...]:
+        """Names and sizes of the other legs, in order."""
+        return tuple((leg.name, leg.size) for leg in self.legs if leg.b is not None)
+
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """The least and largest x and y: (x0, x1, y0, y1)."""
+        points = [node.position for node in self.nodes]
+        points += [p for leg in self.legs for p in (*leg.via, *(() if leg.end is None else (leg.end,)))]
+        xs, ys = zip(*points, strict=True) if points else ((0.0,), (0.0,))
+        return min(xs), max(xs), min(ys), max(ys)
+
+    def moved(self, dx: float, dy: float) -> Diagram:
+        """Return the same diagram at another place."""
+
+        def shift(p: Point) -> Point:
+            return p[0] + dx, p[1] + dy
+
+        nodes = tuple(replace(node, position=shift(node.position)) for node in self.nodes)
+        legs = tuple(
+            replace(leg, end=None if leg.end is None else shift(leg.end), via=tuple(map(shift, leg.via)))
+            for leg in self.legs
+        )
+        return replace(self, nodes=nodes, legs=legs)
+
+
+def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
+    """Return one diagram of several that already stand at their places."""
+    nodes: list[Node] = []
+    legs: list[Leg] = []
+    bubbles: list[Bubble] = []
+    for diagram in diagrams:
+        first = len(nodes)
+        nodes += diagram.nodes
+        legs += [
+            replace(
+                leg,
+                a=leg.a + first,
+                b=None if leg.b is None else leg.b + first,
+                towards=None if leg.towards is None else leg.towards + first,
+            )
+            for leg in diagram.legs
+        ]
+        bubbles += [Bubble(tuple(k + first for k in b.nodes), b.label) for b in diagram.bubbles]
+    return Diagram(tuple(nodes), tuple(legs), title, tuple(bubbles))
+
+
+def _check_point(owner: str, parameter: str, point: object) -> None:
+    numbers = isinstance(point, tuple) and len(point) == 2 and all(isinstance(x, int | float) for x in point)
+    if not numbers:
+        raise ArgumentTypeError(f"{owner}: {parameter} must be a pair of numbers, got {point!r}; pass (x, y).")
+    if not all(math.isfinite(x) for x in point):  # type: ignore[attr-defined]
+        raise ArgumentError(f"{owner}: {parameter} must be finite, got {point!r}; pass (x, y).")

@@ -1,0 +1,215 @@
+"""A diagram on paper, with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tnlib.drawing.graph import Bubble, Diagram, Leg, Node
+from tnlib.drawing.shapes import INK, paint_node, shape_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INCHES = 0.8  # a unit of a diagram
+_MARGIN = 0.62
+_MEANING = {
+    "isometry": "isometry, tip to the smaller leg",
+    "unitary": "unitary",
+    "weights": "diagonal",
+    "delta": "copy tensor",
+}
+_BUBBLE = "#d6478f"
+
+
+def paint(diagram: Diagram) -> Figure:
+    """Return a figure as large as the diagram needs, so that text has one size in all of them."""
+    from matplotlib.figure import Figure
+
+    x0, x1, y0, y1 = diagram.bounds
+    margin = _MARGIN + 0.35 * bool(diagram.bubbles)
+    meanings = _meanings(diagram)
+    x0, x1, y0, y1 = x0 - margin, x1 + margin, y0 - margin, y1 + margin + 0.4 * bool(diagram.title)
+    y0 -= 0.35 * bool(meanings)
+    width = _wide_enough(diagram, meanings)
+    spare = max(0.0, width - (x1 - x0)) / 2
+    x0, x1 = x0 - spare, x1 + spare
+    figure = Figure(figsize=(_INCHES * (x1 - x0), _INCHES * (y1 - y0)), dpi=150)
+    ax = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    ax.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal")
+    ax.set_axis_off()
+    for bubble in sorted(diagram.bubbles, key=lambda b: -len(b.nodes)):
+        _paint_bubble(ax, diagram, bubble)
+    for leg, bend in zip(diagram.legs, _bends(diagram), strict=True):
+        _paint_leg(ax, diagram, leg, bend)
+    for node in diagram.nodes:
+        paint_node(ax, node)
+    if diagram.title:
+        ax.text((x0 + x1) / 2, y1 - 0.12, diagram.title, ha="center", va="top", fontsize=9, color=INK)
+    _paint_meanings(ax, meanings, (x0 + x1) / 2, y0 + 0.25)
+    return figure
+
+
+def thickness(size: int | None) -> float:
+    """Return the width of a line in points: it grows with the logarithm of the dimension."""
+    return 1.0 if size is None else 0.7 + 0.45 * math.log2(size)
+
+
+def _meanings(diagram: Diagram) -> list[str]:
+    kinds = {node.kind for node in diagram.nodes}
+    return [kind for kind in _MEANING if kind in kinds]
+
+
+def _wide_enough(diagram: Diagram, meanings: list[str]) -> float:
+    """Return the width in units that the title and the line of meanings need."""
+    legend = sum(0.75 + 0.085 * len(_MEANING[kind]) for kind in meanings)
+    return max(0.125 * len(diagram.title) + 0.4, legend + 0.3)
+
+
+def _bends(diagram: Diagram) -> list[float]:
+    """Return how far each leg leaves the straight line, so that several bonds between two nodes stay apart."""
+    between: dict[frozenset[int], list[int]] = {}
+    for k, leg in enumerate(diagram.legs):
+        if leg.b is not None and not leg.via:
+            between.setdefault(frozenset((leg.a, leg.b)), []).append(k)
+    out = [0.0] * len(diagram.legs)
+    for same in between.values():
+        for j, k in enumerate(same):
+            side = 1 if diagram.legs[k].a == min(diagram.legs[k].a, diagram.legs[k].b or 0) else -1
+            out[k] = side * 0.45 * (j - (len(same) - 1) / 2)
+    return out
+
+
+def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    start = diagram.nodes[leg.a].position
+    stop = diagram.nodes[leg.b].position if leg.b is not None else leg.end
+    points = np.array([start, *leg.via, stop], dtype=float)
+    vertices, codes = (_bent(points, bend), [Path.MOVETO, Path.CURVE3, Path.CURVE3]) if bend else _rounded(points)
+    width = thickness(leg.size)
+    line = PathPatch(Path(vertices, codes), fill=False, lw=width, ec="#555555", capstyle="butt", zorder=1)
+    ax.add_patch(line)
+    if leg.towards is not None:
+        _paint_arrow(ax, leg, points, bend, width)
+    if leg.b is None:
+        _name_open_leg(ax, leg, points)
+    else:
+        _name_bond(ax, leg, points, bend)
+
+
+def _bent(points: Any, bend: float) -> Any:
+    a, b = points
+    return np.array([a, (a + b) / 2 + 2 * bend * _normal(a, b), b])
+
+
+def _rounded(points: Any, radius: float = 0.18) -> tuple[Any, list[Any]]:
+    """Return a path through the points, its corners cut round."""
+    from matplotlib.path import Path
+
+    vertices, codes = [points[0]], [Path.MOVETO]
+    for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
+        near, far = (_step_from(corner, other, radius) for other in (before, behind))
+        vertices += [near, corner, far]
+        codes += [Path.LINETO, Path.CURVE3, Path.CURVE3]
+    return np.array([*vertices, points[-1]]), [*codes, Path.LINETO]
+
+
+def _step_from(a: Any, b: Any, length: float) -> Any:
+    distance = float(np.hypot(*(b - a)))
+    return a + (b - a) * min(0.5, length / distance if distance else 0.0)
+
+
+def _normal(a: Any, b: Any) -> Any:
+    """Return the unit vector across the line, upwards where that can be said."""
+    along = (b - a) / (float(np.hypot(*(b - a))) or 1.0)
+    across = np.array([-along[1], along[0]])
+    return across if across[1] > 0 or (across[1] == 0 and across[0] > 0) else -across
+
+
+def _longest(points: Any) -> tuple[Any, Any]:
+    """Return the ends of the longest straight piece of a line."""
+    lengths = np.hypot(*(points[1:] - points[:-1]).T)
+    k = int(np.argmax(lengths))
+    return points[k], points[k + 1]
+
+
+def _paint_arrow(ax: Axes, leg: Leg, points: Any, bend: float, width: float) -> None:
+    a, b = _longest(points)
+    along = (b - a) / (float(np.hypot(*(b - a))) or 1.0) * (1 if leg.towards == leg.b else -1)
+    across = np.array([-along[1], along[0]])
+    size = 0.065 + 0.012 * width
+    tip = (a + b) / 2 + bend * _normal(a, b) + size * along
+    ax.fill(
+        *np.array([tip, tip - 2 * size * along + size * across, tip - 2 * size * along - size * across]).T,
+        color="#1f6fb2",
+        zorder=2,
+        lw=0,
+    )
+
+
+def _name_open_leg(ax: Axes, leg: Leg, points: Any) -> None:
+    before, end = points[-2], points[-1]
+    x, y = (end - before) / (float(np.hypot(*(end - before))) or 1.0)
+    ha = "center" if abs(x) < 0.4 else "left" if x > 0 else "right"
+    va = "center" if abs(y) < 0.4 else "bottom" if y > 0 else "top"
+    size = "" if leg.size is None else f"{leg.size:,}"
+    upright = abs(x) < 0.4 or abs(y) < 0.4
+    text = ("\n" if upright else " ").join(part for part in (leg.name, size) if part)
+    ax.text(*(end + 0.06 * np.array([x, y])), text, ha=ha, va=va, fontsize=7, color=INK, linespacing=1.05, zorder=4)
+
+
+def _name_bond(ax: Axes, leg: Leg, points: Any, bend: float) -> None:
+    a, b = _longest(points)
+    across = _normal(a, b)
+    middle = (a + b) / 2 + bend * across
+    gap = (0.07 + 0.006 * thickness(leg.size)) * across
+    if leg.towards is not None:
+        gap = gap + 0.05 * across
+    size = "" if leg.size is None else f"{leg.size:,}"
+    style: dict[str, Any] = {"fontsize": 6.5, "color": INK, "zorder": 4}
+    if abs(across[1]) > 0.85:  # a level line: the name above, the size below
+        ax.text(*(middle + gap), leg.name, ha="center", va="bottom", **style)
+        ax.text(*(middle - gap), size, ha="center", va="top", **style)
+        return
+    side = across if across[0] >= 0 else -across
+    text = "\n".join(part for part in (leg.name, size) if part)
+    ax.text(
+        *(middle + abs(gap[0]) * np.sign(side) + 0.03 * side),
+        text,
+        ha="left" if side[0] > 0.3 else "center",
+        va="center" if abs(side[0]) > 0.5 else "bottom" if side[1] > 0 else "top",
+        **style,
+    )
+
+
+def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    inside = [diagram.nodes[k].position for k in bubble.nodes]
+    depth = sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
+    pad = 0.42 + 0.2 * depth
+    (x0, y0), (x1, y1) = np.min(inside, axis=0), np.max(inside, axis=0)
+    box = FancyBboxPatch((x0 - pad, y0 - pad), x1 - x0 + 2 * pad, y1 - y0 + 2 * pad,
+                         boxstyle="round,pad=0,rounding_size=0.35", fc=(0.84, 0.28, 0.56, 0.09), ec=_BUBBLE,
+                         lw=1.3, zorder=0)  # fmt: skip
+    ax.add_patch(box)
+    ax.text(x1 + pad - 0.1, y1 + pad - 0.02, bubble.label, ha="right", va="bottom", fontsize=8, color=_BUBBLE, zorder=5)
+
+
+def _paint_meanings(ax: Axes, kinds: list[str], x: float, y: float) -> None:
+    """Say below the diagram what its special shapes mean."""
+    from matplotlib.transforms import Affine2D
+
+    widths = [0.75 + 0.085 * len(_MEANING[kind]) for kind in kinds]
+    at = x - sum(widths) / 2
+    for kind, width in zip(kinds, widths, strict=True):
+        small = shape_of(Node(kind, "", (0.0, 0.0), (1.0, 0.0) if kind == "isometry" else None))
+        small.set_transform(Affine2D().scale(0.38).translate(at + 0.2, y) + ax.transData)
+        ax.add_patch(small)
+        ax.text(at + 0.4, y, _MEANING[kind], ha="left", va="center", fontsize=6.5, color="#555555")
+        at += width
