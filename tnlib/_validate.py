@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError, MissingFileError
 from tnlib._typing import Array
 
 NATIVE = ("float32", "float64", "complex64", "complex128")
@@ -174,3 +174,15 @@ def as_path(function: str, parameter: str, path: Any) -> Path:
             f"{function}: {parameter} must be a path, got {path!r}; pass a string or a pathlib.Path."
         )
     return Path(path)
+
+
+def as_target(function: str, path: Any) -> Path:
+    """Return the path of a file to be written, in a folder that exists."""
+    target = as_path(function, "path", path)
+    if not target.absolute().parent.is_dir():
+        raise MissingFileError(
+            f"{function}: the folder of path must exist, found none at {target.parent}; make it first."
+        )
+    if target.is_dir():
+        raise ArgumentError(f"{function}: path must name a file, got the folder {target}; add a name.")
+    return target

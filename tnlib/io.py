@@ -20,7 +20,7 @@ import numpy as np
 from tnlib._errors import ArgumentTypeError, FileFormatError, MissingFileError, TnlibError
 from tnlib._fit import Fit
 from tnlib._typing import Array
-from tnlib._validate import as_path
+from tnlib._validate import as_path, as_target
 from tnlib.formats.cp import CP
 from tnlib.formats.kronecker import KroneckerTerms
 from tnlib.formats.low_rank import LowRank
@@ -48,8 +48,8 @@ def save(path: str | os.PathLike[str], value: Saveable) -> None:
 
     Raises
     ------
-    ArgumentTypeError
-        If `value` is not a format, or `path` is no path.
+    ArgumentTypeError, ArgumentError
+        If `value` is not a format, or `path` is no path or a folder.
     MissingFileError
         If the folder of `path` does not exist.
 
@@ -63,9 +63,7 @@ def save(path: str | os.PathLike[str], value: Saveable) -> None:
     """
     from safetensors.numpy import save as to_bytes
 
-    target = as_path("save", "path", path)
-    if not target.absolute().parent.is_dir():
-        raise MissingFileError(f"save: the folder of path must exist, found none at {target.parent}; make it first.")
+    target = as_target("save", path)
     if not isinstance(value, Saveable):
         hint = "save its .value" if isinstance(value, Fit) else "decompose it first"
         raise ArgumentTypeError(f"save: value must be a format of tnlib, got {type(value).__name__}; {hint}.")

@@ -81,11 +81,11 @@ def test_an_object_inside_of_results_is_found_by_its_key(tmp_path: Path) -> None
     hdf5_io.save(results, str(tmp_path / "results.h5"))
     oracles.assert_same_bits(read(tmp_path / "results.h5", key="psi"), from_tenpy(train()))
     oracles.assert_same_bits(read(tmp_path / "results.h5", key="/model/H"), from_tenpy(hamiltonian()))
-    with oracles.refused(ValueError, "read: ", "MPS or MPO", "energy, model, psi", "key="):
+    with oracles.refused(ValueError, "tenpy.read: ", "MPS or MPO", "energy, model, psi", "key="):
         read(tmp_path / "results.h5")
-    with oracles.refused(ValueError, "read: ", "'phi'", "no such thing"):
+    with oracles.refused(ValueError, "tenpy.read: ", "'phi'", "no such thing"):
         read(tmp_path / "results.h5", key="phi")
-    with oracles.refused(TypeError, "read: key", "string"):
+    with oracles.refused(TypeError, "tenpy.read: key", "string"):
         read(tmp_path / "results.h5", key=3)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def test_legs_stored_compactly_are_read_and_flat_ones_refused(tmp_path: Path) ->
         with h5py.File(tmp_path / f"{legs}.h5", "w") as opened:
             hdf5_io.Hdf5Saver(opened, {"LegCharge": legs}).save(train())
     oracles.assert_same_bits(read(tmp_path / "compact.h5"), from_tenpy(train()))
-    with oracles.refused(ValueError, "read: ", "format blocks or compact", "'flat'"):
+    with oracles.refused(ValueError, "tenpy.read: ", "format blocks or compact", "'flat'"):
         read(tmp_path / "flat.h5")
 
 
@@ -155,7 +155,7 @@ def test_a_file_cut_short_is_refused_wherever_it_is_cut(stored: Path) -> None:
     whole = stored.read_bytes()
     for part in np.linspace(0, 1, 25, endpoint=False):
         stored.write_bytes(whole[: int(part * len(whole))])
-        with oracles.refused(ValueError, "read: ", str(stored)):
+        with oracles.refused(ValueError, "tenpy.read: ", str(stored)):
             read(stored)
 
 
@@ -249,7 +249,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(case: str, stored: Path) -> N
     damage, words = DAMAGED[case]
     with h5py.File(stored, "r+") as opened:
         damage(opened)
-    with oracles.refused(tnlib.FileFormatError, "read: ", str(stored), *words):
+    with oracles.refused(tnlib.FileFormatError, "tenpy.read: ", str(stored), *words):
         read(stored)
 
 
@@ -262,24 +262,26 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     hdf5_io.save(purified, str(tmp_path / "purified.h5"))
     hdf5_io.save([train()], str(tmp_path / "list.h5"))
     for path in sorted(tmp_path.iterdir()):
-        with oracles.refused(tnlib.FileFormatError, "read: ", str(path)):
+        with oracles.refused(tnlib.FileFormatError, "tenpy.read: ", str(path)):
             read(path)
-    with oracles.refused(FileNotFoundError, "read: path", "none.h5"):
+    with oracles.refused(FileNotFoundError, "tenpy.read: path", "none.h5"):
         read(tmp_path / "none.h5")
-    with oracles.refused(TypeError, "read: path"):
+    with oracles.refused(TypeError, "tenpy.read: path"):
         read(3)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "value.h5"
     path.write_text("old")
-    with oracles.refused(TypeError, "write: value", "ndarray"):
+    with oracles.refused(TypeError, "tenpy.write: value", "ndarray"):
         write(path, np.eye(2))  # type: ignore[arg-type]
-    with oracles.refused(ValueError, "write: sites"):
+    with oracles.refused(ValueError, "tenpy.write: sites"):
         write(path, tnlib.tt_svd(np.eye(3)).value, SpinHalfSite("Sz"))
-    with oracles.refused(ValueError, "write: value", "one", "tnlib.save"):
+    with oracles.refused(ValueError, "tenpy.write: value", "one", "tnlib.save"):
         write(path, tnlib.TensorTrain([np.ones((1, 2, 1))]))  # TeNPy takes the largest of no bonds
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    with oracles.refused(FileNotFoundError, "write: the folder of path"):
+    with oracles.refused(FileNotFoundError, "tenpy.write: the folder of path"):
         write(tmp_path / "no folder" / "value.h5", tnlib.tt_svd(np.eye(2)).value)
+    with oracles.refused(ValueError, "tenpy.write: path", "folder", str(tmp_path)):
+        write(tmp_path, tnlib.tt_svd(np.eye(2)).value)

@@ -375,6 +375,15 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert path.read_bytes() == before
 
 
+def test_a_file_goes_into_a_folder_that_exists_and_does_not_replace_one(tmp_path: Path) -> None:
+    value = tnlib.LowRank(np.ones((2, 1)), np.ones((1, 2)))
+    with oracles.refused(FileNotFoundError, "save: the folder of path", "none"):
+        tnlib.save(tmp_path / "none" / "a", value)
+    with oracles.refused(ValueError, "save: path must name a file", str(tmp_path)):
+        tnlib.save(tmp_path, value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_write_that_fails_leaves_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise OSError("no space left")

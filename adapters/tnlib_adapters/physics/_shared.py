@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._errors import FileFormatError, MissingFileError
 from tnlib._typing import Array
-from tnlib._validate import as_path
+from tnlib._validate import as_path, as_target
 from tnlib.io import write_whole
 
 # An isometry that was computed is off by a few eps per column; one that was multiplied by 1 + 1e-10 is no isometry.
@@ -82,12 +82,8 @@ def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[tuple[Pat
 
 def write_hdf5(function: str, path: str | os.PathLike[str], fill: Callable[[Any], None]) -> None:
     """Write the HDF5 file that `fill` makes of an empty h5py.File; it appears whole or not at all."""
-    target = as_path(function, "path", path)
+    target = as_target(function, path)
     h5py = need(function, "h5py", "h5py")
-    if not target.absolute().parent.is_dir():
-        raise MissingFileError(
-            f"{function}: the folder of path must exist, found none at {target.parent}; make it first."
-        )
     with h5py.File("in memory", "w", driver="core", backing_store=False) as made:
         fill(made)
         made.flush()

@@ -60,14 +60,14 @@ def _child(group: Any, name: str) -> Any:
     link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
     if link is None:
         raise FileFormatError(
-            f"read: {group.file.filename} must hold {name!r} in {group.name}, found no such thing; is it a file of "
-            "TeNPy, and key what was saved?"
+            f"tenpy.read: {group.file.filename} must hold {name!r} in {group.name}, found no such thing; is it "
+            "a file of TeNPy, and key what was saved?"
         )
     found = group[name] if isinstance(link, h5py.HardLink) else None
     if found is None or (isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)):
         raise FileFormatError(
-            f"read: {group.file.filename} must hold {name!r} in {group.name} itself, found a link to elsewhere; copy "
-            "what it leads to into the file."
+            f"tenpy.read: {group.file.filename} must hold {name!r} in {group.name} itself, found a link to "
+            "elsewhere; copy what it leads to into the file."
         )
     return found
 
@@ -81,8 +81,8 @@ def _class(group: Any, *names: str) -> str:
     found = attrs.get("class") or attrs.get("type") or "no type at all"
     hint = f", which holds {', '.join(list(group)[:8])}" if attrs.get("type") in ("dict", "simple_dict") else ""
     raise FileFormatError(
-        f"read: {group.file.filename} must hold {' or '.join(names)} of TeNPy in {group.name}, found {found}{hint}; "
-        "pass key= where the object is."
+        f"tenpy.read: {group.file.filename} must hold {' or '.join(names)} of TeNPy in {group.name}, found "
+        f"{found}{hint}; pass key= where the object is."
     )
 
 
@@ -90,7 +90,7 @@ def _typed(item: Any, *kinds: str) -> str:
     found = item.attrs.get("type")
     if found not in kinds:
         raise FileFormatError(
-            f"read: {item.file.filename} must hold one of the types {', '.join(kinds)} in {item.name}, found "
+            f"tenpy.read: {item.file.filename} must hold one of the types {', '.join(kinds)} in {item.name}, found "
             f"{found!r}; it is damaged or of another kind."
         )
     return str(found)
@@ -102,7 +102,8 @@ def _items(group: Any) -> list[Any]:
     count = int(group.attrs["len"])
     if count != len(group):
         raise FileFormatError(
-            f"read: {group.file.filename} must hold {count} entries in {group.name}, found {len(group)}; it is damaged."
+            f"tenpy.read: {group.file.filename} must hold {count} entries in {group.name}, found {len(group)}; "
+            "it is damaged."
         )
     return [_child(group, str(k)) for k in range(count)]
 
@@ -144,8 +145,8 @@ def _dense(group: Any, labels: Sequence[str] | None) -> Array:
         where = out[tuple(slice(cut[q], cut[q + 1]) for cut, q in zip(cuts, place, strict=True))]
         if where.shape != block.shape:
             raise FileFormatError(
-                f"read: {group.file.filename} must hold blocks in {group.name} that fit its legs, found one of shape "
-                f"{block.shape} for {where.shape}; it is damaged."
+                f"tenpy.read: {group.file.filename} must hold blocks in {group.name} that fit its legs, found "
+                f"one of shape {block.shape} for {where.shape}; it is damaged."
             )
         where[...] = block
     if labels is None:
@@ -153,8 +154,8 @@ def _dense(group: Any, labels: Sequence[str] | None) -> Array:
     found = [_text(label) for label in _items(_child(group, "labels"))]
     if sorted(found) != sorted(labels):
         raise FileFormatError(
-            f"read: {group.file.filename} must hold tensors with legs {', '.join(labels)}, found {', '.join(found)} in "
-            f"{group.name}; only pure states and operators are trains."
+            f"tenpy.read: {group.file.filename} must hold tensors with legs {', '.join(labels)}, found "
+            f"{', '.join(found)} in {group.name}; only pure states and operators are trains."
         )
     return out.transpose([found.index(label) for label in labels])
 
@@ -169,11 +170,11 @@ def _cuts(leg: Any) -> list[int]:
         cuts = np.append(table[:, 0], table[-1, 1])
     else:
         raise FileFormatError(
-            f"read: {leg.file.filename} must hold legs in format blocks or compact, found {kind!r} in {leg.name}, "
-            "which does not tell the blocks apart; save it again with TeNPy's defaults."
+            f"tenpy.read: {leg.file.filename} must hold legs in format blocks or compact, found {kind!r} in "
+            f"{leg.name}, which does not tell the blocks apart; save it again with TeNPy's defaults."
         )
     if cuts.ndim != 1 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
         raise FileFormatError(
-            f"read: {leg.file.filename} must hold ascending slices in {leg.name}, found others; it is damaged."
+            f"tenpy.read: {leg.file.filename} must hold ascending slices in {leg.name}, found others; it is damaged."
         )
     return [int(cut) for cut in cuts]

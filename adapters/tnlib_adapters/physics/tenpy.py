@@ -145,10 +145,10 @@ def read(path: str | os.PathLike[str], key: str = "/") -> TensorTrain | Vidal | 
     See `write`.
     """
     if not isinstance(key, str):
-        raise ArgumentTypeError(f"read: key must be a string, got {key!r}; pass for example key='psi'.")
-    with open_hdf5("read", path) as (file, opened):
+        raise ArgumentTypeError(f"tenpy.read: key must be a string, got {key!r}; pass for example key='psi'.")
+    with open_hdf5("tenpy.read", path) as (file, opened):
         parts = parts_of_file(opened, key)
-    name = f"read: the object in {file}"
+    name = f"tenpy.read: the object in {file}"
     try:
         return operator(name, parts) if isinstance(parts, OperatorParts) else state(name, parts)
     except (ArgumentError, ArgumentTypeError) as problem:
@@ -186,11 +186,11 @@ def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, s
     """
     if not isinstance(value, TTMatrix) and len(getattr(value, "shape", ())) == 1:
         raise ArgumentError(
-            "write: value must have two sites or more, got 1; TeNPy saves no state of one, use tnlib.save."
+            "tenpy.write: value must have two sites or more, got 1; TeNPy saves no state of one, use tnlib.save."
         )
-    made = build("write", value, sites)
-    hdf5_io = need("write", "tenpy.tools.hdf5_io", PACKAGE)
-    write_hdf5("write", path, lambda opened: hdf5_io.save_to_hdf5(opened, made))
+    made = build("tenpy.write", value, sites)
+    hdf5_io = need("tenpy.write", "tenpy.tools.hdf5_io", PACKAGE)
+    write_hdf5("tenpy.write", path, lambda opened: hdf5_io.save_to_hdf5(opened, made))
 
 
 def _dense(tensor: Any, labels: Sequence[str]) -> Array:
