@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import oracles
+from attention_layers import ARRAYS
 from oracles import with_spectrum
 from tnlib_adapters import Attention, Checkpoint, HeadNorm, Rotary
 from tnlib_adapters.attention.changed import with_tensors
@@ -114,3 +116,16 @@ def in_other_gauge(checkpoint: Checkpoint, seed: int) -> Checkpoint:
             of_norms = (layer.head_norm.query, layer.head_norm.key)
             changes |= {f"{base}.{n}.weight": w for n, w in zip(row.qk_norm, of_norms, strict=True)}
     return with_tensors(checkpoint, {name: (lambda value=value: value) for name, value in changes.items()})
+
+
+def assert_equal_layers(one: Attention, other: Attention, rtol: float = 1e-9) -> None:
+    """Equal arrays; a bias to as much as its weights are."""
+    for name in ARRAYS:
+        a, b = getattr(one, name), getattr(other, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            assert oracles.norm(a - b) <= rtol * max(oracles.norm(b), oracles.norm(getattr(other, "W" + name[1:])))
+    if one.head_norm is not None and other.head_norm is not None:
+        np.testing.assert_allclose(one.head_norm.query, other.head_norm.query, rtol=rtol)
+        np.testing.assert_allclose(one.head_norm.key, other.head_norm.key, rtol=rtol)

@@ -1,0 +1,84 @@
+"""Checkpoints in any gauge of their heads become one, which transformers computes the same from."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from head_gauges import assert_equal_layers, in_other_gauge
+from oracles import assert_close, refused
+from tnlib_adapters import Attention, builtin_path, fix_gauge, head_order, open_checkpoint, save_checkpoint
+from tnlib_adapters.forward.model import run
+
+# Of which transformers takes some norms and softmaxes in single precision, whatever its own.
+SINGLE = 2e-6
+
+
+def names() -> list[str]:
+    try:
+        from transformers_models import MODELS
+    except ImportError:
+        return []
+    return sorted(MODELS)
+
+
+@pytest.mark.parametrize("name", names())
+def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
+    from transformers_models import inputs, loaded_like, outputs
+
+    model = copy.deepcopy(saved(name)[0]).double()
+    model.save_pretrained(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    other = in_other_gauge(checkpoint, seed=5)
+    fixed, same = fix_gauge(checkpoint), fix_gauge(other)
+    for k in range(checkpoint.n_layers):
+        assert oracles.norm(other.attention(k).W_Q - checkpoint.attention(k).W_Q) > 0.1
+        assert_equal_layers(same.attention(k), fixed.attention(k), 1e-7)
+    x = inputs(model)
+    x = x.astype(np.float64) if x.dtype.kind == "f" else x
+    assert_close(run(other, x).hidden, run(checkpoint, x).hidden, factor=1e6)
+    save_checkpoint(fixed, tmp_path / "fixed")
+    want = outputs(model, x)
+    assert oracles.norm(outputs(loaded_like(model, tmp_path / "fixed"), x) - want) <= SINGLE * oracles.norm(want)
+
+
+def test_a_trained_model_in_single_precision(saved: Any, tmp_path: Path) -> None:
+    from transformers_models import loaded_like, outputs
+
+    model, folder = saved("minilm")
+    save_checkpoint(fix_gauge(open_checkpoint(folder)), tmp_path / "fixed")
+    x = np.arange(2, 20).reshape(2, 9)
+    assert_close(outputs(loaded_like(model, tmp_path / "fixed"), x), outputs(model, x), np.float32, 200)
+
+
+def test_the_built_in_model(tmp_path: Path) -> None:
+    checkpoint, x = open_checkpoint(builtin_path()), np.arange(20)
+    fixed = fix_gauge(checkpoint)
+    assert_close(run(fixed, x).logits, run(checkpoint, x).logits, np.float32, 200)
+    for k in range(2):
+        theirs = run(checkpoint, x).patterns[k][:, head_order(checkpoint.attention(k))]
+        assert_close(run(fixed, x).patterns[k], theirs, np.float32, 200)
+        assert_equal_layers(fixed.attention(k), fix_gauge(checkpoint.attention(k)), 1e-12)
+    alone, layer = fixed.head(1, 2), fixed.attention(1)
+    np.testing.assert_array_equal(alone.W_Q[0], layer.W_Q[2])
+
+
+@pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gpt2_lm"])
+def test_a_model_in_memory(name: str, saved: Any) -> None:
+    model, folder = saved(name)
+    fixed = fix_gauge(open_checkpoint(folder))
+    for k in range(fixed.n_layers):
+        assert_equal_layers(fix_gauge(Attention.from_module(model, k)), fixed.attention(k), 1e-12)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
+    from tnlib_adapters import compress
+
+    compress(builtin_path(), tmp_path / "small", keep=0.5)
+    with refused(ValueError, "fix_gauge: attention", "stored as factors"):
+        fix_gauge(open_checkpoint(tmp_path / "small"))
