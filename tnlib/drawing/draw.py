@@ -10,7 +10,7 @@ import numpy as np
 from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit
 from tnlib._validate import as_array
-from tnlib.drawing import chains, stars, terms
+from tnlib.drawing import chains, networks, stars, terms
 from tnlib.drawing.graph import Diagram, Node, join
 from tnlib.drawing.picture import Picture
 from tnlib.formats.cp import CP
@@ -20,6 +20,7 @@ from tnlib.formats.svd import SVD
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
 from tnlib.formats.vidal import Vidal
+from tnlib.network.value import Network
 
 _GAP = 0.9  # between diagrams that stand one below the other
 
@@ -81,12 +82,16 @@ def describe(value: Any) -> Diagram:
             return stars.of_cp(value)
         case KroneckerTerms():
             return terms.of_terms(value)
+        case Network():
+            return networks.of_network(value.tn, value.legs)
         case np.ndarray():
             return stars.of_array(as_array("draw", "value", value))
         case Mapping():
             return _column([(str(title), describe(one)) for title, one in value.items()])
         case Sequence() if not isinstance(value, str):
             return _column([(one.title, one) for one in map(describe, value)])
+    if hasattr(value, "tensor_map"):  # quimb's, known without loading it
+        return networks.of_network(value)
     own = getattr(value, "diagram", None)
     if callable(own) and isinstance(found := own(), Diagram):
         return found

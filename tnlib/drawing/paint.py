@@ -160,7 +160,7 @@ def _name_open_leg(ax: Axes, leg: Leg, points: Any) -> None:
     size = "" if leg.size is None else f"{leg.size:,}"
     upright = abs(x) < 0.4 or abs(y) < 0.4
     text = ("\n" if upright else " ").join(part for part in (leg.name, size) if part)
-    ax.text(*(end + 0.06 * np.array([x, y])), text, ha=ha, va=va, fontsize=7, color=INK, linespacing=1.05, zorder=4)
+    _write(ax, (end + 0.06 * np.array([x, y])), text, ha=ha, va=va, fontsize=7, color=INK, linespacing=1.05, zorder=4)
 
 
 def _name_bond(ax: Axes, leg: Leg, points: Any, bend: float) -> None:
@@ -173,18 +173,24 @@ def _name_bond(ax: Axes, leg: Leg, points: Any, bend: float) -> None:
     size = "" if leg.size is None else f"{leg.size:,}"
     style: dict[str, Any] = {"fontsize": 6.5, "color": INK, "zorder": 4}
     if abs(across[1]) > 0.85:  # a level line: the name above, the size below
-        ax.text(*(middle + gap), leg.name, ha="center", va="bottom", **style)
-        ax.text(*(middle - gap), size, ha="center", va="top", **style)
+        _write(ax, middle + gap, leg.name, ha="center", va="bottom", **style)
+        _write(ax, middle - gap, size, ha="center", va="top", **style)
         return
     side = across if across[0] >= 0 else -across
     text = "\n".join(part for part in (leg.name, size) if part)
-    ax.text(
-        *(middle + abs(gap[0]) * np.sign(side) + 0.03 * side),
+    _write(
+        ax,
+        middle + abs(gap[0]) * np.sign(side) + 0.03 * side,
         text,
         ha="left" if side[0] > 0.3 else "center",
         va="center" if abs(side[0]) > 0.5 else "bottom" if side[1] > 0 else "top",
         **style,
     )
+
+
+def _write(ax: Axes, at: Any, text: str, **style: Any) -> None:
+    x, y = at
+    ax.text(float(x), float(y), text, **style)
 
 
 def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
