@@ -1,6 +1,6 @@
 """Linear layers of projections whose heads have ranks of their own.
 
-A head fills the first few of its d_head inner dimensions, and the others are zero.
+A head fills some of its d_head inner dimensions, the first ones unless it is told, and the others are zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tnlib_adapters.checkpoints.factored import slots
+from tnlib_adapters.checkpoints.factored import places
 from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, shapes
 
 
@@ -20,9 +20,17 @@ class _Heads(FactoredLinear):
 
     filled: Tensor | None
 
-    def __init__(self, factors: Borrowed, features: tuple[int, int], ranks: Sequence[int], d_head: int) -> None:
+    def __init__(
+        self,
+        factors: Borrowed,
+        features: tuple[int, int],
+        ranks: Sequence[int],
+        d_head: int,
+        columns: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         super().__init__(factors, features)
         self.ranks, self.d_head = tuple(ranks), d_head
+        self.columns = [range(r) for r in ranks] if columns is None else columns
         self.rank, self.width = sum(ranks), len(ranks) * d_head
         if max(ranks) > d_head:
             raise ValueError(f"ranks {self.ranks} for heads of {d_head}")
@@ -30,7 +38,7 @@ class _Heads(FactoredLinear):
     def settle(self) -> None:
         """Make the indices, which are no part of a state dict, on the device where the factors have arrived."""
         device = self.like().device
-        indices = None if self.rank == self.width else torch.tensor(slots(self.ranks, self.d_head), device=device)
+        indices = None if self.rank == self.width else torch.tensor(places(self.columns, self.d_head), device=device)
         self.register_buffer("filled", indices, persistent=False)
 
     def spread(self, y: Tensor) -> Tensor:
@@ -55,8 +63,9 @@ class IntoHeads(_Heads):
         d_model: int,
         *,
         transposed: bool = False,
+        columns: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(factors, (d_model, len(ranks) * d_head), ranks, d_head)
+        super().__init__(factors, (d_model, len(ranks) * d_head), ranks, d_head, columns)
         self.transposed = transposed
         shape = shapes(factors, "factor")[0]
         if len(shape) == 2 and shape[not transposed] != self.rank:

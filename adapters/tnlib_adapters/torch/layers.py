@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
+from tnlib_adapters.checkpoints.factored import columns_of
 from tnlib_adapters.checkpoints.projections import NAMES, Sizes, n_out
 from tnlib_adapters.torch.heads import IntoHeads, OutOfHeads, PivotedIntoHeads
 from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, LowRankLinear, TTLinear, as_dense, shapes
@@ -179,13 +180,27 @@ def _legs(names: str) -> tuple[tuple[int, ...], slice]:
 
 
 def _heads(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    ranks, d_head = piece["ranks"], sizes.d_head
+    d_head = sizes.d_head
+    ranks = [r for (r,) in columns_of(names, [(r,) for r in piece["ranks"]], sizes)]
     if names == piece["of"][0]:
         return IntoHeads(_borrowed(piece, home, factor="left"), ranks, d_head, sizes.d_model)
     right = _borrowed(piece, home, factor="right")
     if names == "o":
         return OutOfHeads(right, ranks, d_head)
     return IntoHeads(right, ranks, d_head, sizes.d_model, transposed=True)
+
+
+def _planes(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
+    columns = columns_of(names, piece["rows"], sizes)
+    first = names == piece["of"][0]
+    return IntoHeads(
+        _borrowed(piece, home, factor="left" if first else "right"),
+        [len(one) for one in columns],
+        sizes.d_head,
+        sizes.d_model,
+        transposed=not first,
+        columns=columns,
+    )
 
 
 def _pivoted(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
@@ -195,7 +210,8 @@ def _pivoted(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> 
         left = _borrowed(piece, home, factor="left")
         return PivotedIntoHeads(left, piece["rows"], sizes.d_head, sizes.d_model, with_bias=with_bias)
     if names == "o" and has_output_bias:
-        return OutOfHeads(_borrowed(piece, home, factor="right", bias="bias"), piece["ranks"], sizes.d_head)
+        ranks = [len(one) for one in columns_of("o", piece["rows"], sizes)]
+        return OutOfHeads(_borrowed(piece, home, factor="right", bias="bias"), ranks, sizes.d_head)
     return _heads(piece, names, home, sizes)
 
 
@@ -205,6 +221,7 @@ MAKE: Mapping[str, Callable[[Described, str, LayerFactors, Sizes], FactoredLinea
     "ttm": _ttm,
     "heads": _heads,
     "pivoted": _pivoted,
+    "planes": _planes,
     "tucker": _tucker,
     "cp": _cp,
     "stack": _stack,

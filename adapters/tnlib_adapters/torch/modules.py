@@ -6,6 +6,7 @@ it does that; `cost` counts the multiplications of both ways. Gradients reach th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -201,7 +202,7 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
 
     def __init__(self, factors: Factors | Borrowed) -> None:
         core_shapes = shapes(factors, *(f"core{k}" for k in range(count(factors, "core"))))
-        features = (_product(s[1] for s in core_shapes), _product(s[2] for s in core_shapes))
+        features = (math.prod(s[1] for s in core_shapes), math.prod(s[2] for s in core_shapes))
         super().__init__(factors, features)
 
     @classmethod
@@ -217,7 +218,7 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
         for core in cores:
             r, m = core.shape[:2]
             t = t.reshape(*t.shape[:2], r, m, t.shape[3] // m)  # b w r m rest
-            t = torch.tensordot(t, core, ([2, 3], [0, 1]))  # b w [r m] rest, [r m] n r' -> b w rest n r'
+            t = contract(t, core, (2, 3), (0, 1))  # b w [r m] rest, [r m] n r' -> b w rest n r'
             t = t.permute(0, 1, 3, 4, 2).flatten(1, 2)  # b (w n) r' rest
         return t.reshape(*x.shape[:-1], self.out_features)
 
@@ -226,7 +227,7 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
         first, *others = self.parts("core", dtype)
         w = first[0]  # m n r
         for core in others:
-            w = torch.tensordot(w, core, ([2], [0]))  # m n [r], [r] m' n' r' -> m n m' n' r'
+            w = contract(w, core, (2,), (0,))  # m n [r], [r] m' n' r' -> m n m' n' r'
             w = w.transpose(1, 2).flatten(2, 3).flatten(0, 1)  # (m m') (n n') r'
         return w[..., 0]
 
@@ -255,6 +256,17 @@ def as_dense(layer: Any, like: Tensor) -> nn.Linear:
     return dense
 
 
+def contract(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> Tensor:
+    """Return the sum over these legs: the others of `a`, then those of `b`; one matrix product, which autocasts."""
+    free_a = [leg for leg in range(a.ndim) if leg not in of_a]
+    free_b = [leg for leg in range(b.ndim) if leg not in of_b]
+    inner = math.prod([b.shape[leg] for leg in of_b])
+    sizes = [*[a.shape[leg] for leg in free_a], *[b.shape[leg] for leg in free_b]]
+    left = a.permute(*free_a, *of_a).reshape(-1, inner)
+    right = b.permute(*of_b, *free_b).reshape(inner, -1)
+    return (left @ right).reshape(sizes)  # a [inner], [inner] b
+
+
 def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
     """Return the shapes of these parts."""
     if isinstance(factors, Borrowed):
@@ -266,10 +278,6 @@ def count(factors: Factors | Borrowed, stem: str) -> int:
     """Return how many parts there are of a numbered kind."""
     names = factors.names if isinstance(factors, Borrowed) else factors
     return sum(name.startswith(stem) for name in names)
-
-
-def _product(numbers: Any) -> int:
-    return int(np.prod([*numbers], dtype=np.int64))
 
 
 def tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

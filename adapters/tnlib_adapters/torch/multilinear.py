@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tnlib import CP, ArgumentError, Tucker
 from tnlib._typing import Array
-from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, Factors, count, shapes, tensors
+from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, Factors, contract, count, shapes, tensors
 
 
 class _WithLegs(FactoredLinear):
@@ -55,14 +55,14 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         """Return x W: into the factors of the legs read, through the core, out of those of the legs written."""
         core, factors, t = self._core(), self.factors(), self._split(x)
         for leg in self.inputs:
-            t = torch.tensordot(t, factors[leg], ([1], [0]))  # b [n] rest, [n] r -> b rest r
+            t = contract(t, factors[leg], (1,), (0,))  # b [n] rest, [n] r -> b rest r
         k = core.permute(*self.inputs, *self.outputs)
         ranks = k.shape[len(self.inputs) :]
         t = t.flatten(1) @ k.reshape(t.shape[1:].numel(), ranks.numel())  # b [r in], [r in] r out
         t = t.reshape(-1, *ranks)
         for leg in self.outputs:
             if leg or self.first is None:
-                t = torch.tensordot(t, factors[leg], ([1], [1]))  # b [r] rest, n [r] -> b rest n
+                t = contract(t, factors[leg], (1,), (1,))  # b [r] rest, n [r] -> b rest n
             else:
                 t = t.movedim(1, -1)  # the core holds this factor
         return t.reshape(*x.shape[:-1], self.out_features)
@@ -72,7 +72,7 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         full = self._core(dtype)
         for leg, factor in enumerate(self.factors(dtype)):
             if leg or self.first is None:
-                full = torch.tensordot(full, factor, ([0], [1]))  # [r] rest, n [r] -> rest n
+                full = contract(full, factor, (0,), (1,))  # [r] rest, n [r] -> rest n
             else:
                 full = full.movedim(0, -1)
         return self._as_matrix(full)
@@ -104,8 +104,7 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         core = self.part("core", dtype)
         if self.first is None:
             return core
-        chosen: Tensor = torch.tensordot(self.factors(dtype)[0], core, 1)  # p [r], [r] rest
-        return chosen
+        return contract(self.factors(dtype)[0], core, (1,), (0,))  # p [r], [r] rest
 
 
 class CPLinear(_WithLegs, formats=(CP,)):
@@ -115,7 +114,8 @@ class CPLinear(_WithLegs, formats=(CP,)):
     def of(cls, value: CP, inputs: Sequence[int] | None) -> CPLinear:
         """Return the layer that reads some legs of a CP."""
         read = _legs_read(value, inputs)
-        return cls(tensors({"weights": value.weights} | _named(value.factors)), read)
+        weights = value.weights.astype(value.dtype)  # real, even where the factors are complex
+        return cls(tensors({"weights": weights} | _named(value.factors)), read)
 
     def product(self, x: Tensor) -> Tensor:
         """Return x W: the overlap with every component, weighted, times what the component writes."""
