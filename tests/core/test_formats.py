@@ -270,3 +270,20 @@ REFUSED = [
 def test_constructors_refuse_what_cannot_be(call: Any, kind: type[Exception], words: list[str]) -> None:
     with oracles.refused(kind, "got", *words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (tnlib.TensorTrain([np.ones((1, 2, 1))] * 65), ["TensorTrain.full: a dense array", "64 legs", "got 65"]),
+        (tnlib.TensorTrain([np.ones((1, 4, 1))] * 60), ["TensorTrain.full", "memory", "2**120"]),
+        (tnlib.TTMatrix([np.ones((1, 2, 2, 1))] * 200), ["TTMatrix.full", "memory", "2**400"]),
+        (tnlib.CP([1.0], [np.ones((1, 1))] * 70), ["CP.full: a dense array", "64 legs", "got 70"]),
+        (tnlib.CP([1.0], [np.ones((4, 1))] * 60), ["CP.full", "memory", "2**120"]),
+        (tnlib.Tucker(np.ones((1,) * 30), [np.ones((16, 1))] * 30), ["Tucker.full", "memory", "2**120"]),
+    ],
+)
+def test_what_no_memory_holds_is_not_begun(value: Any, words: list[str]) -> None:
+    for call in (value.full, lambda: np.asarray(value)):
+        with oracles.refused(ValueError, *words):
+            call()

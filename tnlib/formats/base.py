@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import shorten
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
+
+_MOST_LEGS = 64  # of a numpy array
 
 
 class Dense(ABC):
@@ -121,6 +124,25 @@ class Operator(Dense):
         """Say whether `x` is an array to numpy; another format would be multiplied out behind the user's back."""
         refuse_other_kind(sign, self, x)
         return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
+
+
+def refuse_too_large(value: Dense) -> None:
+    """Raise where the dense array of `value` has more legs than numpy allows, or would not fit into memory."""
+    name, legs, numbers = type(value).__name__, len(value.shape), math.prod(value.shape)
+    if legs > _MOST_LEGS:
+        raise ArgumentError(
+            f"{name}.full: a dense array must have at most {_MOST_LEGS} legs, got {legs}; contract some of them first."
+        )
+    try:
+        np.empty(
+            numbers, value.dtype
+        )  # reserved, and given back untouched: what is multiplied out fills it piece by piece
+    except (MemoryError, OverflowError, ValueError):
+        size = numbers.bit_length() - 1
+        raise ArgumentError(
+            f"{name}.full: the dense array must fit into memory, got more than 2**{size} numbers; slice or contract it "
+            "first."
+        ) from None
 
 
 def refuse_other_kind(sign: str, a: Dense, b: Any) -> None:

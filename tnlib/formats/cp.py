@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.base import as_stored, as_stored_list
+from tnlib.formats.base import as_stored, as_stored_list, refuse_too_large
 from tnlib.formats.linear import Linear
 from tnlib.linalg.modes import khatri_rao
 from tnlib.linalg.orthogonal import triangle
@@ -88,6 +88,7 @@ class CP(Linear):
 
     def full(self) -> Array:
         """Multiply out to the dense array."""
+        refuse_too_large(self)
         first, *others = self.factors
         rest = khatri_rao(others) if others else np.ones((1, len(self.weights)), first.dtype)
         return ((first * self.weights) @ rest.T).reshape(self.shape)  # n0 [R] (n1 ...)

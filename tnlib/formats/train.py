@@ -11,7 +11,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib.formats.base import Operator
+from tnlib.formats.base import Operator, refuse_too_large
 from tnlib.formats.chain import Chain
 from tnlib.formats.indexing import as_entry, digits, n_kept, per_leg, select
 from tnlib.linalg.scale import shift
@@ -20,8 +20,6 @@ from tnlib.sweeps.arithmetic import multiply_cores
 from tnlib.sweeps.contraction import absorb
 from tnlib.sweeps.dense import cores_to_dense, fuse_row_and_column, unpair_legs
 from tnlib.sweeps.scale import even_out
-
-_MOST_LEGS = 64  # of a numpy array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,11 +57,7 @@ class TensorTrain(Chain):
 
     def full(self) -> Array:
         """Contract to the dense array (n[0], ..., n[d-1])."""
-        if len(self.cores) > _MOST_LEGS:
-            raise ArgumentError(
-                f"TensorTrain.full: a dense array must have at most {_MOST_LEGS} legs, got {len(self.cores)}; "
-                "contract part of the train first."
-            )
+        refuse_too_large(self)
         cores, twos, factor = even_out(self.cores, self.log_scale)
         return _rescale(cores_to_dense(cores), twos, factor).reshape(self.shape)
 
@@ -144,6 +138,7 @@ class TTMatrix(Chain, Operator):
 
     def full(self) -> Array:
         """Contract to the dense matrix (prod m, prod n)."""
+        refuse_too_large(self)
         cores, twos, factor = even_out(self.cores, self.log_scale)
         paired = cores_to_dense(fuse_row_and_column(cores))
         return _rescale(unpair_legs(paired, self.row_shape, self.col_shape), twos, factor)

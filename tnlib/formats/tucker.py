@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.base import as_stored, as_stored_list
+from tnlib.formats.base import as_stored, as_stored_list, refuse_too_large
 from tnlib.formats.linear import Linear
 from tnlib.linalg.modes import mode_product
 from tnlib.linalg.orthogonal import triangle
@@ -90,6 +90,7 @@ class Tucker(Linear):
 
     def full(self) -> Array:
         """Multiply out to the dense array."""
+        refuse_too_large(self)
         out = self.core
         for k, factor in enumerate(self.factors):
             out = mode_product(out, factor, k)  # n0 ... nk [rk] r(k+1) ...
