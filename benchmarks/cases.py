@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.truth import best_gaussian, block_sum, core_product, inner_product, singular_values
+from benchmarks.truth import best_gaussian, block_sum, compositions, core_product, inner_product, singular_values
 
 SCALES = ("full", "small")
 WITHIN = 1.001  # an iteration has converged where it is within 0.1 % of the best error
@@ -65,6 +65,7 @@ def cases(scale: str) -> dict[str, Case]:
     found += [_apply(*((12, 8) if small else (60, 32)))]
     found += [_cross(6, 4) if small else _cross(20, 5), _sum(*((5, 8, 3, 3) if small else (20, 30, 4, 16)))]
     found += [_heads(*((64, 4, 2, 16) if small else (4096, 32, 8, 128)))]
+    found += [_composition(*((3, 2, 24, 4) if small else (12, 12, 768, 64)))]
     return {case.name: case for case in found}
 
 
@@ -273,6 +274,18 @@ def _heads(d: int, heads: int, kv_heads: int, d_head: int) -> Case:
         f"d_model {d}, float32"
     )
     return Case("heads", about, "number", (heads, d, d_head), d_head, limit=1e-4, make=make)
+
+
+def _composition(layers: int, heads: int, d: int, d_head: int) -> Case:
+    """Random weights of all layers: W_Q, W_K, W_V (layer, head, d, d_head) and W_O (layer, head, d_head, d)."""
+
+    def make(case: Case) -> Pair:
+        generator = np.random.default_rng(SEED)
+        drawn = [generator.standard_normal((layers, heads, d, d_head), np.float32) for _ in range(4)]
+        return Pair([*drawn[:3], drawn[3].transpose(0, 1, 3, 2)], [], compositions)
+
+    about = f"K-composition of all pairs of {layers} x {heads} heads of {d_head}, d_model {d}, float32, without biases"
+    return Case("composition", about, "number", (layers, heads, d, d_head), d_head, limit=1e-4, make=make)
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -108,7 +108,7 @@ class Bound:
 def bound(case: Case, rates: Rates) -> Bound:
     _, count = FORMULAS[case.name]
     n_bytes, flops = count(case)
-    single = case.name in ("svd", "heads")
+    single = case.name in ("svd", "heads", "composition")
     return Bound(n_bytes / rates.read, flops / (rates.gemm32 if single else rates.gemm64))
 
 
@@ -158,6 +158,12 @@ def _heads_cost(case: Case) -> tuple[float, float]:
     return 4 * 4 * heads * d * r, 2 * heads * 12 * d * r**2
 
 
+def _composition_cost(case: Case) -> tuple[float, float]:
+    layers, heads, d, r = case.shape
+    pairs = heads**2 * layers * (layers - 1) / 2
+    return 4 * 4 * layers * heads * d * r, 2 * layers * heads * 4 * d * r**2 + pairs * 2 * d * r**2
+
+
 _TRAIN_WORDS = (
     "read twice; Gram matrix of blocks 4r wide (4r flops an entry, by symmetry) and projection on r of them (2r); "
     "each step leaves a quarter, so 4/3 in all"
@@ -198,5 +204,10 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
         "every factor read once; of each a QR with its isometric factor (4 d r^2 flops) and a product with an r x r "
         "matrix (2 d r^2)",
         _heads_cost,
+    ),
+    "composition": (
+        "every factor read once; of each operator one triangle (2 d r^2 flops) and a product with it (2 d r^2), of "
+        "each pair a product of r x d with d x r (2 d r^2)",
+        _composition_cost,
     ),
 }

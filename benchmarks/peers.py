@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attention import HEADS
+from benchmarks.attention import COMPOSITION, HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
 from benchmarks.chains import SPLIT, per_bond, quimb_cores, tnlib_cores, to_torch
@@ -358,4 +358,5 @@ REGISTRY: dict[str, tuple[Entry, ...]] = {
     "cross": CROSS,
     "sum": SUM,
     "heads": HEADS,
+    "composition": COMPOSITION,
 }

@@ -131,6 +131,21 @@ def singular_values(weights: Arrays, _: Arrays) -> np.ndarray:
     return np.array([[np.linalg.svd(a @ b.T, compute_uv=False) for a, b in kind] for kind in triangles])
 
 
+def compositions(weights: Arrays, _: Arrays) -> np.ndarray:
+    """K-composition ||W_V W_O W_K W_Q^T|| / (||W_V W_O|| ||W_K W_Q^T||) of a head and one in a later layer."""
+    q, k, v, o = (w.astype(np.float64) for w in weights)
+    layers, heads = q.shape[:2]
+    pairs = [np.linalg.qr(a, mode="r") for a in (v, q)]  # layer head r r
+    left, right = pairs[0] @ o, k @ pairs[1].swapaxes(2, 3)  # ... r d, ... d r
+    sizes = [np.linalg.norm(a, axis=(2, 3)) for a in (left, right)]
+    scores = np.zeros((layers, heads, layers, heads))
+    for i, g in np.ndindex(layers, heads):
+        for j in range(i + 1, layers):
+            met = np.linalg.norm(left[i, g] @ right[j], axis=(1, 2))
+            scores[i, g, j] = met / sizes[0][i, g] / sizes[1][j]
+    return scores
+
+
 def best_gaussian(noise: float, n_entries: int, n_free: int) -> float:
     """Expected error of the best fit of a model with `n_free` parameters to its own tensor plus Gaussian noise."""
     return noise / math.hypot(1, noise) * math.sqrt(1 - n_free / n_entries)
