@@ -133,15 +133,13 @@ def refuse_too_large(value: Dense) -> None:
         raise ArgumentError(
             f"{name}.full: a dense array must have at most {_MOST_LEGS} legs, got {legs}; contract some of them first."
         )
-    try:
-        np.empty(
-            numbers, value.dtype
-        )  # reserved, and given back untouched: what is multiplied out fills it piece by piece
+    try:  # reserved and given back untouched, before a contraction fills memory piece by piece
+        np.empty(numbers, value.dtype)
     except (MemoryError, OverflowError, ValueError):
         size = numbers.bit_length() - 1
         raise ArgumentError(
-            f"{name}.full: the dense array must fit into memory, got more than 2**{size} numbers; slice or contract it "
-            "first."
+            f"{name}.full: the dense array must fit into memory, got 2**{size} numbers or more; "
+            "slice or contract it first."
         ) from None
 
 
