@@ -36,6 +36,7 @@ def gauges(train: tnlib.TensorTrain, low: tnlib.LowRank, cp: tnlib.CP) -> tuple[
 
 def adapters() -> tuple[tuple[int, int], tuple[int, int], float]:
     layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    layer = tnlib_adapters.fix_gauge(layer)
     terms, constant = layer.frozen(np.ones((4, 3, 3)) / 3)
     return layer.qk(0).shape, terms.shape, float(constant[0, 0])
 

@@ -72,13 +72,19 @@ LAYERS: dict[str, Callable[[], Attention]] = {
     "window": lambda: make(window=3),
     "normalised": lambda: make(6, 2, rotary=HALVES, head_norm=norm_of(4)),
     "normalised_alike": lambda: make(6, 2, rotary=PAIRS, head_norm=HeadNorm(np.ones(4), np.ones(4), 1e-6)),
+    "normalised_queries_alike": lambda: make(6, 2, rotary=HALVES, head_norm=HeadNorm(np.ones(4), keys_of(4), 1e-6)),
+    "normalised_still": lambda: make(head_norm=norm_of(4)),
     "wider_than_the_stream": lambda: make(4, 2, d=3, dh=8),
     "one_number": lambda: make(1, 1, d=1, dh=1),
 }
 
 
+def keys_of(dh: int) -> np.ndarray:
+    return normal((dh,), seed=12)
+
+
 def norm_of(dh: int) -> HeadNorm:
-    return HeadNorm(normal((dh,), seed=11), normal((dh,), seed=12), 1e-6)
+    return HeadNorm(normal((dh,), seed=11), keys_of(dh), 1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- one layer
@@ -310,6 +316,14 @@ def test_a_norm_keeps_what_it_sees() -> None:
     assert (w[0] >= w[1]).all()
     longer = fix_gauge(replace(layer, W_Q=2 * layer.W_Q, b_Q=2 * layer.b_Q))  # type: ignore[operator]
     assert_close(longer.W_Q, 2 * fixed.W_Q)
+
+
+def test_norms_with_weights_of_zero() -> None:
+    layer = make(rotary=HALVES, head_norm=HeadNorm(np.eye(4)[0], keys_of(4), 1e-6))
+    fixed = fix_gauge(layer)
+    assert_same_function(fixed, layer)
+    assert fixed.head_norm is not None
+    assert not fixed.head_norm.key[[1, 3]].any()  # of the plane whose queries count for nothing
 
 
 @pytest.mark.parametrize("rotary", [None, HALVES, PAIRS])

@@ -11,7 +11,16 @@ import oracles
 import pytest
 from head_gauges import assert_equal_layers, in_other_gauge
 from oracles import assert_close, refused
-from tnlib_adapters import Attention, builtin_path, fix_gauge, head_order, open_checkpoint, save_checkpoint
+from tnlib_adapters import (
+    Attention,
+    builtin_path,
+    fix_gauge,
+    fold,
+    head_order,
+    open_checkpoint,
+    rotate,
+    save_checkpoint,
+)
 from tnlib_adapters.forward.model import run
 
 # Of which transformers takes some norms and softmaxes in single precision, whatever its own.
@@ -65,6 +74,33 @@ def test_the_built_in_model(tmp_path: Path) -> None:
         assert_equal_layers(fixed.attention(k), fix_gauge(checkpoint.attention(k)), 1e-12)
     alone, layer = fixed.head(1, 2), fixed.attention(1)
     np.testing.assert_array_equal(alone.W_Q[0], layer.W_Q[2])
+
+
+@pytest.mark.parametrize("name", ["llama_biases", "gpt2_lm", "falcon_new"])
+def test_after_folding_and_rotating(name: str, saved: Any) -> None:
+    """Changes of one checkpoint go on top of each other."""
+    checkpoint, x = open_checkpoint(saved(name)[1]), np.arange(2, 11)
+    folded = fold(checkpoint).checkpoint
+    d = checkpoint.sizes.d_model
+    turned = rotate(folded, np.eye(d)[np.random.default_rng(0).permutation(d)])
+    for fixed in (fix_gauge(folded), fix_gauge(turned), rotate(fix_gauge(folded), np.eye(d))):
+        got, want = run(fixed, x).logits, run(checkpoint, x).logits
+        assert got is not None
+        assert_close(got, want, np.float32, 1000)
+    assert_equal_layers(
+        fix_gauge(fold(fix_gauge(folded)).checkpoint).attention(1), fix_gauge(folded).attention(1), 1e-4
+    )
+
+
+def test_half_precision_comes_out_single(saved: Any, tmp_path: Path) -> None:
+    import torch
+
+    half = copy.deepcopy(saved("llama_biases")[0]).to(torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    checkpoint = open_checkpoint(tmp_path / "half")
+    fixed, x = fix_gauge(checkpoint), np.arange(2, 11)
+    assert fixed.attention(0).W_Q.dtype == np.float32
+    assert_close(run(fixed, x).hidden, run(checkpoint, x).hidden, np.float32, 1000)
 
 
 @pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gpt2_lm"])

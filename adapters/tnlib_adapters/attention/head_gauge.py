@@ -44,7 +44,8 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
     Returns
     -------
     Attention or Checkpoint
-        The same function of the stream, in the precision that came, where rows of patterns sum to one. Per key head,
+        The same function of the stream, where rows of patterns sum to one, in the precision that came; weights of
+        checkpoints in half precision become single, and are computed when they are read. Per key head,
         W_V is balanced with all W_O that read it, and W_K with all W_Q: columns orthogonal, of equal lengths on both
         sides, descending, those beyond the rank zero; under rotary embeddings so only where columns do not turn, and
         plane by plane elsewhere. Biases go along as one more row; signs are fixed on keys and values. The key bias is

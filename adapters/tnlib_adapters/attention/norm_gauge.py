@@ -7,7 +7,7 @@ between must keep the norms, and w and v belong to all heads of a layer. With po
     w[a] <-> w[b]        with v: a quarter turn of all queries and keys
     w[a] = w[b]          with v: any turn of each key head and its queries
 
-A shift by a key bias, and lengths of queries and keys, are seen by their norm.
+A shift by a key bias, and lengths of queries and keys, are seen by their norm. Weights of zero leave more, which stays.
 """
 
 from __future__ import annotations
