@@ -19,7 +19,7 @@ _REACH = 0.75
 _MOST_ENTRIES = 1 << 22  # of tensors that are measured
 _DIAGONAL = {"S": "s", "WEIGHTS": "w", "LAMBDA": "$\\Lambda$"}  # tags that to_network gives
 _PARTS = {"U": "U", "VH": "V$^H$", "LEFT": "left", "RIGHT": "right"}
-_FORMATS = {"SVD", "CP"}
+_NO_LABELS = {"SVD", "CP", "CORE"}
 _MOST_LEGS = 6  # of more legs than these, only single ones are tried as the tip of a triangle
 
 
@@ -205,11 +205,8 @@ def _label(tags: Sequence[str]) -> str:
         return diagonal[0]
     sites = [tag[1:] for tag in tags if tag[:1] == "I" and tag[1:].replace(",", "").isdigit()]
     parts = [_PARTS[tag] for tag in tags if tag in _PARTS]
-    short = [
-        *parts,
-        *(sites if len(sites) == 1 else ()),
-        *(tag for tag in tags if len(tag) <= 4 and tag not in _FORMATS and not tag.startswith("_")),
-    ]
+    others = [tag for tag in tags if len(tag) <= 4 and tag not in _NO_LABELS and tag[:1] not in "_I"]
+    short = [*parts, *(sites if len(sites) == 1 else ()), *others]
     return short[0] if short else "core" if "CORE" in tags else ""
 
 
