@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.plan import Progress
     from tnlib_adapters.compression.report import LayerReport, Report
 
-BUILTIN = "builtin"
-_IN_HELP = f'IN is a checkpoint folder, or "{BUILTIN}" for the trained model that is part of the package.'
+BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
+_IN_HELP = (
+    "IN is a checkpoint folder, or one of the trained models that are part of the package: "
+    + ", ".join(f'"{name}"' for name in BUILTIN)
+    + "."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -109,7 +113,7 @@ def evaluate(source: str, out: Path, text: Path) -> None:
 def _folder(source: str) -> Path:
     from tnlib_adapters.data.builtin import builtin_path
 
-    return builtin_path() if source == BUILTIN and not Path(source).exists() else Path(source)
+    return builtin_path(BUILTIN[source]) if source in BUILTIN and not Path(source).exists() else Path(source)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tnlib._errors import ArgumentError
 
-_NAMES = ("induction",)
+_NAMES = ("induction", "llama")
 
 
 def builtin_path(name: str = "induction") -> Path:
@@ -15,8 +15,9 @@ def builtin_path(name: str = "induction") -> Path:
     Parameters
     ----------
     name : str
-        Name of the model. There is one, ``"induction"``: two attention-only layers that continue a repeated
-        segment of random tokens.
+        Name of the model. ``"induction"``: two attention-only layers that continue a repeated segment of random
+        tokens. ``"llama"``: a language model of Python's standard library as transformers saves one, with rotary
+        embeddings, RMSNorm and four layers of eight heads on two key and value heads, and its tokenizer.
 
     Returns
     -------
@@ -35,6 +36,9 @@ def builtin_path(name: str = "induction") -> Path:
     True
     >>> len(list(folder.glob("*.safetensors")))
     1
+    >>> from tnlib_adapters import open_checkpoint
+    >>> open_checkpoint(builtin_path("llama")).n_layers
+    4
     """
     if name not in _NAMES:
         known = ", ".join(map(repr, _NAMES))

@@ -1,0 +1,190 @@
+"""The built-in Llama: an ordinary folder of transformers, a model that has learned, and ours equal to theirs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles import assert_close
+from tnlib_adapters import builtin_path, cli, open_checkpoint
+from tnlib_adapters.forward.model import loss, run
+from tnlib_adapters.forward.weights import read_weights
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+models = pytest.importorskip("transformers_models")
+
+PYTHON_TEXT = Path(__file__).parents[2] / "adapters/training/python_text.py"
+LLAMA = builtin_path("llama")
+WINDOW = 256
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    models.quiet()
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return transformers.AutoModelForCausalLM.from_pretrained(LLAMA, **options).eval()
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """The source of a module that the model was not trained on."""
+    spec = importlib.util.spec_from_file_location("python_text", PYTHON_TEXT)
+    assert spec is not None
+    assert spec.loader is not None
+    python_text = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(python_text)
+    assert python_text.is_held_out("tarfile")
+    return Path(tarfile.__file__).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def windows(tokenizer: Any, text: str) -> np.ndarray:
+    """The first windows of the text behind its licence, (8, context)."""
+    tokens = np.array(tokenizer(text[3000:], verbose=False)["input_ids"])
+    return tokens[: 8 * WINDOW].reshape(8, WINDOW)
+
+
+def nats(model: Any, tokens: np.ndarray) -> np.ndarray:
+    """The loss of each token after the first of its window."""
+    ids = torch.from_numpy(tokens)
+    with torch.no_grad():
+        logits = model(ids).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none").numpy()
+
+
+# ------------------------------------------------------------------------------------------------------- the folder
+
+
+def test_the_folder_is_small_and_of_the_stated_shape() -> None:
+    assert sum(file.stat().st_size for file in LLAMA.iterdir()) < 2_500_000
+    checkpoint = open_checkpoint(LLAMA)
+    assert {info.dtype for info in checkpoint.folder.tensors.values()} == {"BF16"}
+    layer = checkpoint.attention(0)
+    assert (checkpoint.n_layers, layer.n_heads, layer.kv_heads, layer.d_head, layer.d_model) == (4, 8, 2, 16, 128)
+    assert layer.rotary is not None
+    assert layer.context == WINDOW
+
+
+def test_transformers_loads_it_without_a_warning() -> None:
+    """In a process of its own, since warnings are shown once."""
+    script = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer, logging\n"
+        "logging.disable_progress_bar()\n"
+        "words = AutoTokenizer.from_pretrained(sys.argv[1])('Return the', return_tensors='pt')\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "print(model.generate(**words, max_new_tokens=2, do_sample=False).shape[1] - words['input_ids'].shape[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script, str(LLAMA)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "2")
+
+
+@pytest.mark.parametrize(
+    "words", ["def f(x):\n\n    return x\n", "naïve “façade” 数 🦀\t\r\n", " a  b   c", "\x00 \x7f"]
+)
+def test_the_tokenizer_gives_back_any_text(words: str, tokenizer: Any) -> None:
+    assert tokenizer.decode(tokenizer(words)["input_ids"]) == words
+
+
+def test_documents_end_in_one_token(tokenizer: Any) -> None:
+    config = json.loads((LLAMA / "config.json").read_text())
+    assert tokenizer("<|endoftext|>")["input_ids"] == [config["eos_token_id"]]
+    assert len(tokenizer) == config["vocab_size"]
+
+
+def test_the_command_line_knows_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli._folder("builtin-llama") == LLAMA
+    assert cli._folder("builtin") == builtin_path("induction")
+    (tmp_path / "builtin-llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli._folder("builtin-llama") == Path("builtin-llama")
+
+
+# ------------------------------------------------------------------------------------------------ what it has learned
+
+
+def test_it_predicts_text_that_it_has_not_seen(model: Any, tokenizer: Any, text: str, windows: np.ndarray) -> None:
+    """Better than counts of single tokens of this very text, and than what deflate makes of the whole of it."""
+    counts = np.bincount(windows.ravel()) / windows.size
+    each = nats(model, windows)
+    assert each.mean() < 0.7 * -np.log(counts[windows[:, 1:]]).mean()
+    n_bytes = sum(len(tokenizer.decode(row[1:]).encode()) for row in windows)
+    bits = each.sum() / np.log(2)
+    assert bits / n_bytes < 8 * len(zlib.compress(text.encode(), 9)) / len(text.encode())
+
+
+def silenced(layer: Any) -> Any:
+    return layer.self_attn.register_forward_hook(lambda module, args, out: (0 * out[0], *out[1:]))
+
+
+def test_attention_matters(model: Any, windows: np.ndarray) -> None:
+    """Without any it knows the last token alone, and the loss without one layer is higher than with it."""
+    whole = nats(model, windows).mean()
+    hooks = []
+    try:
+        for layer in model.model.layers:
+            hooks.append(silenced(layer))
+            assert nats(model, windows).mean() > whole + 0.01
+            hooks.pop().remove()
+        hooks = [silenced(layer) for layer in model.model.layers]
+        assert nats(model, windows).mean() > whole + 0.5
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# ------------------------------------------------------------------------------------------------- ours beside theirs
+
+
+def test_the_loss_is_that_of_transformers(model: Any, windows: np.ndarray) -> None:
+    mask = np.ones(windows.shape, bool)
+    mask[:, 0] = False
+    ours, theirs = loss(open_checkpoint(LLAMA), windows, mask), nats(model, windows).mean()
+    assert abs(ours - theirs) < 1e-5 * theirs
+
+
+def test_scores_are_forms_at_a_distance(model: Any, windows: np.ndarray) -> None:
+    checkpoint, n = open_checkpoint(LLAMA), 48
+    recorded = models.record(model, windows[:1, :n])
+    distance = np.arange(n)[:, None] - np.arange(n)
+    seen = distance >= 0
+    for index, (scores, x) in enumerate(zip(recorded.scores, recorded.inputs, strict=True)):
+        layer, x1 = checkpoint.attention(index), np.column_stack([x[0].astype(np.float64), np.ones(n)])
+        for head in range(layer.n_heads):
+            form = layer.qk_tensor(head, np.arange(n)).full()  # distance query key
+            all_distances = layer.scale * x1 @ form @ x1.T  # distance n n [d+1]
+            got = np.take_along_axis(all_distances, np.where(seen, distance, 0)[None], 0)[0]
+            assert_close(got[seen], scores[0, head][seen], np.float32, factor=256)
+
+
+def test_outputs_are_those_of_the_operators(model: Any, windows: np.ndarray) -> None:
+    checkpoint = open_checkpoint(LLAMA)
+    recorded = models.record(model, windows[:1, :48])
+    per_layer = zip(recorded.patterns, recorded.inputs, recorded.outputs, strict=True)
+    for index, (patterns, x, written) in enumerate(per_layer):
+        frozen = checkpoint.attention(index).frozen(patterns[0])
+        assert_close(frozen.apply(x[0]), written[0], np.float32, factor=256)
+
+
+def test_greedy_text_is_what_the_forward_pass_prefers(model: Any, tokenizer: Any) -> None:
+    prompt = tokenizer("shelve.Shelf.get(self, key)\n\nReturn", return_tensors="pt")
+    tokens = model.generate(**prompt, max_new_tokens=30, do_sample=False)[0].numpy()
+    start = prompt["input_ids"].shape[1]
+    assert len(tokens) > start
+    logits = run(read_weights(open_checkpoint(LLAMA)), tokens[:-1]).logits
+    assert logits is not None
+    chosen = np.take_along_axis(logits[0], tokens[1:, None], 1)[:, 0]
+    assert (logits[0].max(1) - chosen)[start - 1 :].max() < 1e-4  # but for ties
