@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused, unchanged
 from tnlib_adapters import Attention, Checkpoint, Rotary, builtin_path, circuits, fold, open_checkpoint
+from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.circuits import composition_score, compositions, heat_map, stream_moments
 from tnlib_adapters.forward.model import run
 
@@ -186,6 +187,13 @@ def test_moments_weigh_what_is_read(kind: Any) -> None:
         assert (got.score, got.chance) == pytest.approx((want, one.chance), rel=1e-8)
 
 
+@pytest.mark.parametrize("scale", [1e-250, 1e250])
+def test_the_scale_of_moments_cancels(scale: float) -> None:
+    m = normal((8, 8))
+    want, got = (compositions(layers(2), "Q", moments=[c * m.T @ m] * 2) for c in (1.0, scale))
+    np.testing.assert_allclose(got.scores[0, :, 1], want.scores[0, :, 1], rtol=1e-8)
+
+
 def test_moments_of_one_position_and_of_the_model(model: Checkpoint) -> None:
     seen = run(model, [[3, 4, 5], [6, 7, 8]])
     x = np.concatenate([seen.inputs[1].reshape(6, 64), np.ones((6, 1))], axis=1)
@@ -263,12 +271,18 @@ def test_wrong_arguments_are_refused(model: Checkpoint) -> None:
         compositions(model, "X")  # type: ignore[arg-type]
     with refused(TypeError, "compositions: model", "str"):
         compositions("builtin", "Q")  # type: ignore[arg-type]
-    with refused(ValueError, "(4, 7)", "(2, 7)"):
+    with refused(ValueError, "(4, 7, 3)", "(2, 7, 3)"):
         compositions([*stack, *layers(1, heads=2)], "V")
     with refused(ValueError, "moments must be one matrix per layer, 2, got 1"):
         compositions(stack, "V", moments=[np.eye(8)])
     with refused(ValueError, "moments of layer 0", "(8, 8)", "(7, 7)"):
         compositions(stack, "V", moments=[np.eye(7), np.eye(7)])
+    with refused(ValueError, "moments of layer 1 must be symmetric"):
+        compositions(stack, "V", moments=[np.eye(8), np.triu(np.ones((8, 8)))])
+    with refused(ValueError, "heat_map: found must have pairs"):
+        heat_map(compositions(layers(1), "Q"))
+    with refused(ValueError, "normalised", "numerator"):
+        compositions(layers(2, head_norm=HeadNorm(np.ones(3), np.ones(3), 1e-6)), "K")
     with refused(ValueError, "distance must be given", "rotary"):
         compositions(layers(2, rotary=Rotary([1.0])), "K")
     with refused(ValueError, "right must have as many rows", "(4, 5)", "(6, 6)"):

@@ -247,12 +247,12 @@ def _layers(model: Any) -> list[Attention]:
             f"compositions: model must be a Checkpoint or a sequence of Attention, got {type(model).__name__}; "
             "pass open_checkpoint(folder)."
         )
-    sizes = [(layer.n_heads, layer.d_model) for layer in layers]
+    sizes = [(layer.n_heads, layer.d_model, layer.d_head) for layer in layers]
     for k, (one, other) in enumerate(itertools.pairwise(sizes)):
         if one != other:
             raise ArgumentError(
-                f"compositions: all layers must have as many heads and features, got (heads, d_model) = {one} in layer "
-                f"{k} and {other} in layer {k + 1}; pass the layers of one model."
+                f"compositions: all layers must have one shape, got (heads, d_model, d_head) = {one} in layer {k} and "
+                f"{other} in layer {k + 1}; pass the layers of one model."
             )
     return layers
 
@@ -280,5 +280,10 @@ def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> li
                 f"compositions: moments of layer {layer} must have shape ({size}, {size}), the constant coordinate "
                 f"last, got {m.shape}; pass the mean of x~^T x~, x~ = [x, 1]."
             )
-        checked.append(m)
+        if not np.allclose(m, m.T, rtol=1e-3, atol=1e-6 * float(np.abs(m).max())):
+            raise ArgumentError(
+                f"compositions: moments of layer {layer} must be symmetric, got a matrix whose transpose differs by "
+                f"{np.abs(m - m.T).max():.3g}; pass the mean of x~^T x~, x~ = [x, 1]."
+            )
+        checked.append(unit(m.astype(np.float64)))  # whose scale cancels
     return checked

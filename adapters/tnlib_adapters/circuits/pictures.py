@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tnlib import ArgumentError
 from tnlib_adapters.circuits.composition import Compositions
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ _MOST_NAMES = 40  # heads on an axis whose names are
 def heat_map(found: Compositions) -> Figure:
     """Draw composition scores as multiples of chance: writers down, readers across, white where there is no pair.
 
+    Raises
+    ------
+    ArgumentError
+        If there is no pair at all, in a model of one layer.
+
     Examples
     --------
     ::
@@ -29,6 +35,8 @@ def heat_map(found: Compositions) -> Figure:
     from matplotlib.figure import Figure
 
     n_layers, n_heads = found.scores.shape[:2]
+    if n_layers < 2:
+        raise ArgumentError("heat_map: found must have pairs of heads, got one layer; pass a model of at least two.")
     multiples = found.multiples[:-1, :, 1:].reshape((n_layers - 1) * n_heads, -1)  # writers readers
     side = min(12.0, max(3.5, 0.5 * len(multiples)))
     figure = Figure(figsize=(side + 1.6, side + 0.6), layout="constrained")
