@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.scale import norm
 from tnlib_adapters.attention.attention import Attention
 
 
@@ -21,8 +22,9 @@ def rank_heads(layer: Attention) -> Array:
     """
     group = layer.n_heads // layer.kv_heads
     heads = np.arange(layer.n_heads).reshape(layer.kv_heads, group)
-    within = np.stack([of[_ranking(layer, of[:, None])] for of in heads])
-    found: Array = within[_ranking(layer, within)].ravel()
+    lengths = np.stack([_lengths(layer.W_O), _lengths(layer.W_Q)], axis=1)  # h (o, q)
+    within = np.stack([of[_ranking(layer, of[:, None], lengths)] for of in heads])
+    found: Array = within[_ranking(layer, within, lengths)].ravel()
     return found
 
 
@@ -35,26 +37,25 @@ def in_order(layer: Attention, order: Array) -> Attention:
     return replace(layer, **arrays)
 
 
-def _ranking(layer: Attention, sets: Array) -> Array:
-    """Return the order of sets of heads (sets, heads)."""
+def _ranking(layer: Attention, sets: Array, lengths: Array) -> Array:
+    """Return the order of sets of heads (sets, heads), given the lengths (heads, 2) of each head."""
     tolerance = float(np.sqrt(max(np.finfo(w.dtype).eps for w in (layer.W_Q, layer.W_O))))
     keys = sets[:, 0] // (layer.n_heads // layer.kv_heads)
     told = ((layer.W_O, sets), (layer.W_Q, sets), (layer.W_K, keys), (layer.W_V, keys))
-    scales = [float(np.abs(w).max()) or 1.0 for w, _ in told]
-    norms = np.stack([_norms(w / scale)[of] for (w, of), scale in zip(told[:2], scales[:2], strict=True)])
-    norms = np.linalg.norm(norms, axis=2).T  # sets (o, q)
-    norms = norms / np.where(norms.max(axis=0) > 0, norms.max(axis=0), 1)
 
     def entries(tied: Array) -> Array:
-        parts = [w[of[tied]].reshape(len(tied), -1) / scale for (w, of), scale in zip(told, scales, strict=True)]
-        return np.concatenate(parts, axis=1)
+        parts = [w[of[tied]].reshape(len(tied), -1) for w, of in told]
+        return np.concatenate([part / (np.abs(part).max() or 1.0) for part in parts], axis=1)
 
+    norms = np.linalg.norm(lengths[sets], axis=1)  # sets (o, q)
     of_norms = _split(np.arange(len(sets)), lambda rows: norms[rows], tolerance)
     return np.concatenate([rows for tied in of_norms for rows in _split(tied, entries, tolerance)])
 
 
-def _norms(heads: Array) -> Array:
-    found: Array = np.linalg.norm(heads.reshape(len(heads), -1), axis=1)
+def _lengths(heads: Array) -> Array:
+    """Return the norms of the heads of one projection, the largest of them 1."""
+    lengths = np.array([norm(head) for head in heads])
+    found: Array = lengths / (lengths.max() or 1.0)
     return found
 
 
