@@ -220,3 +220,23 @@ def test_bad_input() -> None:
     tn["T1"].modify(data=np.full((3, 2), np.inf))
     with oracles.refused(ValueError, "contract", "finite", "T1"):
         network.contract(tn)
+
+
+def test_what_no_memory_holds_is_not_begun() -> None:
+    chain = tnlib.TensorTrain([np.ones((1, 4, 1))] * 60)
+    with oracles.refused(ValueError, "contract: every product", "2**120", "contraction_cost"):
+        network.contract(network.to_network(chain))
+    peps = network.Network(qtn.PEPS.rand(8, 8, 2, phys_dim=2, seed=1))
+    with oracles.refused(ValueError, "contract: every product", "memory"):
+        peps.full()
+
+
+def test_norms_of_networks_in_any_range() -> None:
+    tn = network.to_network(tnlib.LowRank(np.ones((2, 1)), np.ones((1, 8))))
+    tn.exponent = 300.0
+    assert network.Network(tn).norm() == pytest.approx(4e300, rel=1e-12)
+    tn.exponent = -320.0
+    assert network.Network(tn).norm() == pytest.approx(4e-320, rel=1e-3)  # below the normal numbers
+    tn.exponent = 400.0
+    with oracles.refused(ValueError, "Network.norm: the norm", "exponent"):
+        network.Network(tn).norm()

@@ -133,14 +133,20 @@ def refuse_too_large(value: Dense) -> None:
         raise ArgumentError(
             f"{name}.full: a dense array must have at most {_MOST_LEGS} legs, got {legs}; contract some of them first."
         )
-    try:  # reserved and given back untouched, before a contraction fills memory piece by piece
-        np.empty(numbers, value.dtype)
-    except (MemoryError, OverflowError, ValueError):
-        size = numbers.bit_length() - 1
+    if not fits_in_memory(numbers, value.dtype):
         raise ArgumentError(
-            f"{name}.full: the dense array must fit into memory, got 2**{size} numbers or more; "
+            f"{name}.full: the dense array must fit into memory, got 2**{numbers.bit_length() - 1} numbers or more; "
             "slice or contract it first."
-        ) from None
+        )
+
+
+def fits_in_memory(numbers: int, dtype: np.dtype[Any]) -> bool:
+    """Say whether an array of so many numbers can be had: before a contraction fills memory piece by piece."""
+    try:
+        np.empty(numbers, dtype)  # reserved, and given back untouched
+    except (MemoryError, OverflowError, ValueError):
+        return False
+    return True
 
 
 def refuse_other_kind(sign: str, a: Dense, b: Any) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib.formats.base import fits_in_memory
 from tnlib.linalg.scale import largest, shift
 from tnlib.linalg.threads import own_threads
 from tnlib.network.arguments import arrays_of, as_legs, as_network, need
-from tnlib.network.cost import Path, as_path, find_path, steps
+from tnlib.network.cost import Path, as_path, find_path, largest_product, steps
 
 
 @own_threads
@@ -39,8 +40,8 @@ def contract(tn: Any, *, legs: Sequence[str] | None = None, path: Sequence[Seque
     Raises
     ------
     ArgumentTypeError, ArgumentError
-        If `tn` is no network, `legs` name no indices of it, `path` does not fit it, or the result leaves the range of
-        its dtype.
+        If `tn` is no network, `legs` name no indices of it, `path` does not fit it, a product on the way does not fit
+        into memory, or the result leaves the range of its dtype.
     ModuleNotFoundError
         If quimb is not installed.
 
@@ -74,6 +75,12 @@ def mantissa(function: str, tn: Any, legs: Sequence[str], path: Path) -> tuple[A
         data, e = _in_range(data)
         twos += e
         left.append(qtn.Tensor(data.squeeze(), [i for i in tensor.inds if tn.ind_size(i) > 1]))
+    most = largest_product(tn, legs, path)
+    if not fits_in_memory(most, left[0].data.dtype):
+        raise ArgumentError(
+            f"{function}: every product on the way must fit into memory, got one of 2**{most.bit_length() - 1} numbers "
+            "or more; leave fewer legs open, see contraction_cost."
+        )
     for positions, kept in steps([tensor.inds for tensor in left], legs, path):
         taken = [left.pop(k) for k in positions]
         product = qtn.tensor_contract(*taken, output_inds=kept, preserve_tensor=True)

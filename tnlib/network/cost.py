@@ -161,6 +161,11 @@ def steps(
         yield positions, kept
 
 
+def largest_product(tn: Any, legs: Sequence[str], path: Path) -> int:
+    """Return how many numbers the largest product on a path has."""
+    return _measure(tn, legs, path)[1]
+
+
 def _measure(tn: Any, legs: Sequence[str], path: Path) -> tuple[int, int, int]:
     """Return multiplications, the largest product and the numbers in all products."""
     left = [tuple(tensor.inds) for tensor in tn.tensor_map.values()]

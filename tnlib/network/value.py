@@ -81,4 +81,9 @@ class Network(Dense):
         square, twos = mantissa("Network.norm", squared, (), find_path("Network.norm", squared, ()))
         half, odd = divmod(twos, 2)
         root = math.sqrt(max(0.0, float(np.real(square)) * 2**odd))
-        return math.ldexp(root, half) * float(10.0 ** float(self.tn.exponent))
+        more = float(self.tn.exponent) * math.log2(10)
+        whole = math.floor(more)
+        try:
+            return math.ldexp(root * 2.0 ** (more - whole), half + whole)
+        except OverflowError:
+            raise ArgumentError("Network.norm: the norm must lie below 1.8e308; lower tn.exponent.") from None
