@@ -16,6 +16,7 @@ import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.attention.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibrated import CalibratedHeads, fold_biases  # noqa: E402
+from tnlib_adapters.compression.cuts import cuts_of  # noqa: E402
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.statistics import collect, measure_gates  # noqa: E402
 from tnlib_adapters.torch.hooks.local import _install, _tensors, fit_layers  # noqa: E402
@@ -24,7 +25,8 @@ from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
 
-NAMES = ("bert", "gpt2_lm", "opt", "roberta")
+NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
+SOME = ("bert", "gpt2_lm", "llama", "phi")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,11 @@ def text(tmp_path):
 def few_steps(monkeypatch):
     """As many as show that they help."""
     monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 15)
+
+
+def layer_cuts(checkpoint, moments):
+    group = checkpoint.sizes.n_heads // checkpoint.sizes.kv_heads
+    return [cuts_of(one, group, checkpoint.attention(k).rotary) for k, one in enumerate(moments)]
 
 
 def quietly(*_: object) -> None:
@@ -84,25 +91,27 @@ def test_gradients_are_those_of_the_model(folders, name):
 
     def turned(t):
         """W_Q and b_Q of one head times 1 + t."""
-        weight, bias = module.weight.detach().clone(), module.bias.detach().clone()
+        weight, bias = old[0].clone(), None if old[1] is None else old[1].clone()
         if by_rows:
             weight[own] = weight[own] + t.T @ weight[own]
         else:
             weight[:, own] = weight[:, own] + weight[:, own] @ t
-        bias[own] = bias[own] + bias[own] @ t
+        if bias is not None:
+            bias[own] = bias[own] + bias[own] @ t
         return weight, bias
 
-    old = module.weight.detach().clone(), module.bias.detach().clone()
-    values = []
-    for sign in (1.0, -1.0):
-        weight, bias = turned(sign * s)
+    def install(weight, bias):
         with torch.no_grad():
             module.weight.copy_(weight)
-            module.bias.copy_(bias)
+            if bias is not None:
+                module.bias.copy_(bias)
+
+    old = module.weight.detach().clone(), None if module.bias is None else module.bias.detach().clone()
+    values = []
+    for sign in (1.0, -1.0):
+        install(*turned(sign * s))
         values.append(probe())
-        with torch.no_grad():
-            module.weight.copy_(old[0])
-            module.bias.copy_(old[1])
+        install(*old)
     expected = float(torch.einsum("btd,de,bte->", seen.q[:, :, head], s, seen.dq[0, :, :, head]))
     size = float(seen.q[:, :, head].norm() * s.norm() * seen.dq[0, :, :, head].norm())
     assert abs((values[0] - values[1]) / 2 - expected) <= 2e-2 * size
@@ -113,8 +122,13 @@ def test_biases_fold_without_a_trace(folders, name, tmp_path):
     """b_K dropped and b_V inside b_O: the model of transformers computes the same."""
     before, after = open_running(folders[name]), open_running(folders[name])
     checkpoint = open_checkpoint(folders[name])
-    folded = [fold_biases(checkpoint.projections(k), checkpoint.sizes) for k in range(checkpoint.n_layers)]
-    assert all(not one.biases["k"].any() and not one.biases["v"].any() for one in folded)
+    folded = [
+        fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=checkpoint.architecture.rope is None)
+        for k in range(checkpoint.n_layers)
+    ]
+    for one in folded:
+        assert checkpoint.architecture.rope or not one.biases["k"].any()
+        assert "o" not in one.biases or not one.biases["v"].any()
     free = [
         type(one)(
             {n: np.zeros(w.shape) for n, w in one.weights.items()},
@@ -132,30 +146,30 @@ def test_biases_fold_without_a_trace(folders, name, tmp_path):
     assert float((one - two).norm() / one.norm()) <= 2e-3  # the refit of W_O of an exact layer moves it by rounding
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
-    moments = collect(model, batches)
-    gates = measure_gates(model, batches, moments)
+    cuts = layer_cuts(checkpoint, collect(model, batches))
+    gates = measure_gates(model, batches, cuts)
     heads = [
-        CalibratedHeads(checkpoint.projections(k), checkpoint.sizes, moments[k], gates[k])
+        CalibratedHeads(checkpoint.projections(k), checkpoint.sizes, cuts[k], gates[k])
         for k in range(checkpoint.n_layers)
     ]
-    ranks = [3] * checkpoint.sizes.n_heads
+    units = [max(1, len(cut.units) // 2) for cut in cuts[0].values() for _ in range(checkpoint.sizes.kv_heads)]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     for _ in fit_layers(
         fitted,
         batches,
-        lambda k: heads[k].truncated(ranks, ranks),
-        lambda k: heads[k].free(ranks, ranks),
+        lambda k: heads[k].truncated(units),
+        lambda k: heads[k].free(units),
         n_steps=15,
         progress=quietly,
     ):
         pass
     for k, layer in enumerate(truncated.layers):
-        _install(layer.block, _tensors(truncated, layer, k, heads[k].truncated(ranks, ranks)))
+        _install(layer.block, _tensors(truncated, layer, k, heads[k].truncated(units)))
     one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))
     if before.predicts:
         assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
@@ -225,18 +239,17 @@ def test_models_that_do_not_belong_together_are_not_compared(folders, text):
         evaluate(folders["bert"], folders["gpt2_lm"], text)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_gates_predict_what_dropping_a_little_costs(folders, name):
     """A gate turned down a little on one component: half the mean squared slope, times the square of the turn."""
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     batches = before.batches(text)
-    moments = collect(before, batches)
-    gates = measure_gates(before, batches, moments)
+    cuts = layer_cuts(checkpoint, collect(before, batches))
+    gates = measure_gates(before, batches, cuts)
     turn, layer, sizes = 0.05, 1, checkpoint.sizes
-    full = [sizes.d_head] * sizes.n_heads
-    heads = CalibratedHeads(checkpoint.projections(layer), sizes, moments[layer], gates[layer])
-    dense = heads.truncated(full, full)
+    heads = CalibratedHeads(checkpoint.projections(layer), sizes, cuts[layer], gates[layer])
+    dense = heads.truncated([len(cut.units) for cut in cuts[layer].values() for _ in range(sizes.kv_heads)])
     costs = np.sort(gates[layer]["vo"], axis=1)[:, ::-1]
     head = int(np.argmax(costs[:, 0]))  # the component that matters most, well clear of rounding
     dense.weights["v"][:, head * sizes.d_head] *= 1 - turn

@@ -40,9 +40,10 @@ class Piece:
     ranks
         One per head where heads share an array, otherwise ().
     rows
-        Of kind "pivoted": for each head, the rows of its left factor that are a unit matrix, otherwise ().
+        Of kind "pivoted": for each key and value head, the rows of its left factor that are a unit matrix; of kind
+        "planes": the columns that each keeps; otherwise ().
     biases
-        Of kind "pivoted": the projections whose biases it stands for as well.
+        Of these two kinds: the projections whose biases it stands for as well.
     """
 
     kind: str
@@ -133,7 +134,7 @@ def _are_counts(values: Any) -> bool:
 
 def held_biases(described: Mapping[str, Any], d_model: int) -> str:
     """Return the projections whose biases the factors hold as well: a last row, or column, beyond d_model."""
-    if described["kind"] == "pivoted":
+    if described["kind"] in ("pivoted", "planes"):
         return str(described["biases"])
     if described["kind"] != "heads":
         return ""
@@ -171,7 +172,8 @@ def expand(pieces: Sequence[Piece], sizes: Sizes) -> Projections:
 
 def _check_expanded(found: Projections, piece: Piece, sizes: Sizes) -> None:
     shapes = {name: weight.shape for name, weight in found.weights.items()}
-    if shapes != dict.fromkeys(piece.of, (sizes.d_model, sizes.d_model)):
+    wanted = {name: (sizes.d_model, sizes.widths[name]) for name in piece.of}
+    if shapes != {name: shape[::-1] if name == "o" else shape for name, shape in wanted.items()}:
         raise ValueError(f"they give weights of shapes {shapes} for d_model {sizes.d_model}")
 
 
@@ -208,14 +210,25 @@ def _heads(piece: Piece, sizes: Sizes) -> Projections:
     `left` (d_model, r) or (d_model + 1, r) holds the weights, and as its last row the bias, of the first
     projection; `right` those of the second, (r, d_model) or (r, d_model + 1).
     """
-    if len(piece.ranks) != sizes.n_heads or max(piece.ranks) > sizes.d_head:
-        raise ValueError(f"ranks {piece.ranks} for {sizes.n_heads} heads of {sizes.d_head}")
+    if len(piece.ranks) != sizes.kv_heads or max(piece.ranks) > sizes.d_head:
+        raise ValueError(f"ranks {piece.ranks} for {sizes.kv_heads} heads of {sizes.d_head}")
+    return _in_place(piece, sizes, [tuple(range(r)) for r in piece.ranks])
+
+
+def _planes(piece: Piece, sizes: Sizes) -> Projections:
+    """Put the columns that every key head keeps back where they turn by their own frequency, as in `_heads`."""
+    if len(piece.rows) != sizes.kv_heads or max(max(one, default=0) for one in piece.rows) >= sizes.d_head:
+        raise ValueError(f"columns {piece.rows} for {sizes.kv_heads} heads of {sizes.d_head}")
+    return _in_place(piece, sizes, piece.rows)
+
+
+def _in_place(piece: Piece, sizes: Sizes, columns: Sequence[Sequence[int]]) -> Projections:
+    """Return projections with these columns of each key and value head, and of the queries that share it, filled."""
     first, second = list(piece.of)
-    into = slots(piece.ranks, sizes.d_head)
-    left = np.zeros((len(piece.arrays["left"]), sizes.d_model))
-    right = np.zeros((sizes.d_model, piece.arrays["right"].shape[1]))
-    left[:, into] = piece.arrays["left"]
-    right[into] = piece.arrays["right"]
+    left = np.zeros((len(piece.arrays["left"]), sizes.widths[first]))
+    right = np.zeros((sizes.widths[second], piece.arrays["right"].shape[1]))
+    left[:, places(columns_of(first, columns, sizes), sizes.d_head)] = piece.arrays["left"]
+    right[places(columns_of(second, columns, sizes), sizes.d_head)] = piece.arrays["right"]
 
     d = sizes.d_model
     weights = {first: left[:d], second: right if second == "o" else right[:, :d].T}
@@ -247,13 +260,19 @@ def _pivoted(piece: Piece, sizes: Sizes) -> Projections:
     return Projections(found.weights, biases | ({"o": piece.arrays["bias"]} if "bias" in piece.arrays else {}))
 
 
-def slots(ranks: Sequence[int], d_head: int) -> list[int]:
-    """Return the inner dimensions that heads of these ranks fill: the first ones of each head.
+def columns_of(name: str, columns: Sequence[Sequence[int]], sizes: Sizes) -> list[Sequence[int]]:
+    """Return for every head of a projection the columns that its key and value head has."""
+    group = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
+    return [one for one in columns for _ in range(group)]
 
-    >>> slots([1, 2], d_head=4)
-    [0, 4, 5]
+
+def places(columns: Sequence[Sequence[int]], d_head: int) -> list[int]:
+    """Return the inner dimensions that these columns of all heads are.
+
+    >>> places([(0,), (1, 3)], d_head=4)
+    [0, 5, 7]
     """
-    return [head * d_head + column for head, rank in enumerate(ranks) for column in range(rank)]
+    return [head * d_head + column for head, one in enumerate(columns) for column in one]
 
 
 def stack(projections: Projections, sizes: Sizes) -> Array:
@@ -279,6 +298,7 @@ EXPAND: Mapping[str, Callable[[Piece, Sizes], Projections]] = {
     "ttm": _ttm,
     "heads": _heads,
     "pivoted": _pivoted,
+    "planes": _planes,
     "tucker": _tucker,
     "cp": _cp,
     "stack": _stack,

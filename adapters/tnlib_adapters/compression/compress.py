@@ -88,7 +88,7 @@ def compress(
     text = None if calibrate is None else _calibration(calibrate, method)
     checkpoint = open_checkpoint(source)
     check_target("compress", target, checkpoint.folder.path, force=force)
-    check_method(checkpoint, method)
+    check_method(checkpoint, method, by_text=calibrate is not None)
     _check_finite(checkpoint, progress)
     if text is None:
         plan = factorise(checkpoint, method, progress).plan(keep, progress)
@@ -179,7 +179,9 @@ def _report(
 def _ranks(pieces: Sequence[Piece], n_heads: int) -> list[tuple[int | None, int | None]]:
     """Return each head's QK and OV rank where the factors are per head."""
     by_kind: dict[str, Sequence[Any]] = {
-        piece.of: piece.ranks for piece in pieces if piece.kind in ("heads", "pivoted")
+        piece.of: [rank for rank in piece.ranks for _ in range(n_heads // len(piece.ranks))]
+        for piece in pieces
+        if piece.ranks
     }
     none = [None] * n_heads
     return list(zip(by_kind.get("qk", none), by_kind.get("vo", none), strict=True))

@@ -48,21 +48,34 @@ class Moments:
         shape = (n_heads, d_head, d_head)
         return cls({kind: np.zeros(shape) for kind in KINDS}, {kind: np.zeros(shape) for kind in KINDS})
 
-    def components(self, kind: str) -> tuple[Array, Array]:
-        """Return left and right (heads, d_head, d_head), left @ right^T = 1 for every head, by descending weight."""
-        lefts, rights = [], []
-        for a, p in zip(self.activations[kind], self.gradients[kind], strict=True):
-            root_a, inverse_a = _roots(a)
-            root_p, inverse_p = _roots(p)
-            u, s, vh = np.linalg.svd(root_a @ root_p)
-            lefts.append(inverse_a @ u * np.sqrt(s))
-            rights.append(inverse_p @ vh.T * np.sqrt(s))
-        return np.stack(lefts), np.stack(rights)
+    def components(self, kind: str, group: int = 1) -> tuple[Array, Array]:
+        """Return left and right (heads, d_head, d_head), left @ right^T = 1 for every head, by descending weight.
+
+        Every `group` query heads share one key and value head, and so for "qk" the right side, for "vo" the left.
+        """
+        own, common = self.activations[kind], self.gradients[kind]
+        if kind == "vo":
+            own, common = common, own
+        own_sides, common_sides = [], []
+        for start in range(0, len(own), group):
+            heads = slice(start, start + group)
+            root, inverse = _roots(common[heads].sum(0)[None])
+            roots, inverses = _roots(own[heads])
+            u, s, vh = np.linalg.svd(root[0] @ np.concatenate(roots, axis=1), full_matrices=False)  # d r, r (head d)
+            common_sides += [inverse[0] @ u * np.sqrt(s)] * group
+            per_head = np.split(vh.T, group)  # d r
+            own_sides += [one @ v * np.sqrt(s) for one, v in zip(inverses, per_head, strict=True)]
+        found = np.stack(own_sides), np.stack(common_sides)
+        return found if kind == "qk" else found[::-1]
 
 
-def _roots(moment: Array) -> tuple[Array, Array]:
-    """Return the square root of a positive matrix and its inverse, small eigenvalues raised to a floor."""
-    values, vectors = np.linalg.eigh(moment)
-    top = float(values[-1])
-    values = np.maximum(values / top, _FLOOR) if top > 0 else np.ones_like(values)  # the scale is of no account
-    return vectors * np.sqrt(values) @ vectors.T, vectors / np.sqrt(values) @ vectors.T
+def _roots(moments: Array) -> tuple[Array, Array]:
+    """Return the square roots of positive matrices (heads, d, d), and their inverses.
+
+    They are scaled together, which is of no account, and small eigenvalues are raised to a floor.
+    """
+    values, vectors = np.linalg.eigh(moments)
+    top = float(values.max())
+    values = np.maximum(values / top, _FLOOR) if top > 0 else np.ones_like(values)
+    roots, adjoints = np.sqrt(values)[:, None, :], vectors.transpose(0, 2, 1)
+    return vectors * roots @ adjoints, vectors / roots @ adjoints

@@ -11,7 +11,7 @@ from typing import Any
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
-from tnlib_adapters.compression.allocate import allocate
+from tnlib_adapters.compression.allocate import Curve, allocate
 from tnlib_adapters.compression.methods import METHODS, REFUSE, Factorised
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
@@ -65,7 +65,11 @@ class Factorisation:
     n_before: int
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
-        """Choose the sizes for a fraction `keep` of the numbers and return the factors.
+        """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
+        return self.at(self.choose(keep), progress)
+
+    def choose(self, keep: float) -> list[int]:
+        """Return an option for every block of every layer that makes the most of a fraction `keep` of the numbers.
 
         Raises
         ------
@@ -85,20 +89,25 @@ class Factorisation:
                 f"got {keep}; below it not even the smallest factors fit."
             )
         spent = fixed + sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
-        lost = sum(float(curve.errors[option]) for curve, option in zip(curves, choice, strict=True))
+        lost = _lost(curves, choice)
         if spent < least and lost > 0:  # with nothing lost, fewer numbers are no fault
             raise ArgumentError(
                 f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
                 f"below it is {_rounded_up(spent / self.n_before)}; ask for that, or use another method."
             )
+        return choice
+
+    def at(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
+        """Return the factors at one option of every block."""
         layers = self._pieces(choice, progress)
         numbers = [
             layer.fixed + sum(piece.n_parameters for piece in pieces)
             for layer, pieces in zip(self.layers, layers, strict=True)
         ]
-        return Plan(self.method, layers, self.n_before, numbers, lost)
+        curves = [curve for layer in self.layers for curve in layer.curves]
+        return Plan(self.method, layers, self.n_before, numbers, _lost(curves, choice))
 
-    def _pieces(self, choice: list[int], progress: Progress) -> list[list[Piece]]:
+    def _pieces(self, choice: Sequence[int], progress: Progress) -> list[list[Piece]]:
         pieces, start = [], 0
         for done, layer in enumerate(self.layers):
             progress("choosing factors", done, len(self.layers))
@@ -107,6 +116,10 @@ class Factorisation:
             start = end
         progress("choosing factors", len(self.layers), len(self.layers))
         return pieces
+
+
+def _lost(curves: Sequence[Curve], choice: Sequence[int]) -> float:
+    return sum(float(curve.errors[option]) for curve, option in zip(curves, choice, strict=True))
 
 
 def _rounded_up(fraction: float) -> str:
@@ -124,7 +137,7 @@ def check_keep(keep: Any) -> float:
     return float(keep)
 
 
-def check_uncompressed(checkpoint: Checkpoint) -> None:
+def check_uncompressed(checkpoint: Checkpoint, *, by_text: bool = False) -> None:
     """Raise if the attention of a checkpoint is stored as factors already, or of a kind that cannot be."""
     if checkpoint.pieces is not None:
         raise ArgumentError(
@@ -132,20 +145,26 @@ def check_uncompressed(checkpoint: Checkpoint) -> None:
             "was made from."
         )
     row = checkpoint.architecture
-    if row.rope or row.alibi or row.fused == "groups" or row.in_memory:
+    if row.alibi or row.qk_norm or row.fused == "groups" or row.in_memory:
         raise ArgumentError(
-            f"compress: attention of a {row.model_type} cannot be compressed yet, because its heads share keys or know "
-            "their distance, or transformers renames it; open it with open_checkpoint and truncate its operators."
+            f"compress: attention of a {row.model_type} cannot be compressed yet, because its heads know their "
+            "distance by slopes, norm their queries, or are stored in an order of their own; open it with "
+            "open_checkpoint and truncate its operators."
+        )
+    if row.rope and not by_text:
+        raise ArgumentError(
+            f"compress: attention of a {row.model_type} can only be compressed with calibrate, because its heads share "
+            "keys or know their distance; name a text."
         )
 
 
-def check_method(checkpoint: Checkpoint, method: str) -> None:
+def check_method(checkpoint: Checkpoint, method: str, *, by_text: bool = False) -> None:
     """Raise unless the method is known and this checkpoint can be compressed by it."""
     if method not in tuple(METHODS):
         raise ArgumentError(
             f"compress: method must be one of {', '.join(METHODS)}, got {method!r}; choose one of them."
         )
-    check_uncompressed(checkpoint)
+    check_uncompressed(checkpoint, by_text=by_text)
     reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
     if reason:
         raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")

@@ -95,7 +95,7 @@ def compare_layer(
     for head in range(before.n_heads):
         errors, spectra = [], []
         for kind in (0, 1):
-            a, b = (one.ov(head) if kind else one.qk(head) for one in (before, after))
+            a, b = (one.ov(head) if kind else _qk(one, head) for one in (before, after))
             spectrum = product_svd(a.left.astype(np.float64), a.right.astype(np.float64))[1]  # products leave float32
             difference, size = _difference(a, b), float(np.linalg.norm(spectrum))
             totals[kind] += difference**2, size**2
@@ -108,6 +108,11 @@ def compare_layer(
         )
     qk, ov = (float(np.sqrt(d / n)) if n > 0 else 0.0 for d, n in totals)
     return heads, qk, ov
+
+
+def _qk(layer: Attention, head: int) -> LowRank:
+    """Return the QK operator, at distance 0 where it depends on it."""
+    return layer.qk(head) if layer.rotary is None else layer.qk(head, distance=0)
 
 
 def _difference(a: LowRank, b: LowRank) -> float:

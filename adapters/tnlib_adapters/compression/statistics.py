@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.moments import KINDS, Moments
+from tnlib_adapters.compression.cuts import Cut
+from tnlib_adapters.compression.moments import Moments
 from tnlib_adapters.compression.plan import Progress, quiet
 
 if TYPE_CHECKING:
@@ -43,30 +44,26 @@ def _second_moments(x: Array) -> Array:
 
 
 def measure_gates(
-    model: RunningModel, batches: Sequence[Batch], moments: Sequence[Moments], progress: Progress = quiet
+    model: RunningModel, batches: Sequence[Batch], cuts: Sequence[dict[str, Cut]], progress: Progress = quiet
 ) -> list[dict[str, Array]]:
-    """Return for every layer and kind, (heads, d_head): the mean square of the derivative by each component's gate.
+    """Return for every layer and kind, (key heads, units): the mean square of the derivative by a gate on each unit.
 
-    The mean is over texts and probes, for models that predict over tokens. Half of it is, to lowest order, what dropping
-    the component takes from the cosine of the embeddings, or adds to the divergence of the predictions.
+    The mean is over texts and probes, or tokens where those are predicted. Half of it is, to lowest order, what
+    dropping the unit takes from the cosine of the embeddings, or adds to the divergence of the predictions.
     """
     import torch
 
     from tnlib_adapters.torch.hooks.running import observe
 
-    parts = [{kind: one.components(kind) for kind in KINDS} for one in moments]
-    sums = [{kind: np.zeros(left.shape[::2]) for kind, (left, _) in layer.items()} for layer in parts]
+    sums = [{kind: np.zeros((len(c.left) // c.group, len(c.units))) for kind, c in layer.items()} for layer in cuts]
     generator = torch.Generator().manual_seed(_SEED + 1)
     count = 0
     for done, batch in enumerate(batches):
         progress("measuring gates", done, len(batches))
-        for layer, gates, seen in zip(parts, sums, observe(model, batch, _PROBES, generator), strict=True):
+        for layer, gates, seen in zip(cuts, sums, observe(model, batch, _PROBES, generator), strict=True):
             for kind, a, p in (("qk", seen.q, seen.dq), ("vo", seen.y, seen.dy)):
-                left, right = (side.astype(np.float32)[:, None] for side in layer[kind])
-                on_left = np.moveaxis(a.numpy(), 2, 0) @ left  # h b t [d] c
-                on_right = np.moveaxis(p.numpy(), 3, 1) @ right  # p h b t [d] c
-                slopes = np.sum(on_left * on_right, axis=3)  # p h b [t] c
-                gates[kind] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 2))
+                slopes = layer[kind].slopes(a.numpy(), p.numpy())  # p b g u
+                gates[kind] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 1))
         count += _PROBES * (batch.n_tokens if model.predicts else len(batch.ids))
     progress("measuring gates", len(batches), len(batches))
     return [{kind: total / count for kind, total in layer.items()} for layer in sums]

@@ -38,7 +38,11 @@ class _Heads(FactoredLinear):
     def settle(self) -> None:
         """Make the indices, which are no part of a state dict, on the device where the factors have arrived."""
         device = self.like().device
-        indices = None if self.rank == self.width else torch.tensor(places(self.columns, self.d_head), device=device)
+        indices = (
+            None
+            if self.rank == self.width
+            else torch.tensor(places(self.columns, self.d_head), dtype=torch.long, device=device)
+        )
         self.register_buffer("filled", indices, persistent=False)
 
     def spread(self, y: Tensor) -> Tensor:
@@ -68,7 +72,10 @@ class IntoHeads(_Heads):
         super().__init__(factors, (d_model, len(ranks) * d_head), ranks, d_head, columns)
         self.transposed = transposed
         shape = shapes(factors, "factor")[0]
-        if len(shape) == 2 and shape[not transposed] != self.rank:
+        if len(shape) == 2 and tuple(shape[:: -1 if transposed else 1]) not in (
+            (d_model, self.rank),
+            (d_model + 1, self.rank),
+        ):
             raise ValueError(f"a factor of shape {tuple(shape)} for ranks {self.ranks}")
 
     def rows(self, dtype: torch.dtype | None = None) -> Tensor:
