@@ -12,6 +12,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
+from tnlib.linalg.threads import matmul
 from tnlib_adapters.attention.frozen_stack import FrozenStack
 from tnlib_adapters.attention.residual_product import Head
 
@@ -37,22 +38,27 @@ class Layer:
 
     def read(self, s: Array) -> list[Array]:
         """Return per head A s W_V, (..., n, r), of streams (..., n, d)."""
-        v = s @ self.into  # ... n [d] R
+        v = _times(s, self.into)  # ... n [d] R
         return [a @ v[..., own] for a, own in zip(self.patterns, self.own, strict=True)]  # ... n [n'] r
 
     def write(self, read: Sequence[Array]) -> Array:
         """Return what the heads add, (..., n, d)."""
-        return np.asarray(np.concatenate(read, axis=-1) @ self.out)  # ... n [R] d
+        return _times(np.concatenate(read, axis=-1), self.out)  # ... n [R] d
 
     def ask(self, reading: Array) -> list[Array]:
         """Return per head R W_O^T, (..., n, r), of readings (..., n, d)."""
-        asked = reading @ self.out.T  # ... n [d] R
+        asked = _times(reading, self.out.T)  # ... n [d] R
         return [asked[..., own] for own in self.own]
 
     def ask_back(self, asked: Sequence[Array]) -> Array:
         """Return the readings in front of the heads, (..., n, d)."""
         seen = [a.T @ one for a, one in zip(self.patterns, asked, strict=True)]  # ... n' [n] r
-        return np.asarray(np.concatenate(seen, axis=-1) @ self.into.T)  # ... n' [R] d
+        return _times(np.concatenate(seen, axis=-1), self.into.T)  # ... n' [R] d
+
+
+def _times(x: Array, w: Array) -> Array:
+    """Return x @ w for x (..., n, d) as one product, which `matmul` spreads over threads."""
+    return matmul(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[1])  # (... n) [d] r
 
 
 def forward_by_order(layers: Sequence[Layer], x: Array, m: int) -> Iterator[Array]:
