@@ -172,6 +172,7 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
 
     def __init__(self, factors: Factors | Borrowed) -> None:
         left, right = shapes(factors, "left", "right")
+        must_agree(left[1], right[0])
         super().__init__(factors, (left[0], right[1]))
 
     @classmethod
@@ -202,6 +203,9 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
 
     def __init__(self, factors: Factors | Borrowed) -> None:
         core_shapes = shapes(factors, *(f"core{k}" for k in range(count(factors, "core"))))
+        must_agree(core_shapes[0][0], 1)
+        for one, following in zip(core_shapes, [*core_shapes[1:], (1,)], strict=True):
+            must_agree(one[3], following[0])
         features = (math.prod(s[1] for s in core_shapes), math.prod(s[2] for s in core_shapes))
         super().__init__(factors, features)
 
@@ -278,6 +282,12 @@ def count(factors: Factors | Borrowed, stem: str) -> int:
     """Return how many parts there are of a numbered kind."""
     names = factors.names if isinstance(factors, Borrowed) else factors
     return sum(name.startswith(stem) for name in names)
+
+
+def must_agree(one: int, other: int) -> None:
+    """Raise unless two legs that are summed over have one size."""
+    if one != other:
+        raise ValueError(f"legs of sizes {one} and {other} meet")
 
 
 def tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

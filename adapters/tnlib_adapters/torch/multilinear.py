@@ -10,7 +10,17 @@ from torch import Tensor
 
 from tnlib import CP, ArgumentError, Tucker
 from tnlib._typing import Array
-from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, Factors, contract, count, shapes, tensors
+from tnlib_adapters.torch.modules import (
+    Borrowed,
+    Cost,
+    FactoredLinear,
+    Factors,
+    contract,
+    count,
+    must_agree,
+    shapes,
+    tensors,
+)
 
 
 class _WithLegs(FactoredLinear):
@@ -25,10 +35,17 @@ class _WithLegs(FactoredLinear):
         sizes = [shape[0] for shape in shapes(factors, *(f"factor{k}" for k in range(d)))]
         if first is not None:
             sizes[0] = len(range(*first.indices(sizes[0])))
+        for leg, rank in enumerate(self.inner(factors, d)):
+            must_agree(shapes(factors, f"factor{leg}")[0][1], rank)
         outputs = tuple(leg for leg in range(d) if leg not in inputs)
         features = [math.prod(sizes[leg] for leg in legs) for legs in (inputs, outputs)]
         super().__init__(factors, (features[0], features[1]))
         self.sizes, self.inputs, self.outputs, self.first = tuple(sizes), tuple(inputs), outputs, first
+
+    @staticmethod
+    def inner(factors: Factors | Borrowed, d: int) -> tuple[int, ...]:
+        """Return the count of columns that the factor of every leg must have."""
+        raise NotImplementedError
 
     def factors(self, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factor of every leg, (n, r)."""
@@ -44,6 +61,13 @@ class _WithLegs(FactoredLinear):
 
 class TuckerLinear(_WithLegs, formats=(Tucker,)):
     """W a Tucker: `core` (r[0], ..., r[d-1]) and `factor<k>` (n[k], r[k])."""
+
+    @staticmethod
+    def inner(factors: Factors | Borrowed, d: int) -> tuple[int, ...]:
+        """Return the shape of the core."""
+        core = tuple(shapes(factors, "core")[0])
+        must_agree(len(core), d)
+        return core
 
     @classmethod
     def of(cls, value: Tucker, inputs: Sequence[int] | None) -> TuckerLinear:
@@ -109,6 +133,11 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
 
 class CPLinear(_WithLegs, formats=(CP,)):
     """W a CP: `weights` (R,) and `factor<k>` (n[k], R)."""
+
+    @staticmethod
+    def inner(factors: Factors | Borrowed, d: int) -> tuple[int, ...]:
+        """Return the count of components, for every leg."""
+        return tuple(shapes(factors, "weights")[0]) * d
 
     @classmethod
     def of(cls, value: CP, inputs: Sequence[int] | None) -> CPLinear:
