@@ -196,6 +196,16 @@ def test_entropies_by_their_definitions(bond: int) -> None:
     np.testing.assert_allclose(np.exp(-spectrum), p, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+def test_isometry_errors_are_those_of_the_stored_cores(dtype: Any) -> None:
+    mixed = tnlib.canonicalize(tnlib.TensorTrain(oracles.random_cores((3, 2, 4), (1, 3, 4, 1), dtype)), 2)
+    far = 500 if dtype is np.float64 else 60
+    for twos, least in ((far, 1e30), (2 * far, math.inf), (-far, 1.0)):
+        cores = [mixed.cores[0], mixed.cores[1] * np.ldexp(dtype(1).real, twos), mixed.cores[2]]
+        assert tnlib.isometry_errors(tnlib.TensorTrain(cores, 2))[1] >= least
+    assert max(tnlib.isometry_errors(tnlib.TensorTrain(mixed.cores, 2, log_scale=1e4))) < 1e3 * oracles.eps(dtype)
+
+
 def test_renyi_entropies_of_any_order() -> None:
     flat = tnlib.tt_svd(np.eye(4) / 2).value
     for order in (1 + 1e-14, 1 - 1e-9, 1 + 1e-6, 1.5, 1000, 1e12):
@@ -210,6 +220,9 @@ def test_renyi_entropies_of_any_order() -> None:
 
 
 def test_product_states_and_maximally_entangled_ones() -> None:
+    level = tnlib.entanglement_spectrum(tnlib.TensorTrain([np.full((1, 3, 1), 0.7)] * 2), 1)
+    assert level == pytest.approx([0.0], abs=1e-15)
+    assert not np.signbit(level[0])
     product = tnlib.TensorTrain([oracles.normal((1, 3, 1), seed=k) for k in range(4)])
     assert [tnlib.entropy(product, bond) for bond in (1, 2, 3)] == pytest.approx([0, 0, 0], abs=1e-14)
     ghz = tnlib.tt_svd(oracles.ghz(5, 3)).value

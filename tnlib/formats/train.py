@@ -31,7 +31,7 @@ class TensorTrain(Chain):
     cores
         Core k of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. Bond k lies between cores k - 1 and k.
     center
-        The core towards which all others are isometric; None if not known.
+        The core towards which all others are isometric, taken at your word; None if not known.
     log_scale
         Natural logarithm of a positive factor.
 
@@ -102,7 +102,7 @@ class TTMatrix(Chain, Operator):
     cores
         Core k of shape (r[k], m[k], n[k], r[k+1]), row leg before column leg, r[0] = r[d] = 1.
     center
-        The core towards which all others are isometric; None if not known.
+        The core towards which all others are isometric, taken at your word; None if not known.
     log_scale
         Natural logarithm of a positive factor.
 

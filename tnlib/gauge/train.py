@@ -11,6 +11,7 @@ so that the norm, the Schmidt values and the best truncation of the whole are th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.groups import fix_basis
 from tnlib.linalg.orthogonal import qr_positive
-from tnlib.linalg.scale import exponent, shift
+from tnlib.linalg.scale import exponent, norm, shift
 
 
 def move_center(cores: Sequence[Array], start: int | None, stop: int) -> tuple[list[Array], int]:
@@ -57,7 +58,9 @@ def isometry_errors(cores: Sequence[Array], center: int) -> list[float]:
             errors.append(0.0)
             continue
         columns = core.reshape(-1, core.shape[-1]) if k < center else core.reshape(len(core), -1).T
-        errors.append(float(np.linalg.norm(columns.conj().T @ columns - np.eye(columns.shape[1]))))
+        with np.errstate(over="ignore", invalid="ignore"):
+            off = columns.conj().T @ columns - np.eye(columns.shape[1])
+        errors.append(norm(off) if np.isfinite(off).all() else math.inf)
     return errors
 
 

@@ -14,6 +14,7 @@ from tnlib.gauge import train as gauge
 from tnlib.linalg.scale import norm
 from tnlib.linalg.threads import own_threads
 from tnlib.ops.trains import T, as_train, put_together, take_apart
+from tnlib.sweeps.dense import fuse_row_and_column
 from tnlib.sweeps.round import schmidt_basis
 
 
@@ -71,6 +72,12 @@ def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> li
     center
         Where the cores are to point; the train's own by default.
 
+    Returns
+    -------
+    list of float
+        Of the cores as they are stored, `log_scale` aside; inf where the squares of a core leave the range of its
+        dtype.
+
     Raises
     ------
     ArgumentError, ArgumentTypeError
@@ -89,7 +96,8 @@ def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> li
         raise ArgumentError(
             f"isometry_errors: center must name one of {len(tt.cores)} cores, got {center}; pass one, from 0."
         )
-    return gauge.isometry_errors(take_apart(tt)[0], center)
+    # as they are stored: apart from their scales, cores 1e200 times too large would pass for isometric
+    return gauge.isometry_errors(fuse_row_and_column(tt.cores), center)
 
 
 @own_threads

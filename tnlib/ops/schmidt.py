@@ -150,7 +150,7 @@ def entanglement_spectrum(tt: TensorTrain | TTMatrix | KroneckerTerms, bond: int
     """
     s = _spectrum("entanglement_spectrum", tt, bond)[0].astype(np.float64)
     s = s[s > noise_level(float(np.linalg.norm(s)), tt.dtype, len(s))]
-    return -2.0 * np.log(s / np.linalg.norm(s))
+    return np.abs(2.0 * np.log(s / np.linalg.norm(s)))  # and not -0.0 for a product
 
 
 @own_threads
