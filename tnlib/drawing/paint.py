@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tnlib.drawing.graph import Bubble, Diagram, Leg, Node
 from tnlib.drawing.shapes import INK, paint_node, shape_of
 
+Limits: TypeAlias = tuple[float, float, float, float]
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _INCHES = 0.8  # a unit of a diagram
-_MARGIN = 0.62
+_MARGIN = 0.45
 _MEANING = {
     "isometry": "isometry, tip to the smaller leg",
     "unitary": "unitary",
@@ -27,30 +29,48 @@ _BUBBLE = "#d6478f"
 
 def paint(diagram: Diagram) -> Figure:
     """Return a figure as large as the diagram needs, so that text has one size in all of them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    x0, x1, y0, y1 = diagram.bounds
-    margin = _MARGIN + 0.35 * bool(diagram.bubbles)
-    meanings = _meanings(diagram)
-    x0, x1, y0, y1 = x0 - margin, x1 + margin, y0 - margin, y1 + margin + 0.4 * bool(diagram.title)
-    y0 -= 0.35 * bool(meanings)
-    width = _wide_enough(diagram, meanings)
-    spare = max(0.0, width - (x1 - x0)) / 2
-    x0, x1 = x0 - spare, x1 + spare
-    figure = Figure(figsize=(_INCHES * (x1 - x0), _INCHES * (y1 - y0)), dpi=150)
+    figure = Figure(dpi=150)
+    FigureCanvasAgg(figure)  # which measures text
     ax = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    ax.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal")
     ax.set_axis_off()
+    x0, x1, y0, y1 = diagram.bounds
+    around = _MARGIN if not diagram.bubbles else 0.1 + max(_padding(diagram, bubble) for bubble in diagram.bubbles)
+    _resize(figure, ax, (x0 - around, x1 + around, y0 - around, y1 + around))
     for bubble in sorted(diagram.bubbles, key=lambda b: -len(b.nodes)):
         _paint_bubble(ax, diagram, bubble)
     for leg, bend in zip(diagram.legs, _bends(diagram), strict=True):
         _paint_leg(ax, diagram, leg, bend)
     for node in diagram.nodes:
         paint_node(ax, node)
+    x0, x1, y0, y1 = _resize(figure, ax, _with_texts(ax, 0.12))
     if diagram.title:
-        ax.text((x0 + x1) / 2, y1 - 0.12, diagram.title, ha="center", va="top", fontsize=9, color=INK)
-    _paint_meanings(ax, meanings, (x0 + x1) / 2, y0 + 0.25)
+        _write(ax, ((x0 + x1) / 2, y1 + 0.15), diagram.title, ha="center", va="bottom", fontsize=9, color=INK)
+    left = _paint_meanings(ax, _meanings(diagram), (x0 + x1) / 2, y0 - 0.2)
+    x0, x1, y0, y1 = _with_texts(ax, 0.14)
+    _resize(figure, ax, (min(x0, left), x1, y0, y1))
     return figure
+
+
+def _resize(figure: Figure, ax: Axes, limits: Limits) -> Limits:
+    """Give the figure these limits, and the size in which a unit is as long as it always is."""
+    x0, x1, y0, y1 = limits
+    figure.set_size_inches(_INCHES * (x1 - x0), _INCHES * (y1 - y0))
+    ax.set(xlim=(x0, x1), ylim=(y0, y1))
+    return limits
+
+
+def _with_texts(ax: Axes, margin: float) -> Limits:
+    """Return the limits that leave this margin around every text."""
+    (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
+    back = ax.transData.inverted()
+    for text in ax.texts:
+        (left, low), (right, high) = back.transform(text.get_window_extent().get_points())
+        x0, x1 = min(x0, left - margin), max(x1, right + margin)
+        y0, y1 = min(y0, low - margin), max(y1, high + margin)
+    return float(x0), float(x1), float(y0), float(y1)
 
 
 def thickness(size: int | None) -> float:
@@ -61,12 +81,6 @@ def thickness(size: int | None) -> float:
 def _meanings(diagram: Diagram) -> list[str]:
     kinds = {node.kind for node in diagram.nodes}
     return [kind for kind in _MEANING if kind in kinds]
-
-
-def _wide_enough(diagram: Diagram, meanings: list[str]) -> float:
-    """Return the width in units that the title and the line of meanings need."""
-    legend = sum(0.75 + 0.085 * len(_MEANING[kind]) for kind in meanings)
-    return max(0.125 * len(diagram.title) + 0.4, legend + 0.3)
 
 
 def _bends(diagram: Diagram) -> list[float]:
@@ -193,29 +207,34 @@ def _write(ax: Axes, at: Any, text: str, **style: Any) -> None:
     ax.text(float(x), float(y), text, **style)
 
 
+def _padding(diagram: Diagram, bubble: Bubble) -> float:
+    """Return how far a bubble reaches beyond the middles of its nodes: further, the more bubbles it holds."""
+    return 0.55 + 0.27 * sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
+
+
 def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     inside = [diagram.nodes[k].position for k in bubble.nodes]
-    depth = sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
-    pad = 0.42 + 0.2 * depth
+    pad = _padding(diagram, bubble)
     (x0, y0), (x1, y1) = np.min(inside, axis=0), np.max(inside, axis=0)
     box = FancyBboxPatch((x0 - pad, y0 - pad), x1 - x0 + 2 * pad, y1 - y0 + 2 * pad,
                          boxstyle="round,pad=0,rounding_size=0.35", fc=(0.84, 0.28, 0.56, 0.09), ec=_BUBBLE,
                          lw=1.3, zorder=0)  # fmt: skip
     ax.add_patch(box)
-    ax.text(x1 + pad - 0.1, y1 + pad - 0.02, bubble.label, ha="right", va="bottom", fontsize=8, color=_BUBBLE, zorder=5)
+    ax.text(x1 + pad - 0.18, y1 + pad - 0.04, bubble.label, ha="right", va="top", fontsize=8, color=_BUBBLE, zorder=5)
 
 
-def _paint_meanings(ax: Axes, kinds: list[str], x: float, y: float) -> None:
-    """Say below the diagram what its special shapes mean."""
+def _paint_meanings(ax: Axes, kinds: list[str], x: float, y: float) -> float:
+    """Say below the diagram what its special shapes mean; return where that begins."""
     from matplotlib.transforms import Affine2D
 
-    widths = [0.75 + 0.085 * len(_MEANING[kind]) for kind in kinds]
-    at = x - sum(widths) / 2
+    widths = [0.75 + 0.07 * len(_MEANING[kind]) for kind in kinds]
+    start = at = x - sum(widths) / 2
     for kind, width in zip(kinds, widths, strict=True):
         small = shape_of(Node(kind, "", (0.0, 0.0), (1.0, 0.0) if kind == "isometry" else None))
         small.set_transform(Affine2D().scale(0.38).translate(at + 0.2, y) + ax.transData)
         ax.add_patch(small)
-        ax.text(at + 0.4, y, _MEANING[kind], ha="left", va="center", fontsize=6.5, color="#555555")
+        _write(ax, (at + 0.4, y), _MEANING[kind], ha="left", va="center", fontsize=6.5, color="#555555")
         at += width
+    return start

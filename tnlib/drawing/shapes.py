@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def paint_node(ax: Axes, node: Node) -> None:
 
 
 def _font(node: Node) -> float:
-    letters = len([c for c in node.label.replace("\\", "") if c not in "${}_^"])
+    letters = len(re.sub(r"\\[a-z]+|[${}_^]", "", node.label, flags=re.IGNORECASE))
     return 8.0 if letters <= 2 else 7.0 if letters <= 4 else 6.0
 
 

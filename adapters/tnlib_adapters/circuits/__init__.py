@@ -23,6 +23,12 @@ _HOME = {
     "pair_effects": "tnlib_adapters.circuits.open_layer",
     "TenTerms": "tnlib_adapters.circuits.two_layers",
     "ten_terms": "tnlib_adapters.circuits.two_layers",
+    "composition_diagram": "tnlib_adapters.circuits.diagrams",
+    "dense_diagram": "tnlib_adapters.circuits.diagrams",
+    "frozen_diagram": "tnlib_adapters.circuits.diagrams",
+    "layer_diagram": "tnlib_adapters.circuits.diagrams",
+    "ov_diagram": "tnlib_adapters.circuits.diagrams",
+    "qk_diagram": "tnlib_adapters.circuits.diagrams",
     "heat_map": "tnlib_adapters.circuits.pictures",
 }
 

@@ -3,6 +3,12 @@ from tnlib_adapters.circuits.chance import composition_score as composition_scor
 from tnlib_adapters.circuits.composition import Compositions as Compositions
 from tnlib_adapters.circuits.composition import compositions as compositions
 from tnlib_adapters.circuits.composition import stream_moments as stream_moments
+from tnlib_adapters.circuits.diagrams import composition_diagram as composition_diagram
+from tnlib_adapters.circuits.diagrams import dense_diagram as dense_diagram
+from tnlib_adapters.circuits.diagrams import frozen_diagram as frozen_diagram
+from tnlib_adapters.circuits.diagrams import layer_diagram as layer_diagram
+from tnlib_adapters.circuits.diagrams import ov_diagram as ov_diagram
+from tnlib_adapters.circuits.diagrams import qk_diagram as qk_diagram
 from tnlib_adapters.circuits.open_layer import OpenLayer as OpenLayer
 from tnlib_adapters.circuits.open_layer import pair_effects as pair_effects
 from tnlib_adapters.circuits.parts import StreamParts as StreamParts
