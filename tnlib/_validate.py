@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 import operator
@@ -186,3 +187,13 @@ def as_target(function: str, path: Any) -> Path:
     if target.is_dir():
         raise ArgumentError(f"{function}: path must name a file, got the folder {target}; add a name.")
     return target
+
+
+def need(function: str, module: str, package: str) -> Any:
+    """Import `module`, or say which package brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"{function} needs {package}, found no {missing.name}; pip install {package}.", name=missing.name
+        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +10,12 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import HALF, as_numbers, refuse_infinite
+from tnlib._validate import need as need_package
 
 
 def need(function: str, module: str = "quimb.tensor") -> Any:
     """Import a module of quimb, or of what quimb brings along."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"{function} needs quimb, found no {missing.name}; pip install quimb.", name=missing.name
-        ) from None
+    return need_package(function, module, "quimb")
 
 
 def as_network(function: str, tn: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,21 +12,11 @@ import numpy as np
 
 from tnlib._errors import FileFormatError, MissingFileError
 from tnlib._typing import Array
-from tnlib._validate import as_path, as_target
+from tnlib._validate import as_path, as_target, need
 from tnlib.io import write_whole
 
 # An isometry that was computed is off by a few eps per column; one that was multiplied by 1 + 1e-10 is no isometry.
 _ISOMETRIC = 1e4
-
-
-def need(function: str, module: str, package: str) -> Any:
-    """Import `module`, or say which package brings it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"{function} needs {package}, found no {missing.name}; pip install {package}.", name=missing.name
-        ) from None
 
 
 def find_center(cores: Sequence[Array], claimed: int | None = None) -> int | None:

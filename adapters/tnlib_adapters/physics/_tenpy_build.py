@@ -10,12 +10,12 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import need
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.vidal import Vidal
 from tnlib.ops.trains import take_apart
 from tnlib_adapters.physics._cores import with_scale
 from tnlib_adapters.physics._sectors import Sectors, by_charge, left_isometric
-from tnlib_adapters.physics._shared import need
 from tnlib_adapters.physics._tenpy_parts import OPERATOR_LEGS, STATE_LEGS
 
 PACKAGE = "physics-tenpy"

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
+from tnlib._validate import need
 from tnlib.formats.cp import CP
 from tnlib.formats.tucker import Tucker
 from tnlib_adapters.physics._cores import as_copies, wrong_object, wrong_value
-from tnlib_adapters.physics._shared import need
 
 
 def from_pyttb(obj: Any) -> CP | Tucker:

@@ -17,10 +17,11 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import need
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.vidal import Vidal
 from tnlib_adapters.physics._cores import as_one_precision
-from tnlib_adapters.physics._shared import find_center, need
+from tnlib_adapters.physics._shared import find_center
 
 
 def from_quimb(obj: Any) -> TensorTrain | TTMatrix:

@@ -16,10 +16,11 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError, FileFormatError
 from tnlib._typing import Array
+from tnlib._validate import need
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.vidal import Vidal
 from tnlib.linalg.threads import own_threads
-from tnlib_adapters.physics._shared import need, open_hdf5, write_hdf5
+from tnlib_adapters.physics._shared import open_hdf5, write_hdf5
 from tnlib_adapters.physics._tenpy_build import PACKAGE, build
 from tnlib_adapters.physics._tenpy_file import parts_of_file
 from tnlib_adapters.physics._tenpy_parts import OPERATOR_LEGS, STATE_LEGS, OperatorParts, StateParts, operator, state

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
+from tnlib._validate import need
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
-from tnlib_adapters.physics._shared import find_center, need
+from tnlib_adapters.physics._shared import find_center
 
 _LEGS = {"MPS": ["left", "input", "right"], "MPO": ["left", "input", "output", "right"]}
 

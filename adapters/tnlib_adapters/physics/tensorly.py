@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tnlib._errors import ArgumentError
+from tnlib._validate import need
 from tnlib.formats.cp import CP
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
 from tnlib_adapters.physics._cores import as_copies, as_one_precision, with_scale, wrong_object, wrong_value
-from tnlib_adapters.physics._shared import find_center, need
+from tnlib_adapters.physics._shared import find_center
 
 Value: TypeAlias = TensorTrain | TTMatrix | Tucker | CP
 

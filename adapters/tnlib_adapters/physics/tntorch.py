@@ -12,12 +12,13 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import need
 from tnlib.decompose.tt_svd import tt_svd
 from tnlib.formats.cp import CP
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
-from tnlib_adapters.physics._shared import find_center, need
+from tnlib_adapters.physics._shared import find_center
 
 Value: TypeAlias = TensorTrain | TTMatrix | Tucker | CP
 

@@ -6,9 +6,10 @@ import warnings
 from typing import Any
 
 from tnlib._errors import ArgumentError
+from tnlib._validate import need
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
-from tnlib_adapters.physics._shared import find_center, need
+from tnlib_adapters.physics._shared import find_center
 
 
 def from_torchtt(obj: Any) -> TensorTrain | TTMatrix:

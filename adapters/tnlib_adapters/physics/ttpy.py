@@ -12,9 +12,10 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import need
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, with_scale, wrong_object, wrong_value
-from tnlib_adapters.physics._shared import find_center, need
+from tnlib_adapters.physics._shared import find_center
 
 
 def from_ttpy(obj: Any) -> TensorTrain | TTMatrix:
