@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import assert_close
-from tnlib_adapters import builtin_path, cli, open_checkpoint
+from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
 from tnlib_adapters.forward.model import loss, run
 from tnlib_adapters.forward.weights import read_weights
 
@@ -188,3 +188,34 @@ def test_greedy_text_is_what_the_forward_pass_prefers(model: Any, tokenizer: Any
     assert logits is not None
     chosen = np.take_along_axis(logits[0], tokens[1:, None], 1)[:, 0]
     assert (logits[0].max(1) - chosen)[start - 1 :].max() < 1e-4  # but for ties
+
+
+# ------------------------------------------------------------------------------------- compress, reload and generate
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_compressed_it_still_predicts_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any, text: str, windows: np.ndarray
+) -> None:
+    pytest.importorskip("tnlib_adapters.torch")
+    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 15)  # quick, and a little worse
+    (tmp_path / "text").write_text(text[40_000:48_000], encoding="utf-8")
+    report = compress(LLAMA, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
+    assert report.kept <= 0.5
+    assert (tmp_path / "out/model.safetensors").stat().st_size < (LLAMA / "model.safetensors").stat().st_size
+
+    smaller = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    before, after = nats(model, windows).mean(), nats(smaller, windows).mean()
+    assert after < before + 0.4  # without any attention it is 0.5 and more, see above
+    mask = np.ones(windows.shape, bool)
+    mask[:, 0] = False
+    assert abs(loss(open_checkpoint(tmp_path / "out"), windows, mask) - after) < 1e-5 * after
+
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    prompt = again("    def read(self, size=-1):\n", return_tensors="pt")
+    assert torch.equal(
+        prompt["input_ids"], tokenizer("    def read(self, size=-1):\n", return_tensors="pt")["input_ids"]
+    )
+    written = smaller.generate(**prompt, max_new_tokens=20, min_new_tokens=20, do_sample=False)
+    assert written.shape[1] == prompt["input_ids"].shape[1] + 20
+    assert len(set(written[0].tolist())) > 5
