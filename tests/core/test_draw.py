@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tnlib
-from tnlib.drawing import Bubble, Diagram, Leg, Node
+from tnlib.drawing import Bubble, Diagram, Leg, Node, sweep_steps
 from tnlib.drawing.paint import thickness
 
 
@@ -82,6 +82,10 @@ def test_everything_stays_on_the_paper_and_apart(name: str) -> None:
     diagram = picture.diagram
     points = [n.position for n in diagram.nodes] + [leg.end for leg in diagram.legs if leg.end]
     assert all(x0 < x < x1 and y0 < y < y1 for x, y in points)
+    for text in axes.texts:
+        (left, low), (right, high) = axes.transData.inverted().transform(text.get_window_extent().get_points())
+        assert x0 <= left <= right <= x1, text.get_text()
+        assert y0 <= low <= high <= y1, text.get_text()
     places = np.array([n.position for n in diagram.nodes])
     gaps = np.linalg.norm(places[:, None] - places[None], axis=-1) + 9 * np.eye(len(places))
     assert gaps.min() > 0.54, "circles have a diameter of 0.54"
@@ -197,6 +201,25 @@ def test_long_trains_are_shortened_and_say_by_how_much(count: int, center: int |
     assert len(nodes) <= 30
     assert shown == sorted(shown)
     assert {0, count - 1, *(() if center is None else (center,))} <= set(shown)
+
+
+def test_the_steps_of_a_sweep() -> None:
+    x = rng().standard_normal((3, 4, 5, 2))
+    tt = tnlib.tt_svd(x).value
+    steps = sweep_steps(tt)
+    assert list(steps) == ["dense", "step 1", "step 2", "step 3"]
+    for done, step in enumerate(steps.values()):
+        assert [n.kind for n in step.nodes] == [*["isometry"] * done, "tensor"]
+        assert step.bonds == tuple((f"bond{k}", tt.ranks[k]) for k in range(1, done + 1))
+        assert step.open_legs == tuple((f"k{k}", n) for k, n in enumerate(x.shape))
+    assert [step.title for step in (steps["dense"], steps["step 3"])] == [
+        f"{x.size} numbers",
+        f"{tt.n_parameters} numbers",
+    ]
+    assert len(tnlib.draw(steps).diagram.nodes) == 1 + 2 + 3 + 4 + len(steps)
+    for wrong, words in ((tnlib.canonicalize(tt, 0), "core 0 that is no isometry"), (train([2], 1), "got 1")):
+        with pytest.raises(tnlib.ArgumentError, match=words):
+            sweep_steps(wrong)
 
 
 def test_networks() -> None:

@@ -11,6 +11,7 @@ _HOME = {
     "Bubble": "tnlib.drawing.graph",
     "Diagram": "tnlib.drawing.graph",
     "join": "tnlib.drawing.graph",
+    "sweep_steps": "tnlib.drawing.steps",
     "Picture": "tnlib.drawing.picture",
 }
 

@@ -87,7 +87,8 @@ def describe(value: Any) -> Diagram:
         case np.ndarray():
             return stars.of_array(as_array("draw", "value", value))
         case Mapping():
-            return _column([(str(title), describe(one)) for title, one in value.items()])
+            named = [(str(title), describe(one)) for title, one in value.items()]
+            return _column([(f"{title}: {one.title}" if one.title else title, one) for title, one in named])
         case Sequence() if not isinstance(value, str):
             return _column([(one.title, one) for one in map(describe, value)])
     if hasattr(value, "tensor_map"):  # quimb's, known without loading it
