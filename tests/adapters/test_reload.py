@@ -325,3 +325,15 @@ def test_factors_that_do_not_fit_are_refused(
     (broken / "config.json").write_text(json.dumps(config))
     with pytest.raises(FileFormatError, match="do not make a layer of kind"):
         transformers.AutoModel.from_pretrained(broken)
+
+
+def test_sentences_of_a_trained_model(minilm_path: Path, folders: Folders, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    texts = ["A train runs through the night.", "Tensors have legs.", "The matrix is the product of its factors."]
+    compress(minilm_path, tmp_path / "out", keep=0.5)
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert sum(isinstance(module, FactoredLinear) for module in model.modules()) == 6 * 4
+    found = model.encode(texts, show_progress_bar=False)
+    model[0].auto_model.dequantize()
+    assert not any(isinstance(module, FactoredLinear) for module in model.modules())
+    assert_close(found, model.encode(texts, show_progress_bar=False), np.float32, factor=256)
