@@ -3,8 +3,9 @@
     OPENBLAS_NUM_THREADS=1 python benchmarks/reloaded.py [--keep 0.5 --keep 0.25] [--method heads ...]
 
 A GPT-2 of four layers of the usual width (768, 12 heads) with made-up weights is compressed and loaded; time and memory
-do not depend on what weights say. (CP fits a stack of this size for minutes; ask for it with --method cp.) Its vocabulary is small, so that the attention is a third of it. One thread; the
-best of several rounds, dense and factored in turn. Prints a Markdown table; docs/compress.md holds one such run.
+do not depend on what weights say. Its vocabulary is small, so that the attention is a third of it. CP is left out by
+default: it takes minutes to fit. One thread; the best of several rounds, dense and factored in turn. Prints a Markdown
+table; docs/compress.md holds one such run.
 """
 
 from __future__ import annotations

@@ -92,6 +92,10 @@ class IntoHeads(_Heads):
         y = self.spread(y)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W."""
+        return self.spread(x @ self.rows()[: self.in_features])
+
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W."""
         return self.spread(self.rows(dtype)[: self.in_features])

@@ -7,6 +7,7 @@ it does that; `cost` counts the multiplications of both ways. Gradients reach th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,14 +34,14 @@ class Cost(NamedTuple):
     forming: int  # of multiplying the factors out, once
 
 
-class FactoredLinear(nn.Module):
+class FactoredLinear(nn.Module, ABC):
     """y = x W + b with W held as factors; weights act on rows, W is (in_features, out_features).
 
     Build one with `from_value`. The factors are parameters, and so is `bias`, which is None where there is none.
     """
 
     bias: nn.Parameter | None
-    _kinds: ClassVar[dict[type, type[FactoredLinear]]] = {}
+    _kinds: ClassVar[dict[type, Any]] = {}  # format -> the class that has `of` for it
 
     def __init_subclass__(cls, formats: Sequence[type] = ()) -> None:
         super().__init_subclass__()
@@ -101,7 +102,7 @@ class FactoredLinear(nn.Module):
                 "FactoredLinear.from_value: value must be a LowRank, SVD, TTMatrix, Tucker or CP, got "
                 f"{type(value).__name__}; decompose the matrix first."
             )
-        layer = kind.of(value, inputs)
+        layer: FactoredLinear = kind.of(value, inputs)
         if bias is not None:
             vector = torch.as_tensor(np.array(bias))
             if vector.shape != (layer.out_features,):
@@ -112,11 +113,6 @@ class FactoredLinear(nn.Module):
             layer.bias = nn.Parameter(vector.to(layer.like().dtype))
         return layer.to(device=device, dtype=dtype)
 
-    @classmethod
-    def of(cls, value: Any, inputs: Sequence[int] | None) -> FactoredLinear:
-        """Return the layer of a value of one of this class's formats: what `from_value` calls."""
-        raise NotImplementedError
-
     def forward(self, x: Tensor) -> Tensor:
         """Return x W + b, for x of shape (..., in_features)."""
         cost, rows = self.cost(), x[..., 0].numel()
@@ -125,17 +121,17 @@ class FactoredLinear(nn.Module):
         bias = self.added()
         return y if bias is None else y + bias.to(y.dtype)
 
+    @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """Return x W, one factor after the other."""
-        raise NotImplementedError
 
+    @abstractmethod
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W of shape (in_features, out_features), multiplied out in the factors' dtype or in this one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cost(self) -> Cost:
         """Return the multiplications that a row, and that multiplying out, take."""
-        raise NotImplementedError
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return what is added to every row, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -43,9 +44,9 @@ class _WithLegs(FactoredLinear):
         self.sizes, self.inputs, self.outputs, self.first = tuple(sizes), tuple(inputs), outputs, first
 
     @staticmethod
+    @abstractmethod
     def inner(factors: Factors | Borrowed, d: int) -> tuple[int, ...]:
         """Return the count of columns that the factor of every leg must have."""
-        raise NotImplementedError
 
     def factors(self, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factor of every leg, (n, r)."""
