@@ -258,22 +258,3 @@ def test_gates_predict_what_dropping_a_little_costs(folders, name):
     measured = found.divergence if found.cosine is None else float(np.mean(1 - found.cosine.astype(np.float64)))
     predicted = costs[head, 0] * turn**2 / 2
     assert predicted / 2 <= measured <= 2 * predicted  # two probes a text, and second order in the turn
-
-
-def test_the_built_in_llama_goes_through_compress_reload_and_generate(tmp_path, without_pictures):
-    """Grouped heads, rotary embeddings: smaller, loaded by transformers with its factors, still a model of Python."""
-    import tnlib_adapters.torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source, text = tnlib_adapters.builtin_path("llama"), tmp_path / "text.py"
-    text.write_text(Path(open_checkpoint.__code__.co_filename).read_text()[-6000:], encoding="utf-8")
-    report = tnlib_adapters.compress(source, tmp_path / "out", keep=0.5, calibrate=text)
-    assert report.n_after <= 0.5 * report.n_before
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    held = sum(p.numel() for name, p in model.named_parameters() if "attn" in name)
-    assert held < 0.55 * report.n_before  # the factors, not what they multiply to
-    tokens = AutoTokenizer.from_pretrained(tmp_path / "out")("def __init__(self", return_tensors="pt")
-    written = model.generate(**tokens, max_new_tokens=8, do_sample=False)
-    assert written.shape[1] == tokens["input_ids"].shape[1] + 8
-    measured = evaluate(source, tmp_path / "out", text).measures()
-    assert measured["perplexity, after"] <= 1.5 * measured["perplexity, before"]
