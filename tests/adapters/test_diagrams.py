@@ -84,7 +84,7 @@ def test_a_layer_has_its_scores_in_a_bubble_and_its_values_outside(layers: list[
     assert diagram.open_legs == (("position", 10), ("stream", 64))
     assert bubble.label == "causal softmax(0.25 ...)"
     capped = layer_diagram(replace(layers[0], softcap=50.0, causal=False, window=4)).bubbles[0].label
-    assert capped == "50 tanh / 50, softmax(0.25 ...) over 4 positions"
+    assert capped == "softmax(50 tanh(0.25 ... / 50)) over 4 positions"
 
 
 def test_grouped_heads_and_normalised_queries(layers: list[Any]) -> None:

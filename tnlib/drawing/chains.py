@@ -17,6 +17,7 @@ _PER_ROW = 10
 _MOST = 30  # more cores than these are not all drawn
 _ENDS = 8  # cores that are drawn at either end of a longer train
 _STEP = 1.3
+_VIDAL_STEP = 1.15  # from a core to its Schmidt values
 _REACH = 0.75  # of open legs
 
 
@@ -26,11 +27,13 @@ class _Places:
 
     count: int
     row_height: float
-    step: float
+    step: float = _STEP
+    most: int = _PER_ROW
+    between: float = 0.58  # where the way to the next row runs, as part of the height: below the labels of open legs
 
     @property
     def per_row(self) -> int:
-        rows = math.ceil(self.count / _PER_ROW)
+        rows = math.ceil(self.count / self.most)
         return math.ceil(self.count / rows)
 
     def at(self, k: int) -> Point:
@@ -42,7 +45,7 @@ class _Places:
         (x, y), (x_next, y_next) = self.at(k), self.at(k + 1)
         if y == y_next:
             return ()
-        middle = y - 0.58 * self.row_height
+        middle = y - self.between * self.row_height
         right, left = x + 0.6, x_next - 0.6
         return (right, y), (right, middle), (left, middle), (left, y_next)
 
@@ -52,7 +55,7 @@ def of_train(value: TensorTrain | TTMatrix) -> Diagram:
     signs, center = core_directions(value.cores, value.center)
     operator = isinstance(value, TTMatrix)
     shown = _shown(len(value.cores), center)
-    places = _Places(len(shown), 3.5 if operator else 2.7, _STEP)
+    places = _Places(len(shown), 3.5, between=0.5) if operator else _Places(len(shown), 2.7)
     nodes: list[Node] = []
     legs: list[Leg] = []
     for place, k in enumerate(shown):
@@ -71,7 +74,7 @@ def of_vidal(value: Vidal) -> Diagram:
     """Describe Gammas and, on the bonds between them, the Schmidt values."""
     shown = _shown(len(value.gammas), None)
     sizes = (1, *(len(s) for s in value.lambdas), 1)
-    places = _Places(len(shown), 2.7, 2 * _STEP)
+    places = _Places(len(shown), 2.7, 2 * _VIDAL_STEP, 6)
     nodes: list[Node] = []
     legs: list[Leg] = []
     before = 0  # number of the node that the next bond starts from
@@ -169,10 +172,10 @@ def _lambda_between(
     """Add the diamond of a bond to `nodes`, and return its two legs; on the way to another row it stands at the end."""
     way = places.way(place - 1)
     x, y = places.at(place - 1)
-    nodes.append(Node("weights", f"$\\Lambda_{{{bond}}}$", (x + _STEP, y)))
+    nodes.append(Node("weights", f"$\\Lambda_{{{bond}}}$", (x + _VIDAL_STEP, y)))
     if way:
         (_, y_right), (_, middle), (left, _), _ = way
-        right = x + _STEP + 0.6
+        right = x + _VIDAL_STEP + 0.6
         way = (right, y_right), (right, middle), (left, middle), (left, places.at(place)[1])
     name = f"bond{bond}"
     return [Leg(before, len(nodes) - 1, name, size), Leg(len(nodes) - 1, here, "", size, via=way)]

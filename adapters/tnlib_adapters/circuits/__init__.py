@@ -23,6 +23,8 @@ _HOME = {
     "pair_effects": "tnlib_adapters.circuits.open_layer",
     "TenTerms": "tnlib_adapters.circuits.two_layers",
     "ten_terms": "tnlib_adapters.circuits.two_layers",
+    "block_diagram": "tnlib_adapters.circuits.block_diagram",
+    "feed_forward_diagram": "tnlib_adapters.circuits.block_diagram",
     "composition_diagram": "tnlib_adapters.circuits.diagrams",
     "dense_diagram": "tnlib_adapters.circuits.diagrams",
     "frozen_diagram": "tnlib_adapters.circuits.diagrams",

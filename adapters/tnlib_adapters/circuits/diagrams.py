@@ -23,6 +23,7 @@ from tnlib_adapters.attention.index import as_index
 _STEP = 1.6
 _ROW = 2.1  # between the wire of positions and that of the stream
 _REACH = 0.9
+_OUTSIDE = 1.3  # of an open leg that leaves two bubbles
 _MOST_HEADS = 3  # of which all are drawn in a sum
 
 
@@ -153,16 +154,16 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     key = len(middle) + 1  # the node x on the side of the keys
     center = (middle[0].position[0] + middle[-1].position[0]) / 2
     nodes = [Node("tensor", x_q, (0.0, 0.0)), *middle, Node("tensor", _read(layer, "K")[0], (far, 0.0))]
-    nodes.append(Node("delta", "", (center, -0.75)))
+    nodes.append(Node("delta", "", (center, -1.0)))
     inside = tuple(range(len(nodes)))
     hub, out = len(nodes) - 1, len(nodes)
-    floor = -0.75 - _ROW - 0.4
+    floor = -1.0 - _ROW - 0.4
     nodes.append(Node("delta", "", (center, floor + 0.95)))
     weights, value_legs = _chain(_output_value(layer, None), layer.d_head, center - _STEP / 2, floor, first=out + 1)
     nodes += [*weights, Node("tensor", x_v, (far, floor))]
     value = len(nodes) - 1
     legs = [
-        Leg(0, None, "position", n, (-_REACH, 0.0)),
+        Leg(0, None, "position", n, (-_OUTSIDE, 0.0)),
         Leg(0, 1, "stream", d_q),
         *inner_legs,
         Leg(key - 1, key, "", _read(layer, "K")[1]),
@@ -174,7 +175,7 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
         *value_legs,
         Leg(out + 2, value, "", d_v),
         Leg(key, value, "source position", n),
-        Leg(out + 1, None, "stream", layer.d_model, (-_REACH, floor)),
+        Leg(out + 1, None, "stream", layer.d_model, (-_OUTSIDE, floor)),
     ]
     title = f"what attention adds to the stream, {layer.n_heads} heads" + (
         ", plus b$_O$" if layer.b_O is not None else ""
@@ -376,9 +377,10 @@ def _text(text: str, x: float) -> Diagram:
 def _softmax(layer: Attention) -> str:
     causal = "causal " if layer.causal else ""
     window = "" if layer.window is None else f" over {layer.window} positions"
-    cap = "" if layer.softcap is None else f"{layer.softcap:g} tanh / {layer.softcap:g}, "
-    alibi = "" if layer.alibi is None else " - slope distance"
-    return f"{cap}{causal}softmax({layer.scale:.4g} ...{alibi}){window}"
+    score = f"{layer.scale:.4g} ..." + ("" if layer.alibi is None else " - slope distance")
+    if layer.softcap is not None:
+        score = f"{layer.softcap:g} tanh({score} / {layer.softcap:g})"
+    return f"{causal}softmax({score}){window}"
 
 
 def _virtual_head(two: Attention, h: int, one: Attention, g: int) -> Diagram:

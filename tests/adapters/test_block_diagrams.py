@@ -1,0 +1,71 @@
+"""Blocks of many architectures: norms, parallel branches, gates and biases stand where the model has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tnlib_adapters
+from tnlib_adapters.circuits import block_diagram, feed_forward_diagram
+
+import tnlib
+
+architecture_models = pytest.importorskip("architecture_models")
+
+EQUATIONS = {
+    "gptj": ["x$_1$ = x + attention(norm x) + ...", "... + feed-forward(norm x), at every position"],
+    "gpt_neox_sequential": [
+        "x$_1$ = x + attention(norm x)",
+        "x$_2$ = x$_1$ + feed-forward(norm x$_1$), at every position",
+    ],
+    "opt_after": ["x$_1$ = norm(x + attention(x))", "x$_2$ = norm(x$_1$ + feed-forward(x$_1$)), at every position"],
+    "roberta": ["x$_1$ = norm(x + attention(x))", "x$_2$ = norm(x$_1$ + feed-forward(x$_1$)), at every position"],
+    "gemma2": [
+        "x$_1$ = x + norm(attention(norm x))",
+        "x$_2$ = x$_1$ + norm(feed-forward(norm x$_1$)), at every position",
+    ],
+}
+
+
+def opened(name: str, folder: Path) -> Any:
+    architecture_models.MODELS[name]().save_pretrained(folder)
+    return tnlib_adapters.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_what_is_added_to_which_stream(name: str, tmp_path: Path) -> None:
+    model = opened(name, tmp_path)
+    diagram = block_diagram(model, 1, 7)
+    assert [n.label.split("\n")[0] for n in diagram.nodes if n.kind == "text"] == EQUATIONS[name]
+    assert diagram.open_legs.count(("stream", model.attention(1).d_model)) == 2
+    assert diagram.open_legs.count(("position", 7)) == 1
+    softmax = next(b.label for b in diagram.bubbles if "softmax" in b.label)
+    assert ("causal" in softmax) == (name != "roberta")
+    assert ("tanh" in softmax) == (name == "gemma2")
+    assert tnlib.draw(diagram)._repr_svg_().rstrip().endswith("</svg>")
+
+
+def test_gates_and_biases(tmp_path: Path) -> None:
+    plain = feed_forward_diagram(opened("gptj", tmp_path / "gptj"), 0)
+    assert [n.kind for n in plain.nodes] == ["matrix", "matrix", "tensor"]
+    assert plain.bonds == (("d_ff", 128), ("stream", 33)), "a bias reads one coordinate more"
+    assert plain.title.endswith("plus b$_↓$")
+    gated = feed_forward_diagram(opened("llama_biases", tmp_path / "biases"), 0)
+    assert [n.kind for n in gated.nodes].count("delta") == 1
+    assert next(gated.nodes[k].label for k in gated.bubbles[0].nodes) == "gate"
+    bare = feed_forward_diagram(opened("llama", tmp_path / "llama"), 0)
+    assert "b$_" not in "".join(n.label for n in bare.nodes) + bare.title
+
+
+def test_a_model_of_attention_alone() -> None:
+    model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    assert [n.label for n in block_diagram(model, 0).nodes if n.kind == "text"] == [
+        "x$_1$ = x + attention(x)\nwhat attention adds to the stream, 4 heads, plus b$_O$"
+    ]
+    with pytest.raises(tnlib.ArgumentError, match="mlp: checkpoint must have feed-forward layers"):
+        feed_forward_diagram(model, 0)
+    with pytest.raises(tnlib.ArgumentTypeError, match="block_diagram: checkpoint must be a Checkpoint, got int"):
+        block_diagram(3, 0)  # type: ignore[arg-type]
+    with pytest.raises(tnlib.ArgumentError, match="layer"):
+        block_diagram(model, 9)
