@@ -5,8 +5,8 @@ from tnlib_adapters.circuits.chance import composition_score as composition_scor
 from tnlib_adapters.circuits.composition import Compositions as Compositions
 from tnlib_adapters.circuits.composition import compositions as compositions
 from tnlib_adapters.circuits.composition import stream_moments as stream_moments
-from tnlib_adapters.circuits.diagrams import composition_diagram as composition_diagram
-from tnlib_adapters.circuits.diagrams import dense_diagram as dense_diagram
+from tnlib_adapters.circuits.composition_diagrams import composition_diagram as composition_diagram
+from tnlib_adapters.circuits.composition_diagrams import dense_diagram as dense_diagram
 from tnlib_adapters.circuits.diagrams import frozen_diagram as frozen_diagram
 from tnlib_adapters.circuits.diagrams import layer_diagram as layer_diagram
 from tnlib_adapters.circuits.diagrams import ov_diagram as ov_diagram
