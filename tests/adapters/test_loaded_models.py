@@ -176,7 +176,9 @@ def test_what_was_not_tied_stays_apart(folders: Folders) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", ["bert_masked", "gpt2_lm"])
-def test_multiplied_out_and_saved_it_is_an_ordinary_model(model: str, method: str, folders: Folders, tmp_path: Path) -> None:
+def test_multiplied_out_and_saved_it_is_an_ordinary_model(
+    model: str, method: str, folders: Folders, tmp_path: Path
+) -> None:
     cls = "GPT2LMHeadModel" if model == "gpt2_lm" else "BertForMaskedLM"
     untouched = digest(folders(model, method))
     loaded = load_dense(folders(model, method), cls)
