@@ -35,7 +35,15 @@ def test_examples_on_the_pages_run(page: str) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/compress.md", "docs/conventions.md", "docs/gauges.md", "docs/frozen.md", "docs/physics.md"],
+    [
+        "README.md",
+        "docs/compress.md",
+        "docs/conventions.md",
+        "docs/gauges.md",
+        "docs/frozen.md",
+        "docs/physics.md",
+        "docs/drawing.md",
+    ],
 )
 def test_no_page_is_left_half_written(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -53,6 +61,7 @@ def test_links_between_pages_lead_somewhere() -> None:
         "docs/frozen.md",
         "docs/physics.md",
         "docs/architectures.md",
+        "docs/drawing.md",
         "CONTRIBUTING.md",
     ):
         folder = (ROOT / page).parent

@@ -96,29 +96,30 @@ def core_directions(cores: Sequence[Array], center: int | None) -> tuple[list[in
 
     A centre that is named decides which side is measured; otherwise it is found where the cores tell it.
     """
-    last = len(cores) - 1
-    right = [_points(core, core.ndim - 1) for core in cores]  # from the right bond into (l, n)
-    left = [_points(core, 0) for core in cores]
-    if center is None:
-        n_right = next((k for k in range(last) if not right[k]), last)
-        n_left = next((k for k in range(last) if not left[last - k]), last)
-        center = n_right if n_right + n_left >= last else None
     if center is not None:
-        return [int(right[k]) if k < center else -int(left[k]) if k > center else 0 for k in range(last + 1)], center
-    return [
-        1 if r and (not l or k < last / 2) else -int(l) for k, (r, l) in enumerate(zip(right, left, strict=True))
-    ], None
+        return [_sign(core, k, center) for k, core in enumerate(cores)], center
+    last = len(cores) - 1
+    right = [is_isometry(core, core.ndim - 1) for core in cores]  # from the right bond into (l, n)
+    left = [is_isometry(core, 0) for core in cores]
+    n_right = next((k for k in range(last) if not right[k]), last)
+    n_left = next((k for k in range(last) if not left[last - k]), last)
+    if n_right + n_left >= last:
+        return [1 if k < n_right else -1 if k > n_right else 0 for k in range(last + 1)], n_right
+    pairs = enumerate(zip(right, left, strict=True))
+    return [1 if r and (not l or k < last / 2) else -int(l) for k, (r, l) in pairs], None
+
+
+def _sign(core: Array, k: int, center: int) -> int:
+    """Return which way core k points, if it is the isometry towards the centre that it should be."""
+    if k == center:
+        return 0
+    return int(is_isometry(core, core.ndim - 1)) if k < center else -int(is_isometry(core, 0))
 
 
 def title_of(value: TensorTrain | TTMatrix | Vidal, log_scale: float) -> str:
     """Return the kind and the shape, and the scale where there is one."""
     scale = f", times exp({log_scale:.4g})" if log_scale else ""
     return f"{type(value).__name__}, {shorten(value.shape, ' x ')}{scale}"
-
-
-def _points(core: Array, tip: int) -> bool:
-    """Say whether a core is isometric from one of its outer legs; a core of one leg is where its norm is 1."""
-    return bool(is_isometry(core, tip))
 
 
 def _shown(count: int, center: int | None) -> list[int | None]:
