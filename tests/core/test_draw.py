@@ -236,6 +236,20 @@ def test_networks() -> None:
     assert len(peps.bonds) == 7
 
 
+def test_long_chains_of_quimb_are_in_rows_and_their_norms_in_two() -> None:
+    mixed = tnlib.canonicalize(train([3] * 23, 2), 15)
+    nodes = tnlib.draw(tnlib.network.to_network(mixed)).diagram.nodes
+    assert {n.kind for n in nodes[1:15]} == {"isometry"}
+    assert all(n.direction is None or n.direction[1] == 0 for n in nodes), "also where a row ends"
+    assert [n.direction and n.direction[0] > 0 for n in nodes[6:18]] == [True] * 9 + [None] + [False] * 2
+    assert len({n.position[1] for n in nodes}) == 3
+    ket = tnlib.network.to_network(tnlib.tt_svd(rng().standard_normal((2, 3, 2))).value)
+    norm = tnlib.draw(ket | ket.H.reindex({f"bond{k}": f"c{k}" for k in (1, 2)})).diagram
+    assert [n.position[1] for n in norm.nodes[:3]] == [0, 0, 0]
+    assert {n.position[1] for n in norm.nodes[3:]} == {norm.nodes[3].position[1]} != {0}
+    assert norm.open_legs == ()
+
+
 def test_thicker_is_larger() -> None:
     widths = [thickness(n) for n in (1, 2, 64, 768, 50257)]
     assert widths == sorted(set(widths))

@@ -22,7 +22,7 @@ _REACH = 0.75  # of open legs
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where the cores of a chain stand: rows of equal length, read like text."""
 
     count: int
@@ -33,10 +33,12 @@ class _Places:
 
     @property
     def per_row(self) -> int:
+        """How many stand in a row."""
         rows = math.ceil(self.count / self.most)
         return math.ceil(self.count / rows)
 
     def at(self, k: int) -> Point:
+        """Return where the k-th stands."""
         row, column = divmod(k, self.per_row)
         return column * self.step, -row * self.row_height
 
@@ -55,7 +57,7 @@ def of_train(value: TensorTrain | TTMatrix) -> Diagram:
     signs, center = core_directions(value.cores, value.center)
     operator = isinstance(value, TTMatrix)
     shown = _shown(len(value.cores), center)
-    places = _Places(len(shown), 3.5, between=0.5) if operator else _Places(len(shown), 2.7)
+    places = Places(len(shown), 3.5, between=0.5) if operator else Places(len(shown), 2.7)
     nodes: list[Node] = []
     legs: list[Leg] = []
     for place, k in enumerate(shown):
@@ -74,7 +76,7 @@ def of_vidal(value: Vidal) -> Diagram:
     """Describe Gammas and, on the bonds between them, the Schmidt values."""
     shown = _shown(len(value.gammas), None)
     sizes = (1, *(len(s) for s in value.lambdas), 1)
-    places = _Places(len(shown), 2.7, 2 * _VIDAL_STEP, 6)
+    places = Places(len(shown), 2.7, 2 * _VIDAL_STEP, 6)
     nodes: list[Node] = []
     legs: list[Leg] = []
     before = 0  # number of the node that the next bond starts from
@@ -168,7 +170,7 @@ def _bond(
 
 
 def _lambda_between(
-    nodes: list[Node], before: int, here: int, bond: int, size: int, places: _Places, place: int
+    nodes: list[Node], before: int, here: int, bond: int, size: int, places: Places, place: int
 ) -> list[Leg]:
     """Add the diamond of a bond to `nodes`, and return its two legs; on the way to another row it stands at the end."""
     way = places.way(place - 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.drawing.chains import Places
 from tnlib.drawing.graph import Diagram, Leg, Node, Point
 from tnlib.network.arguments import arrays_of, as_network
 from tnlib.network.special import is_isometry
@@ -37,11 +39,11 @@ def of_network(tn: Any, legs: Sequence[str] | None = None) -> Diagram:
         for index in tensor.inds:
             holders.setdefault(index, []).append(k)
     hubs = {i: len(tensors) + n for n, i in enumerate(i for i, at in holders.items() if len(at) + (i in outer) > 2)}
-    places, ends = _places(tn, tensors, list(hubs), outer)
-    nodes = [
-        _node(tensor, a, places[k], {i: _far_end(i, k, holders, hubs, places, ends) for i in tensor.inds}, set(hubs))
-        for k, (tensor, a) in enumerate(zip(tensors, arrays, strict=True))
-    ]
+    places, ends, line, ways = _lay_out(tn, tensors, list(hubs), outer)
+    nodes: list[Node] = []
+    for k, (tensor, a) in enumerate(zip(tensors, arrays, strict=True)):
+        far = {i: _far_end(i, k, holders, hubs, line, ends) for i in tensor.inds}
+        nodes.append(_node(tensor, a, places[k], line[k], far, set(hubs)))
     nodes += [Node("delta", "", places[k]) for k in hubs.values()]
     lines: list[Leg] = []
     for index, at in holders.items():
@@ -49,21 +51,37 @@ def of_network(tn: Any, legs: Sequence[str] | None = None) -> Diagram:
         if index in hubs:
             lines += [Leg(k, hubs[index], _shown(index) if n == 0 else "", size) for n, k in enumerate(at)]
         elif len(at) == 2:
-            lines.append(Leg(at[0], at[1], _shown(index), size, towards=_tip(nodes, at, places)))
+            a, b = at if (at[0], at[1]) in ways else at[::-1]
+            way = ways.get((a, b), ())
+            lines.append(Leg(a, b, _shown(index), size, via=way, towards=_tip(nodes, (a, b), line)))
     for index in outer:
         root = hubs.get(index, holders[index][0])
         lines.append(Leg(root, None, index, int(tn.ind_size(index)), ends[index]))
     return Diagram(tuple(nodes), tuple(lines), f"{type(tn).__name__}, {len(tensors)} tensors")
 
 
-def _places(
-    tn: Any, tensors: Sequence[Any], hubs: Sequence[str], outer: Sequence[str]
-) -> tuple[dict[int, Point], dict[str, Point]]:
-    """Return where the tensors and the copy tensors stand, and where the open indices end."""
+class _Layout(NamedTuple):
+    """Where tensors and copy tensors stand and open indices end; of a chain in rows, how rows are joined."""
+
+    places: dict[int, Point]
+    ends: dict[str, Point]
+    line: dict[int, Point]  # where they would stand in one row, which is what triangles point along
+    ways: dict[tuple[int, int], tuple[Point, ...]]  # from the end of a row to the next, by tensors
+
+
+def _lay_out(tn: Any, tensors: Sequence[Any], hubs: Sequence[str], outer: Sequence[str]) -> _Layout:
+    """Put tensors on their sites, or where quimb puts them."""
     sites = None if hubs else _sites(tn, tensors)
     if sites is not None:
-        places = {k: (_STEP * x, -_STEP * y) for k, (x, y) in enumerate(sites)}
-        return places, _ends_at_sites(tensors, places, outer, flat=len({y for _, y in sites}) == 1)
+        line = {k: (_STEP * x, -_STEP * y) for k, (x, y) in enumerate(sites)}
+        rows = _rows(tensors, sites, outer)
+        places, ways = line, {}
+        if rows is not None:
+            places = {k: rows.at(x) for k, (x, _) in enumerate(sites)}
+            order = sorted(range(len(sites)), key=lambda k: sites[k][0])
+            ways = {pair: rows.way(x) for x, pair in enumerate(itertools.pairwise(order))}
+        ends = _ends_at_sites(tensors, places, outer, flat=len({y for _, y in sites}) == 1)
+        return _Layout(places, ends, line, ways)
     found = {key: np.asarray(p, float) for key, p in tn.draw(get="pos").items()}
     tids = list(tn.tensor_map)
     points = np.array([*(found[t] for t in tids), *(found[i] for i in hubs)])
@@ -74,7 +92,8 @@ def _places(
     put = {key: (p - middle) @ turn * scale for key, p in found.items()}
     places = {k: _pair(put[key]) for k, key in enumerate([*tids, *hubs])}
     roots = {i: places[len(tids) + hubs.index(i)] if i in hubs else _pair(put[min(tn.ind_map[i])]) for i in outer}
-    return places, {i: _at_reach(roots[i], _pair(put[i]) if i in put else (0.0, 0.0)) for i in outer}
+    ends = {i: _at_reach(roots[i], _pair(put[i]) if i in put else (0.0, 0.0)) for i in outer}
+    return _Layout(places, ends, places, {})
 
 
 def _sites(tn: Any, tensors: Sequence[Any]) -> list[tuple[int, int]] | None:
@@ -84,9 +103,28 @@ def _sites(tn: Any, tensors: Sequence[Any]) -> list[tuple[int, int]] | None:
     if any(len(at) != 1 for at in own):
         return None
     found = [(at[0][1], at[0][0]) if isinstance(at[0], tuple) else (at[0], 0) for at in own]
+    found = _layered(found) if all(y == 0 for _, y in found) else found
     ends = [[found[k] for k, tensor in enumerate(tensors) if index in tensor.inds] for index in tn.inner_inds()]
     near = all(sum(abs(p - q) for p, q in zip(*pair, strict=True)) == 1 for pair in ends)
     return found if near and len(set(found)) == len(found) else None
+
+
+def _layered(sites: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the places of chains that stand on the same sites, such as a state and its conjugate: one row each."""
+    seen: Counter[int] = Counter()
+    out = []
+    for x, y in sites:
+        out.append((x, y + seen[x]))
+        seen[x] += 1
+    return out
+
+
+def _rows(tensors: Sequence[Any], sites: Sequence[tuple[int, int]], outer: Sequence[str]) -> Places | None:
+    """Return the rows of a long chain, read like text; None for a lattice, whose rows are its own."""
+    if {y for _, y in sites} != {0} or {x for x, _ in sites} != set(range(len(sites))):
+        return None
+    operator = any(sum(i in outer for i in tensor.inds) > 1 for tensor in tensors)
+    return Places(len(sites), 3.5, _STEP, between=0.5) if operator else Places(len(sites), 2.7, _STEP)
 
 
 def _site_tags(tn: Any, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -156,7 +194,8 @@ def _far_end(
     return places[others[0]] if others else ends.get(index, places[k])
 
 
-def _node(tensor: Any, a: Array, at: Point, far: Mapping[str, Point], hubs: set[str]) -> Node:
+def _node(tensor: Any, a: Array, at: Point, here: Point, far: Mapping[str, Point], hubs: set[str]) -> Node:
+    """Return the node of a tensor at a place; its directions are those from `here` to the far ends of its legs."""
     label = _label(tensor.tags)
     if _DIAGONAL.keys() & set(tensor.tags) or (a.ndim == 1 and tensor.inds[0] in hubs):
         return Node("weights", label, at)
@@ -165,7 +204,7 @@ def _node(tensor: Any, a: Array, at: Point, far: Mapping[str, Point], hubs: set[
     tip = () if "CENTER" in tensor.tags or a.size > _MOST_ENTRIES else _tip_legs(a)
     if tip and math.prod(a.shape[k] for k in tip) ** 2 == a.size and 2 * len(tip) == a.ndim:
         return Node("unitary", label, at)
-    ways = np.array([np.subtract(far[tensor.inds[k]], at) for k in tip], dtype=float)
+    ways = np.array([np.subtract(far[tensor.inds[k]], here) for k in tip], dtype=float)
     direction = _pair(ways.sum(axis=0)) if len(ways) else (0.0, 0.0)
     if math.hypot(*direction) > 1e-9:
         return Node("isometry", label, at, direction)
