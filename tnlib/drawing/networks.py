@@ -51,9 +51,9 @@ def of_network(tn: Any, legs: Sequence[str] | None = None) -> Diagram:
         if index in hubs:
             lines += [Leg(k, hubs[index], _shown(index) if n == 0 else "", size) for n, k in enumerate(at)]
         elif len(at) == 2:
-            a, b = at if (at[0], at[1]) in ways else at[::-1]
-            way = ways.get((a, b), ())
-            lines.append(Leg(a, b, _shown(index), size, via=way, towards=_tip(nodes, (a, b), line)))
+            one, two = at if (at[0], at[1]) in ways else at[::-1]
+            way = ways.get((one, two), ())
+            lines.append(Leg(one, two, _shown(index), size, via=way, towards=_tip(nodes, (one, two), line)))
     for index in outer:
         root = hubs.get(index, holders[index][0])
         lines.append(Leg(root, None, index, int(tn.ind_size(index)), ends[index]))
