@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import html
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tnlib_adapters.compression.markup import page, svg, table
 from tnlib_adapters.compression.pictures import error_maps, spectra, where_it_went
 from tnlib_adapters.compression.report import Report
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } th, td { padding: .2rem .9rem .2rem 0; text-align: right }
-th:first-child, td:first-child { text-align: left } thead th { border-bottom: 1px solid #999 }
-svg { max-width: 100%; height: auto } p { max-width: 46rem }
-"""
 
 
 def write_page(report: Report, file: Path) -> None:
     """Write the page: a summary, where the numbers went, errors per head and layer, and spectra."""
-    name = html.escape(Path(report.source).resolve().name)
+    name = Path(report.source).resolve().name
     body = [
-        f"<h1>{name}, {report.kept:.1%} of its attention kept by method {report.method}</h1>",
+        f"<h1>{html.escape(name)}, {report.kept:.1%} of its attention kept by method {report.method}</h1>",
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}.</p>",
-        _table(["", "before", "after"], _summary(report)),
+        table(["", "before", "after"], _summary(report)),
         "<h2>Where the numbers and the bytes went</h2>",
-        _svg(where_it_went(report)),
+        svg(where_it_went(report), "numbers"),
         "<h2>Error of every head</h2>",
         "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
         "QK gives the scores, OV what is written to the residual stream.</p>",
-        _svg(error_maps(report)),
-        _table(
+        svg(error_maps(report), "errors"),
+        table(
             ["layer", "QK error", "OV error", "numbers before", "after"],
             [
                 [str(one.layer), f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{one.n_before:,}", f"{one.n_after:,}"]
@@ -45,10 +33,9 @@ def write_page(report: Report, file: Path) -> None:
         "<h2>Spectra</h2>",
         "<p>Singular values of the original operators, each divided by its largest. "
         "A head whose line falls early needs few numbers.</p>",
-        _svg(spectra(report)),
+        svg(spectra(report), "spectra"),
     ]
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
-    file.write_text(page + "\n".join(body) + "</html>\n", encoding="utf-8")
+    file.write_text(page(name, body), encoding="utf-8")
 
 
 def _summary(report: Report) -> list[list[str]]:
@@ -66,16 +53,3 @@ def _summary(report: Report) -> list[list[str]]:
     if report.left_out:
         rows.append(["weights in other formats, left out", ", ".join(report.left_out), ""])
     return rows
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><thead><tr>{top}</tr></thead>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-def _svg(figure: Figure) -> str:
-    out = io.StringIO()
-    figure.savefig(out, format="svg")
-    text = out.getvalue()
-    return text[text.index("<svg") :]
