@@ -12,6 +12,8 @@ _HOME = {
     "Diagram": "tnlib.drawing.graph",
     "join": "tnlib.drawing.graph",
     "sweep_steps": "tnlib.drawing.steps",
+    "einsum_diagram": "tnlib.drawing.einsums",
+    "equation": "tnlib.drawing.equation",
     "Picture": "tnlib.drawing.picture",
 }
 

@@ -199,16 +199,22 @@ def _node(tensor: Any, a: Array, at: Point, here: Point, far: Mapping[str, Point
     label = _label(tensor.tags)
     if _DIAGONAL.keys() & set(tensor.tags) or (a.ndim == 1 and tensor.inds[0] in hubs):
         return Node("weights", label, at)
+    kind, direction = measured(a, [far[i] for i in tensor.inds], here, center="CENTER" in tensor.tags)
+    return Node(kind, "" if kind == "delta" else label, at, direction)
+
+
+def measured(a: Array, far: Sequence[Point], here: Point, *, center: bool = False) -> tuple[str, Point | None]:
+    """Return what a tensor is, and of an isometry where its tip points: to the far ends of the legs there."""
     if _is_delta(a):
-        return Node("delta", "", at)
-    tip = () if "CENTER" in tensor.tags or a.size > _MOST_ENTRIES else _tip_legs(a)
+        return "delta", None
+    tip = () if center or a.size > _MOST_ENTRIES else _tip_legs(a)
     if tip and math.prod(a.shape[k] for k in tip) ** 2 == a.size and 2 * len(tip) == a.ndim:
-        return Node("unitary", label, at)
-    ways = np.array([np.subtract(far[tensor.inds[k]], here) for k in tip], dtype=float)
+        return "unitary", None
+    ways = np.array([np.subtract(far[k], here) for k in tip], dtype=float)
     direction = _pair(ways.sum(axis=0)) if len(ways) else (0.0, 0.0)
     if math.hypot(*direction) > 1e-9:
-        return Node("isometry", label, at, direction)
-    return Node("matrix" if a.ndim == 2 else "tensor", label, at)
+        return "isometry", direction
+    return ("matrix" if a.ndim == 2 else "tensor"), None
 
 
 def _tip_legs(a: Array) -> tuple[int, ...]:

@@ -37,7 +37,9 @@ def paint(diagram: Diagram) -> Figure:
     ax = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     ax.set_axis_off()
     x0, x1, y0, y1 = diagram.bounds
-    around = _MARGIN if not diagram.bubbles else 0.1 + max(_padding(diagram, bubble) for bubble in diagram.bubbles)
+    around = (
+        _MARGIN if not diagram.bubbles else 0.1 + max(bubble_padding(diagram, bubble) for bubble in diagram.bubbles)
+    )
     _resize(figure, ax, (x0 - around, x1 + around, y0 - around, y1 + around))
     for bubble in sorted(diagram.bubbles, key=lambda b: -len(b.nodes)):
         _paint_bubble(ax, diagram, bubble)
@@ -207,7 +209,7 @@ def _write(ax: Axes, at: Any, text: str, **style: Any) -> None:
     ax.text(float(x), float(y), text, **style)
 
 
-def _padding(diagram: Diagram, bubble: Bubble) -> float:
+def bubble_padding(diagram: Diagram, bubble: Bubble) -> float:
     """Return how far a bubble reaches beyond the middles of its nodes: further, the more bubbles it holds."""
     return 0.55 + 0.27 * sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
 
@@ -216,7 +218,7 @@ def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     inside = [diagram.nodes[k].position for k in bubble.nodes]
-    pad = _padding(diagram, bubble)
+    pad = bubble_padding(diagram, bubble)
     (x0, y0), (x1, y1) = np.min(inside, axis=0), np.max(inside, axis=0)
     box = FancyBboxPatch((x0 - pad, y0 - pad), x1 - x0 + 2 * pad, y1 - y0 + 2 * pad,
                          boxstyle="round,pad=0,rounding_size=0.35", fc=(0.84, 0.28, 0.56, 0.09), ec=_BUBBLE,
