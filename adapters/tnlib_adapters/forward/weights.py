@@ -90,20 +90,20 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
     row = checkpoint.architecture
-    final = row.final_norm(checkpoint.config) if callable(row.final_norm) else row.final_norm
     return Weights(
         architecture=row.model_type,
-        embedding=_patches(checkpoint) if row.reads == "images" else _tokens(checkpoint),
+        embedding=_patches(checkpoint) if row.reads == "images" else read_embedding(checkpoint),
         blocks=tuple(block for layer in range(checkpoint.n_layers) for block in _layer(checkpoint, layer, length)),
-        final_norm=_norm(checkpoint, final),
-        unembed=_unembed(checkpoint),
+        final_norm=read_final_norm(checkpoint),
+        unembed=read_unembedding(checkpoint),
     )
 
 
 # ---------------------------------------------------------------------------------------------------- the two ends
 
 
-def _tokens(checkpoint: Checkpoint) -> TokenEmbedding:
+def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
+    """Read what the stream starts with, of a model that reads tokens."""
     row, d = checkpoint.architecture, checkpoint.sizes.d_model
     of_tokens, *others = row.embeddings
     table = _into_stream(checkpoint, _tensor(checkpoint, f"{of_tokens}.weight", (None, None)))
@@ -140,7 +140,8 @@ def _patches(checkpoint: Checkpoint) -> PatchEmbedding:
     )
 
 
-def _unembed(checkpoint: Checkpoint) -> Unembedding | None:
+def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
+    """Read what makes the logits, None for a model that ends in hidden states."""
     row, d = checkpoint.architecture, checkpoint.sizes.d_model
     name = next((n for n in row.unembed if checkpoint.locate(f"{n}.weight")), None)
     tied = row.get(checkpoint.config, "tie_word_embeddings")
@@ -156,12 +157,31 @@ def _unembed(checkpoint: Checkpoint) -> Unembedding | None:
     return Unembedding(Affine(weight, bias), None if cap is None else float(cap))
 
 
+def read_final_norm(checkpoint: Checkpoint) -> Norm | None:
+    """Read the norm behind the last layer, None where there is none."""
+    row = checkpoint.architecture
+    return _norm(checkpoint, row.final_norm(checkpoint.config) if callable(row.final_norm) else row.final_norm)
+
+
 # ------------------------------------------------------------------------------------------------------- the layers
+
+
+def read_attention_norms(checkpoint: Checkpoint, layer: int) -> tuple[Norm | None, Norm | None]:
+    """Read the norms in front of one attention layer and behind it, before the sum; None where there is none."""
+    row = checkpoint.architecture
+    norm = None if _normed_after(checkpoint) else _first_norm(checkpoint, row.attention_norm, layer)
+    return norm, _behind(checkpoint, row.attention_norm_after, layer)
+
+
+def _normed_after(checkpoint: Checkpoint) -> bool:
+    """Whether the norm of a block stands behind its sum."""
+    row = checkpoint.architecture
+    return (row.norm_place(checkpoint.config) if callable(row.norm_place) else row.norm_place) == "after"
 
 
 def _layer(checkpoint: Checkpoint, layer: int, length: int | None) -> list[Block]:
     row = checkpoint.architecture
-    after = (row.norm_place(checkpoint.config) if callable(row.norm_place) else row.norm_place) == "after"
+    after = _normed_after(checkpoint)
     attention, norm = _attention(checkpoint, layer, length), _first_norm(checkpoint, row.attention_norm, layer)
     blocks = [_block(attention, norm, _behind(checkpoint, row.attention_norm_after, layer), after)]
     if row.mlp is not None:
