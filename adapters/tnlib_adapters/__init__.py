@@ -33,6 +33,8 @@ _HOME = {
     "compare": "tnlib_adapters.compression.compare",
     "evaluate": "tnlib_adapters.compression.evaluate",
     "Evaluation": "tnlib_adapters.compression.evaluate",
+    "inspect": "tnlib_adapters.inspection.inspect",
+    "Inspection": "tnlib_adapters.inspection.measure",
     "builtin_path": "tnlib_adapters.data.builtin",
 }
 

@@ -24,5 +24,7 @@ from tnlib_adapters.compression.compress import compress as compress
 from tnlib_adapters.compression.evaluate import Evaluation as Evaluation
 from tnlib_adapters.compression.evaluate import evaluate as evaluate
 from tnlib_adapters.data.builtin import builtin_path as builtin_path
+from tnlib_adapters.inspection.inspect import inspect as inspect
+from tnlib_adapters.inspection.measure import Inspection as Inspection
 
 __all__: list[str]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE
+from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
@@ -44,7 +45,9 @@ def main() -> None:
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--keep", type=float, required=True, help="Fraction of the attention's numbers still stored, in (0, 1].")
+@click.option("--keep", type=float, help="Fraction of the attention's numbers still stored, in (0, 1].")
+@click.option("--max-error", type=float, metavar="E",
+              help="Instead: the smallest size whose predicted error is within E.")  # fmt: skip
 @click.option("--method", type=click.Choice(METHODS), default="heads", show_default=True,
               help="heads: each head's QK and OV operator as one; matrix: each weight; or a format.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
@@ -53,7 +56,14 @@ def main() -> None:
               help="Text file: heads keep what it shows to matter, and layers are fitted on it.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
 def compress(
-    source: str, out: Path, keep: float, method: str, layout: str, calibrate: Path | None, force: bool
+    source: str,
+    out: Path,
+    keep: float | None,
+    max_error: float | None,
+    method: str,
+    layout: str,
+    calibrate: Path | None,
+    force: bool,
 ) -> None:
     """Write to OUT a copy of the checkpoint IN whose attention stores fewer numbers."""
     with _errors(), _progress() as progress:
@@ -62,6 +72,7 @@ def compress(
         report = run(
             *(_folder(source), out),
             keep=keep,
+            max_error=max_error,
             method=method,
             layout=layout,
             calibrate=calibrate,
@@ -108,6 +119,22 @@ def evaluate(source: str, out: Path, text: Path) -> None:
 
         found = run(_folder(source), out, text, progress=progress)
     _show_evaluation(found)
+
+
+@main.command(epilog=_IN_HELP)
+@click.argument("source", metavar="IN")
+@click.option("--text", metavar="TEXT", help="Show what its heads attend to in this text.")
+@click.option("--text-file", type=click.Path(path_type=Path), metavar="FILE", help="The same, of a text file.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-inspect"), show_default=True,
+              help=f"Folder for {INSPECT_PAGE}.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
+def inspect(source: str, text: str | None, text_file: Path | None, out: Path, force: bool) -> None:
+    """Write a page on what is inside the checkpoint IN: diagrams, compositions, spectra, patterns on a text."""
+    with _errors(), _progress() as progress:
+        from tnlib_adapters.inspection.inspect import inspect as run
+
+        found = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
+    click.echo(found)
 
 
 def _folder(source: str) -> Path:
@@ -189,6 +216,9 @@ def _show_report(report: Report, out: Path) -> None:
     )
     before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
     click.echo(f"weights on disk   {before} -> {after}")
+    shown = {"predicted": report.predicted, "measured": report.measured}
+    for name, value in shown.items():
+        click.echo(f"{report.measure}, {name}   {value:.4g}" if value is not None else "", nl=value is not None)
     for name, value in report.quality.items():
         click.echo(f"{name}   {value:.3f}")
     click.echo(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")

@@ -26,6 +26,7 @@ LAYERS = [
     ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks"],
     ["tnlib_adapters.forward"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
+    ["tnlib_adapters.inspection"],
     ["tnlib_adapters.torch"],
     ["tnlib_adapters.cli"],
     ["tnlib_adapters"],

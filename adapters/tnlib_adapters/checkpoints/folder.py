@@ -17,6 +17,7 @@ from tnlib_adapters.checkpoints.tensor_file import TensorInfo, read_header
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json")  # one of them is there
 # Formats that hold Python pickles: opening one can run whatever its author wrote.
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 

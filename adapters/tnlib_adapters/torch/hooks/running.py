@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.architectures import Architecture, find_row
+from tnlib_adapters.checkpoints.folder import TOKENIZERS
 from tnlib_adapters.checkpoints.projections import Sizes, columns_of_head, read_sizes
 
 _TOKENS = 1024  # of a batch: enough for products at full speed, and many batches of a short text
 _LONGEST = 256  # tokens of a text
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def open_running(folder: str | os.PathLike[str]) -> RunningModel:
     row = find_row(config.to_dict(), path, "calibrate")
     if row.reads != "tokens":
         raise ArgumentError(f"calibrate: IN must be a model of text, got a {row.model_type}; compress it without.")
-    if not any((Path(folder) / name).is_file() for name in _TOKENIZERS):  # transformers would make one without words
+    if not any((Path(folder) / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
         raise ArgumentError(
             f"calibrate: IN must hold a tokenizer beside its weights, found none in {path}; copy it there, text cannot "
             "be read without."

@@ -1,0 +1,1 @@
+"""What is inside a checkpoint, as one page: diagrams, compositions, spectra, gauges, patterns on a text."""

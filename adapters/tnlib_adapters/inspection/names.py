@@ -1,0 +1,3 @@
+"""Names that the command line reads before anything heavy is loaded."""
+
+PAGE = "inspect.html"

@@ -1,0 +1,158 @@
+"""Pictures of heads and their patterns, drawn with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.compression.pictures import OV, QK
+from tnlib_adapters.inspection.heads import Spectra, effective_rank
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_NAMES = 40  # tokens on an axis whose names can be read
+_MOST_VALUES = 250  # heads whose numbers are written
+_NOISE = 1e-8  # of the largest Schmidt value
+
+
+def rank_maps(found: Spectra) -> Figure:
+    """Draw the effective ranks of all heads, layers down and heads across."""
+    from matplotlib.figure import Figure
+
+    named = {f"QK{_at(distance)}": values for distance, values in found.qk.items()} | {"OV": found.ov}
+    ranks = {name: effective_rank(values) for name, values in named.items()}
+    n_layers, n_heads = ranks["OV"].shape
+    columns = min(len(named), 2)
+    rows = -(-len(named) // columns)
+    width = max(7.5, 1.3 + 0.42 * columns * n_heads)
+    figure = Figure(figsize=(width, rows * (1.1 + 0.36 * n_layers)), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    top = max(one.max() for one in ranks.values())
+    for ax, (name, values) in zip(axes, ranks.items(), strict=False):
+        image = ax.imshow(values, vmin=0, vmax=top, aspect="auto")
+        ax.set(title=name, xlabel="head", ylabel="layer", xticks=_ticks(n_heads), yticks=_ticks(n_layers))
+        if n_layers * n_heads <= _MOST_VALUES:
+            _write_values(ax, values, top)
+    for ax in axes[len(named) :]:
+        ax.set_visible(False)
+    figure.colorbar(image, ax=list(axes), label="effective rank", shrink=0.9)
+    return figure
+
+
+def schmidt_values(found: Spectra) -> Figure:
+    """Draw the Schmidt values of every head, one panel per layer, each divided by its largest."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    n_layers = len(found.ov)
+    columns = min(4, n_layers)
+    rows = -(-n_layers // columns)
+    figure = Figure(figsize=(max(7.5, 2.9 * columns), 0.5 + 2.2 * rows), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
+    first = next(iter(found.qk))
+    for layer, ax in enumerate(axes):
+        if layer >= n_layers:
+            ax.set_visible(False)
+            continue
+        for colour, values in ((QK, found.qk[first][layer]), (OV, found.ov[layer])):
+            for one in values:
+                relative = one / (one[0] or 1.0)
+                seen = relative > _NOISE
+                ax.plot(np.arange(1, len(one) + 1)[seen], relative[seen], color=colour, alpha=0.5, lw=1)
+        ax.set(title=f"layer {layer}", yscale="log", xlabel="Schmidt value", ylabel="relative size")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.label_outer()
+    lines = [Line2D([], [], color=QK), Line2D([], [], color=OV)]
+    figure.legend(lines, [f"QK{_at(first)}", "OV"], loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def pattern_overview(patterns: Sequence[Array]) -> Figure:
+    """Draw the patterns of all heads side by side: layers down, heads across, white where there is no attention."""
+    from matplotlib.figure import Figure
+
+    n_layers, (n_heads, n, _) = len(patterns), patterns[0].shape
+    gap = max(1, n // 16)
+    step = n + gap
+    tiles = np.full((n_layers * step - gap, n_heads * step - gap), np.nan)
+    for layer, of_layer in enumerate(patterns):
+        for head, pattern in enumerate(of_layer):
+            tiles[layer * step : layer * step + n, head * step : head * step + n] = pattern
+    width = min(10.0, max(4.5, 1.0 + 1.1 * n_heads))
+    figure = Figure(figsize=(width, 0.6 + (width - 1.0) * n_layers / n_heads), layout="constrained")
+    ax = figure.subplots()
+    ax.set_facecolor("#d8d8d8")
+    ax.imshow(tiles, vmin=0, vmax=1, cmap=_colours(), interpolation="none")
+    middle = (n - 1) / 2
+    ax.set_xticks([head * step + middle for head in range(n_heads)], [str(head) for head in range(n_heads)])
+    ax.set_yticks([layer * step + middle for layer in range(n_layers)], [str(layer) for layer in range(n_layers)])
+    ax.set(xlabel="head", ylabel="layer")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    return figure
+
+
+def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
+    """Draw the patterns of one layer, (heads, n, n), with the names of the tokens: who attends down, to whom across."""
+    from matplotlib.figure import Figure
+
+    n_heads, n, _ = of_layer.shape
+    columns = min(n_heads, 4 if n <= 0.8 * _MOST_NAMES else 3)
+    rows = -(-n_heads // columns)
+    side = 12.0 / max(columns, 3)
+    figure = Figure(figsize=(side * columns + 0.4, side * rows + 0.4), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
+    for head, ax in enumerate(axes):
+        if head >= n_heads:
+            ax.set_visible(False)
+            continue
+        ax.imshow(of_layer[head], vmin=0, vmax=1, cmap=_colours())
+        ax.set_title(f"head {head}", fontsize=9, pad=3)
+        ax.spines[:].set_color("#bbbbbb")
+        ax.tick_params(length=1.5, width=0.5, color="#bbbbbb")
+        if n <= _MOST_NAMES:
+            _name_tokens(ax, names, min(8.0, 0.8 * 72 * side / n))
+        # below a panel that the last row lacks, the axis is named here
+        last_row = head + columns >= n_heads
+        ax.tick_params(labelleft=head % columns == 0, labelbottom=last_row)
+    figure.supylabel("attends", fontsize=9)
+    figure.supxlabel("to", fontsize=9)
+    return figure
+
+
+def _name_tokens(ax: Axes, names: Sequence[str], size: float) -> None:
+    """Write a name at every position, or its number where the font lacks a letter."""
+    from matplotlib.font_manager import findfont, get_font
+
+    known = get_font(findfont("sans")).get_charmap()
+    shown = [name[:12] if all(ord(letter) in known for letter in name[:12]) else str(k) for k, name in enumerate(names)]
+    ax.set_xticks(range(len(names)), shown, fontsize=size, rotation=90)
+    ax.set_yticks(range(len(names)), shown, fontsize=size)
+    for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
+        label.set_parse_math(False)  # a dollar is a dollar
+
+
+def _colours() -> Any:
+    import matplotlib as mpl
+
+    return mpl.colormaps["Blues"].with_extremes(bad="#d8d8d8")
+
+
+def _at(distance: int | None) -> str:
+    return "" if distance is None else f" at distance {distance}"
+
+
+def _ticks(count: int) -> range:
+    return range(0, count, 1 if count <= 32 else 4)
+
+
+def _write_values(ax: Axes, values: Any, top: float) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        dark = value < 0.6 * top
+        ax.text(column, row, f"{value:.0f}" if value >= 9.95 else f"{value:.1f}", ha="center", va="center",
+                color="white" if dark else "black", fontsize=8)  # fmt: skip

@@ -1,0 +1,107 @@
+"""A text as tokens with names that can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
+from tnlib_adapters.checkpoints.folder import TOKENIZERS
+
+_MOST = 96  # tokens; patterns of more are not told apart in a picture
+_LETTERS = 50 * _MOST  # of a text that are looked at: more than that many tokens have
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """One sequence: numbers (n,), a name for each, and whether the text went on."""
+
+    ids: Array
+    names: tuple[str, ...]
+    cut: bool
+
+
+def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
+    """Return a text as tokens by the tokenizer of the folder, or as the numbers of tokens where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If the model reads images, there are no two tokens, or without a tokenizer the text is not of numbers in range.
+    """
+    if checkpoint.architecture.reads != "tokens":
+        raise ArgumentError(
+            f"inspect: text must be left out for a model of images, got one for a {checkpoint.architecture.model_type}."
+        )
+    most, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
+    if tokenizer is None:
+        numbers = _numbers(checkpoint, text)
+        cut, numbers = len(numbers) > most, numbers[:most]
+        names = [str(one) for one in numbers]
+    else:
+        start = text[:_LETTERS]
+        cut = len(text) > _LETTERS or len(tokenizer(start, verbose=False)["input_ids"]) > most
+        numbers = tokenizer(start, truncation=True, max_length=most)["input_ids"]  # with the mark of an end, if any
+        names = [_name(tokenizer, one) for one in numbers]
+    if len(numbers) < 2:
+        raise ArgumentError(f"inspect: text must hold at least two tokens, got {len(numbers)}; pass a longer one.")
+    return Tokens(np.array(numbers), tuple(names), cut)
+
+
+def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
+    """Return a sequence of the kind that the built-in model was trained on; None for any other model."""
+    if checkpoint.architecture is not ATTENTION_ONLY or _vocabulary(checkpoint) < 2:
+        return None
+    rng = np.random.default_rng(0)
+    segment = rng.permutation(min(128, _vocabulary(checkpoint)))[: min(16, _longest(checkpoint) // 2)]
+    ids = np.concatenate([segment, segment])
+    return Tokens(ids, tuple(map(str, ids)), cut=False)
+
+
+def _longest(checkpoint: Checkpoint) -> int:
+    """Return the most tokens of a sequence."""
+    row, config = checkpoint.architecture, checkpoint.config
+    stated = row.get(config, row.context) if row.context else None
+    first = row.first_position(config) if callable(row.first_position) else row.first_position
+    return int(min(_MOST, (stated or _MOST) - first))
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    info = checkpoint.locate(f"{checkpoint.architecture.embeddings[0]}.weight")
+    return 0 if info is None else int(info.shape[0])
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """Return the tokenizer of the folder, None where there is none or transformers is not installed."""
+    folder = checkpoint.folder.path
+    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
+        return None
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return None
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def _name(tokenizer: Any, token: int) -> str:
+    """Return a token as it stands in a text, with what cannot be seen made visible."""
+    name = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token))
+    shown = name.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+
+
+def _numbers(checkpoint: Checkpoint, text: str) -> list[int]:
+    """Read the numbers of tokens, separated by blanks or commas."""
+    vocab, parts = _vocabulary(checkpoint), text.replace(",", " ").split()
+    for part in parts:
+        if not part.isascii() or not part.isdigit() or (len(part) < 10 and int(part) >= vocab) or len(part) >= 10:
+            raise ArgumentError(
+                f"inspect: text must be numbers of tokens from 0 to {vocab - 1}, because there is no tokenizer for "
+                f"{checkpoint.folder.path}, or no transformers to read it with; got {part[:40]!r}."
+            )
+    return [int(part) for part in parts]
