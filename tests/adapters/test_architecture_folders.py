@@ -155,19 +155,12 @@ def test_what_has_learned_positions_is_compressed_and_reloaded(
     assert_close(got.hidden, want.hidden, np.float32, factor=256)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        *((name, "only be compressed with calibrate") for name in ("llama", "gptj")),
-        *((name, "cannot be compressed yet") for name in ("gpt_neox", "bloom", "falcon_alibi", "qwen3", "vit")),
-    ],
-)
-def test_what_cannot_be_compressed_yet_is_said(name: str, reason: str, saved: Any, tmp_path: Path) -> None:
-    from tnlib_adapters import compare, compress
+@pytest.mark.parametrize("name", ["gpt_neox", "bloom", "falcon_alibi", "qwen3", "vit"])
+def test_what_cannot_be_calibrated_yet_is_said(name: str, saved: Any, tmp_path: Path) -> None:
+    from tnlib_adapters import compress
 
     model, folder = saved(name)
-    with refused(ArgumentError, "compress", model.config.model_type, reason):
-        compress(folder, tmp_path / "out", keep=0.5)
+    (tmp_path / "text").write_text("one two three\n" * 50)
+    with refused(ArgumentError, "compress", model.config.model_type, "cannot be calibrated yet"):
+        compress(folder, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
     assert not (tmp_path / "out").exists()
-    with refused(ArgumentError, "compress", model.config.model_type, reason):
-        compare(open_checkpoint(folder), keeps=[0.5])

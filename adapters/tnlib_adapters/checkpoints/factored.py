@@ -18,7 +18,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import Folder
 from tnlib_adapters.checkpoints.pivoted import unpack
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect
+from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect, n_out
 
 KEY = "quantization_config"  # of config.json: where transformers looks for how weights are stored
 METHOD = "tnlib"
@@ -136,6 +136,8 @@ def held_biases(described: Mapping[str, Any], d_model: int) -> str:
     """Return the projections whose biases the factors hold as well: a last row, or column, beyond d_model."""
     if described["kind"] in ("pivoted", "planes"):
         return str(described["biases"])
+    if described["kind"] in ("dense", "low_rank") and "bias" in described["shapes"]:
+        return str(described["of"])
     if described["kind"] != "heads":
         return ""
     first, second = list(described["of"])
@@ -175,14 +177,21 @@ def _check_expanded(found: Projections, piece: Piece, sizes: Sizes) -> None:
     wanted = {name: (sizes.d_model, sizes.widths[name]) for name in piece.of}
     if shapes != {name: shape[::-1] if name == "o" else shape for name, shape in wanted.items()}:
         raise ValueError(f"they give weights of shapes {shapes} for d_model {sizes.d_model}")
+    for name, bias in found.biases.items():
+        if bias.shape != (n_out(sizes, name),):
+            raise ValueError(f"they give a bias of shape {bias.shape} where {n_out(sizes, name)} numbers are added")
 
 
 def _dense(piece: Piece, sizes: Sizes) -> Projections:
-    return Projections({piece.of: piece.arrays["weight"]}, {})
+    return Projections({piece.of: piece.arrays["weight"]}, _own_bias(piece))
 
 
 def _low_rank(piece: Piece, sizes: Sizes) -> Projections:
-    return Projections({piece.of: piece.arrays["left"] @ piece.arrays["right"]}, {})
+    return Projections({piece.of: piece.arrays["left"] @ piece.arrays["right"]}, _own_bias(piece))
+
+
+def _own_bias(piece: Piece) -> dict[str, Array]:
+    return {piece.of: piece.arrays["bias"]} if "bias" in piece.arrays else {}
 
 
 def _ttm(piece: Piece, sizes: Sizes) -> Projections:
@@ -276,20 +285,38 @@ def places(columns: Sequence[Sequence[int]], d_head: int) -> list[int]:
 
 
 def stack(projections: Projections, sizes: Sizes) -> Array:
-    """Return all four weights as one array (projection, head, d_model, d_head)."""
-    heads = []
+    """Return all four weights as one array (projection, key head, d_model, d_head).
+
+    Query heads that share a key and value head lie along the first leg: their queries, the key, the value, their
+    outputs.
+    """
+    parts = []
     for name in NAMES:
         weight = projections.weights[name]
-        on_columns = weight.T if name == "o" else weight  # d_model (head d_head)
-        heads.append(on_columns.reshape(sizes.d_model, sizes.n_heads, -1).transpose(1, 0, 2))  # h d dh
-    return np.stack(heads)
+        on_columns = weight.T if name == "o" else weight  # d_model (kv head of kv dh)
+        by_group = on_columns.reshape(sizes.d_model, sizes.kv_heads, -1, sizes.d_head)
+        parts.append(by_group.transpose(2, 1, 0, 3))  # (head of kv) kv d dh
+    return np.concatenate(parts)
 
 
 def unstack(x: Array) -> Projections:
     """Undo `stack`."""
-    flat = [weight.transpose(1, 0, 2).reshape(weight.shape[1], -1) for weight in x]  # d_model (head d_head)
-    weights = {name: weight.T if name == "o" else weight for name, weight in zip(NAMES, flat, strict=True)}
+    weights = {}
+    for name, part in rows_of_stack(len(x)).items():
+        flat = x[part].transpose(2, 1, 0, 3).reshape(x.shape[2], -1)  # d_model (kv head of kv dh)
+        weights[name] = flat.T if name == "o" else flat
     return Projections(weights, {})
+
+
+def rows_of_stack(n_rows: int) -> dict[str, slice]:
+    """Return where every projection lies along the first leg of a stack of so many rows.
+
+    >>> rows_of_stack(6)["k"]
+    slice(2, 3, None)
+    """
+    group = (n_rows - 2) // 2
+    ends = (0, group, group + 1, group + 2, 2 * group + 2)
+    return {name: slice(*ends[k : k + 2]) for k, name in enumerate(NAMES)}
 
 
 EXPAND: Mapping[str, Callable[[Piece, Sizes], Projections]] = {

@@ -1,4 +1,4 @@
-"""Each head's QK and OV operator truncated as one."""
+"""Each head's QK and OV operator truncated as one, with the shared factor of heads that share keys and values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tnlib.linalg.rank import tails
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.compression.matrices import Matrices
 
 PAIRS = (("q", "k"), ("v", "o"))
 
@@ -21,39 +22,86 @@ PAIRS = (("q", "k"), ("v", "o"))
 class Heads:
     """The products [W_Q; b_Q] [W_K; b_K]^T and [W_V; b_V] W_O of every head, by singular values.
 
-    A truncated product is split evenly again, left sqrt(s) and sqrt(s) right, so that each side keeps a size
-    like that of the weights it replaces. A rank of one costs what one of the d_head dimensions costs, so full
-    rank is what the model had.
+    Query heads that share a key and value head are one product: the queries one below the other times the key, and the
+    value times the outputs side by side, so that the shared factor stays shared. A truncated product is split evenly
+    again, left sqrt(s) and sqrt(s) right, so that each side keeps a size like that of the weights it replaces. A rank
+    of one costs what one of the d_head dimensions costs, so full rank is what the model had.
     """
 
-    def __init__(self, projections: Projections, sizes: Sizes) -> None:
+    def __init__(self, projections: Projections, sizes: Sizes, pairs: Sequence[tuple[str, str]] = PAIRS) -> None:
+        self._pairs, self._n_heads = pairs, sizes.n_heads // sizes.kv_heads
         self._operators = [
-            each(product_svd, [_factors(projections, pair, head, sizes) for head in range(sizes.n_heads)])
-            for pair in PAIRS
+            each(product_svd, [_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
+            for pair in pairs
         ]
         self.curves = [_curve(one) for operators in self._operators for one in operators]
         self.fixed = projections.biases["o"].size if "o" in projections.biases else 0
         self._dtype = projections.weights["q"].dtype
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
-        """Return the factors with rank choice[k] for the k-th operator, all QK first."""
-        count = len(choice) // len(PAIRS)
-        ranks = [tuple(choice[:count]), tuple(choice[count:])]
+        """Return the factors with rank choice[k] for the k-th operator, all of the first pair first."""
+        count = len(choice) // len(self._pairs)
+        ranks = [tuple(choice[k * count : (k + 1) * count]) for k in range(len(self._pairs))]
         return [
-            _piece("".join(pair), operators, chosen, self._dtype)
-            for pair, operators, chosen in zip(PAIRS, self._operators, ranks, strict=True)
+            self._piece("".join(pair), operators, chosen)
+            for pair, operators, chosen in zip(self._pairs, self._operators, ranks, strict=True)
         ]
+
+    def _piece(self, of: str, operators: Sequence[_SVD], ranks: tuple[int, ...]) -> Piece:
+        lefts, rights = [], []
+        for (u, s, vh), r in zip(operators, ranks, strict=True):
+            root = np.sqrt(s[:r])
+            # queries have their group on the left, outputs on the right
+            lefts += np.split(u[:, :r] * root, self._n_heads if of[0] == "q" else 1, axis=0)
+            rights += np.split(root[:, None] * vh[:r], self._n_heads if of[1] == "o" else 1, axis=1)
+        arrays = {
+            "left": np.concatenate(lefts, axis=1).astype(self._dtype),
+            "right": np.concatenate(rights).astype(self._dtype),
+        }
+        return Piece("heads", of, arrays, ranks)
+
+
+class ValueHeads:
+    """The products [W_V; b_V] W_O of every head by singular values, W_Q and W_K as matrices.
+
+    For models in which queries and keys are no one product: rotary embeddings turn them before they meet, by every
+    distance differently, so that a basis in which the product at one distance is short is none at the others; and norms
+    divide them. A matrix counts as much as the operators of all heads that it is part of.
+    """
+
+    def __init__(self, projections: Projections, sizes: Sizes) -> None:
+        self._matrices = Matrices(projections, sizes, of="qk")
+        self._heads = Heads(projections, sizes, PAIRS[1:])
+        shared = [Curve(curve.costs, curve.errors * sizes.kv_heads) for curve in self._matrices.curves]
+        self.curves = [*shared, *self._heads.curves]
+        self.fixed = self._matrices.fixed + self._heads.fixed
+
+    def pieces(self, choice: Sequence[int]) -> list[Piece]:
+        """Return the factors at one option of W_Q, of W_K, and of every key and value head."""
+        count = len(self._matrices.curves)
+        return [*self._matrices.pieces(choice[:count]), *self._heads.pieces(choice[count:])]
 
 
 _SVD = tuple[Array, Array, Array]
 
 
-def _factors(projections: Projections, pair: tuple[str, str], head: int, sizes: Sizes) -> tuple[Array, Array]:
-    """Return the two factors of one head's operator, (d, d_head) and (d_head, d), in float64."""
-    d_head = sizes.d_head
-    columns = slice(head * d_head, (head + 1) * d_head)
-    first, second = (_with_bias(projections, name, columns).astype(np.float64) for name in pair)  # d~ dh
-    return first, second.T
+def _factors(projections: Projections, pair: tuple[str, str], group: int, sizes: Sizes) -> tuple[Array, Array]:
+    """Return the two factors of the operators that share a key and value head, in float64.
+
+    For QK (heads * d, d_head) and (d_head, d), for OV (d, d_head) and (d_head, heads * d).
+    """
+    first, second = (
+        np.concatenate([_with_bias(projections, name, columns) for columns in _columns(name, group, sizes)])
+        for name in pair
+    )
+    return first.astype(np.float64), second.astype(np.float64).T
+
+
+def _columns(name: str, group: int, sizes: Sizes) -> list[slice]:
+    """Return where the heads of a projection that share a key and value head lie in the inner dimension."""
+    count = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
+    heads = range(group * count, (group + 1) * count)
+    return [slice(head * sizes.d_head, (head + 1) * sizes.d_head) for head in heads]
 
 
 def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
@@ -71,10 +119,3 @@ def _curve(operator: _SVD) -> Curve:
     squares = tails(s) ** 2
     whole = squares[0] if squares[0] > 0 else 1.0
     return Curve(np.arange(len(s) + 1) * (len(u) + vh.shape[1]), squares / whole)
-
-
-def _piece(of: str, operators: Sequence[_SVD], ranks: tuple[int, ...], dtype: np.dtype[Any]) -> Piece:
-    left = [u[:, :r] * np.sqrt(s[:r]) for (u, s, _), r in zip(operators, ranks, strict=True)]
-    right = [np.sqrt(s[:r])[:, None] * vh[:r] for (_, s, vh), r in zip(operators, ranks, strict=True)]
-    arrays = {"left": np.concatenate(left, axis=1).astype(dtype), "right": np.concatenate(right).astype(dtype)}
-    return Piece("heads", of, arrays, ranks)

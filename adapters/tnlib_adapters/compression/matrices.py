@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,27 @@ from tnlib_adapters.compression.allocate import Curve
 
 
 class _PerMatrix(ABC):
-    """Ranks 1, 2, ... of every weight as long as factors are smaller than the weight, then the weight itself."""
+    """Ranks 1, 2, ... of every weight as long as factors are smaller than the weight, then the weight itself.
 
-    def __init__(self, projections: Projections, sizes: Sizes) -> None:
-        self._weights = {name: projections.weights[name] for name in NAMES}
+    `of` names the projections that are meant. Where they are not all four, their biases go with their pieces: a tensor
+    that holds the biases of others too is no place for them.
+    """
+
+    def __init__(self, projections: Projections, sizes: Sizes, of: Sequence[str] = NAMES) -> None:
+        self._weights = {name: projections.weights[name] for name in of}
+        self._biases = {name: b for name, b in projections.biases.items() if name in of and set(of) != set(NAMES)}
         self._found = {name: self._factorise(weight) for name, weight in self._weights.items()}
-        self.curves = [self._curve(name) for name in NAMES]
-        self.fixed = sum(bias.size for bias in projections.biases.values())
+        self.curves = [self._curve(name) for name in of]
+        self.fixed = 0 if self._biases else sum(bias.size for name, bias in projections.biases.items() if name in of)
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
         """Return the factors with rank choice[k] + 1 for weight k; its last option is the weight as it is."""
         pieces = []
-        for name, option, curve in zip(NAMES, choice, self.curves, strict=True):
-            if option == len(curve.costs) - 1:
-                pieces.append(Piece("dense", name, {"weight": self._weights[name]}))
-            else:
-                pieces.append(self._piece(name, option + 1))
+        for (name, weight), option, curve in zip(self._weights.items(), choice, self.curves, strict=True):
+            whole = option == len(curve.costs) - 1
+            piece = Piece("dense", name, {"weight": weight}) if whole else self._piece(name, option + 1)
+            bias = {"bias": self._biases[name]} if name in self._biases else {}
+            pieces.append(replace(piece, arrays={**piece.arrays, **bias}))
         return pieces
 
     def _curve(self, name: str) -> Curve:
@@ -42,7 +48,8 @@ class _PerMatrix(ABC):
         smaller = np.arange(1, min(len(s), (size - 1) // unit) + 1)
         squares = tails(s) ** 2
         whole = squares[0] if squares[0] > 0 else 1.0
-        return Curve(np.append(smaller * unit, size), np.append(squares[smaller] / whole, 0.0))
+        bias = self._biases[name].size if name in self._biases else 0
+        return Curve(np.append(smaller * unit, size) + bias, np.append(squares[smaller] / whole, 0.0))
 
     @abstractmethod
     def _factorise(self, weight: Array) -> Any:

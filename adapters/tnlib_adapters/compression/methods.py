@@ -12,7 +12,7 @@ from typing import Protocol
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.heads import Heads
+from tnlib_adapters.compression.heads import Heads, ValueHeads
 from tnlib_adapters.compression.matrices import Matrices, TTMatrices, refuse_unsplittable
 from tnlib_adapters.compression.stacks import CPStack, TuckerStack
 
@@ -34,13 +34,15 @@ class Factorised(Protocol):
 
 Method = Callable[[Projections, Sizes], Factorised]
 
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, Method] = {  # where queries and keys meet as they are
     "heads": Heads,
     "matrix": Matrices,
     "ttm": TTMatrices,
     "tucker": TuckerStack,
     "cp": CPStack,
 }
+
+TURNED: Mapping[str, Method] = {**METHODS, "heads": ValueHeads}  # where they are turned or normed before they meet
 
 # method -> the reason why a model of these sizes cannot run it, or None
 REFUSE: Mapping[str, Callable[[Sizes], str | None]] = {"ttm": refuse_unsplittable}

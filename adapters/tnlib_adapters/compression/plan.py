@@ -11,8 +11,9 @@ from typing import Any
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.checkpoints.rope import read_frequencies
 from tnlib_adapters.compression.allocate import Curve, allocate
-from tnlib_adapters.compression.methods import METHODS, REFUSE, Factorised
+from tnlib_adapters.compression.methods import METHODS, REFUSE, TURNED, Factorised
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
@@ -145,16 +146,10 @@ def check_uncompressed(checkpoint: Checkpoint, *, by_text: bool = False) -> None
             "was made from."
         )
     row = checkpoint.architecture
-    if row.alibi or row.qk_norm or row.fused == "groups" or row.in_memory:
+    if by_text and (row.alibi or row.qk_norm or row.fused == "groups" or row.in_memory):
         raise ArgumentError(
-            f"compress: attention of a {row.model_type} cannot be compressed yet, because its heads know their "
-            "distance by slopes, norm their queries, or are stored in an order of their own; open it with "
-            "open_checkpoint and truncate its operators."
-        )
-    if row.rope and not by_text:
-        raise ArgumentError(
-            f"compress: attention of a {row.model_type} can only be compressed with calibrate, because its heads share "
-            "keys or know their distance; name a text."
+            f"compress: attention of a {row.model_type} cannot be calibrated yet, because its heads know their "
+            "distance by slopes, norm their queries, or are stored in an order of their own; leave calibrate out."
         )
 
 
@@ -180,10 +175,18 @@ def factorise(checkpoint: Checkpoint, method: str, progress: Progress = quiet) -
     """
     check_method(checkpoint, method)
     layers, n_before = [], 0
+    make = (TURNED if _turns(checkpoint) else METHODS)[method]
     for layer in range(checkpoint.n_layers):
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
         n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
-        layers.append(METHODS[method](projections, checkpoint.sizes))
+        layers.append(make(projections, checkpoint.sizes))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
     return Factorisation(method, layers, n_before)
+
+
+def _turns(checkpoint: Checkpoint) -> bool:
+    """Whether anything but a product stands between queries and keys: rotary embeddings, or norms."""
+    row = checkpoint.architecture
+    frequencies = read_frequencies(row, checkpoint.config, checkpoint.sizes.d_head, None, "compress")
+    return frequencies is not None or row.qk_norm is not None

@@ -111,8 +111,8 @@ def compare_layer(
 
 
 def _qk(layer: Attention, head: int) -> LowRank:
-    """Return the QK operator, at distance 0 where it depends on it."""
-    return layer.qk(head) if layer.rotary is None else layer.qk(head, distance=0)
+    """Return the QK operator, at distance 0 where it depends on it, without the divisions by norms of heads."""
+    return (layer if layer.head_norm is None else layer.numerator()).qk(head, distance=0)
 
 
 def _difference(a: LowRank, b: LowRank) -> float:

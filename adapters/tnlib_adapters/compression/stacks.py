@@ -1,4 +1,4 @@
-"""All weights of a layer as one array (projection, head, d_model, d_head), in the Tucker or the CP format."""
+"""All weights of a layer as one array (projection, key head, d_model, d_head), in the Tucker or the CP format."""
 
 from __future__ import annotations
 

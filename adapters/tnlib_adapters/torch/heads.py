@@ -183,7 +183,3 @@ class OutOfHeads(_Heads):
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W."""
         return self.spread(self.part("factor", dtype).T).T
-
-    def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
-        """Return the bias, which may stand among the factors."""
-        return self.part("bias", dtype) if "bias" in self._names else super().added(dtype)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
-from tnlib_adapters.checkpoints.factored import columns_of
-from tnlib_adapters.checkpoints.projections import NAMES, Sizes, n_out
+from tnlib_adapters.checkpoints.factored import columns_of, rows_of_stack
+from tnlib_adapters.checkpoints.projections import Sizes, n_out
 from tnlib_adapters.torch.heads import IntoHeads, OutOfHeads, PivotedIntoHeads
 from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, LowRankLinear, TTLinear, as_dense, shapes
 from tnlib_adapters.torch.multilinear import CPLinear, TuckerLinear
@@ -37,11 +37,17 @@ class LayerFactors(nn.Module):
 class DenseLinear(FactoredLinear):
     """A matrix that no factors would make smaller, or a stack of them of which `first` count."""
 
-    def __init__(self, factors: Borrowed, part: str, inputs: Sequence[int], first: slice | None = None) -> None:
+    def __init__(
+        self,
+        factors: Borrowed,
+        part: str,
+        inputs: Sequence[int] = (0,),
+        outputs: Sequence[int] = (1,),
+        first: slice | None = None,
+    ) -> None:
         sizes = list(shapes(factors, part)[0])
         if first is not None:
             sizes[0] = len(range(*first.indices(sizes[0])))
-        outputs = [leg for leg in range(len(sizes)) if leg not in inputs]
         n_in, n_written = (math.prod(sizes[leg] for leg in legs) for legs in (inputs, outputs))
         super().__init__(factors, (n_in, n_written))
         self._part, self._order, self._first = part, (*inputs, *outputs), first
@@ -121,8 +127,7 @@ def build(
     layers: dict[str, FactoredLinear] = {}
     for piece in described:
         own = "".join(name for name in held if name in piece["of"])
-        together = piece["kind"] in STACKS and fused == "blocks" and own in "qkv"
-        for names in [own] if own and together else own:
+        for names in _together(own, sizes) if piece["kind"] in STACKS and fused == "blocks" else own:
             try:
                 layers[names] = MAKE[piece["kind"]](piece, names, home, sizes)
                 _check(layers[names], names, sizes)
@@ -135,6 +140,12 @@ def build(
     if len(ordered) == 1:
         return layers[ordered[0]]
     return SideBySide([layers[names] for names in ordered], sizes.kv_heads if fused == "groups" else None, sizes.d_head)
+
+
+def _together(own: str, sizes: Sizes) -> list[str]:
+    """Return which of these projections one layer can write side by side: grouped queries are more than keys."""
+    grouped = sizes.kv_heads < sizes.n_heads
+    return [part for part in ([*own[:1], own[1:]] if grouped else [own]) if part]
 
 
 def _check(layer: FactoredLinear, names: str, sizes: Sizes) -> None:
@@ -150,7 +161,7 @@ def _borrowed(piece: Described, home: LayerFactors, **parts: str) -> Borrowed:
 
 
 def _dense(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    return DenseLinear(_borrowed(piece, home), "weight", (0,))
+    return DenseLinear(_borrowed(piece, home), "weight")
 
 
 def _low_rank(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
@@ -162,21 +173,24 @@ def _ttm(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> Fact
 
 
 def _tucker(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    return TuckerLinear(_borrowed(piece, home), *_legs(names))
+    return TuckerLinear(_borrowed(piece, home), *_legs(piece, names))
 
 
 def _cp(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    return CPLinear(_borrowed(piece, home), *_legs(names))
+    return CPLinear(_borrowed(piece, home), *_legs(piece, names))
 
 
 def _stack(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    return DenseLinear(_borrowed(piece, home), "stack", *_legs(names))
+    return DenseLinear(_borrowed(piece, home), "stack", *_legs(piece, names))
 
 
-def _legs(names: str) -> tuple[tuple[int, ...], slice]:
-    """Return the legs of (projection, head, d_model, d_head) that are read, and the projections that count."""
-    start = NAMES.index(names[0])
-    return (1, 3) if names == "o" else (2,), slice(start, start + len(names))
+def _legs(piece: Described, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
+    """Return the legs of `stack` that are read, those that are written, and the rows of the first that count."""
+    shape = piece["shapes"].get("stack") or piece["shapes"]["factor0"]
+    rows = rows_of_stack(shape[0])
+    if names == "o":
+        return (1, 0, 3), (2,), rows["o"]
+    return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
 
 
 def _heads(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:

@@ -134,7 +134,9 @@ class FactoredLinear(nn.Module, ABC):
         """Return the multiplications that a row, and that multiplying out, take."""
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
-        """Return what is added to every row, or None."""
+        """Return what is added to every row, or None: a bias may stand among the factors."""
+        if "bias" in self._names:
+            return self.part("bias", dtype)
         return self.bias if self.bias is None or dtype is None else self.bias.to(dtype)
 
     def part(self, name: str, dtype: torch.dtype | None = None) -> Tensor:

@@ -27,18 +27,24 @@ from tnlib_adapters.torch.modules import (
 class _WithLegs(FactoredLinear):
     """A layer from a tensor of several legs.
 
-    `inputs` are the legs that are read, `outputs` those written, each as one feature axis in C order. Of leg 0 only the
-    entries `first` count where that is given: the weights of some projections out of a stack of all.
+    `inputs` are the legs that are read, `outputs` those written, each as one feature axis in the order given. Of leg 0
+    only the entries `first` count where that is given: the weights of some projections out of a stack of all.
     """
 
-    def __init__(self, factors: Factors | Borrowed, inputs: Sequence[int], first: slice | None = None) -> None:
+    def __init__(
+        self,
+        factors: Factors | Borrowed,
+        inputs: Sequence[int],
+        outputs: Sequence[int] | None = None,
+        first: slice | None = None,
+    ) -> None:
         d = count(factors, "factor")
         sizes = [shape[0] for shape in shapes(factors, *(f"factor{k}" for k in range(d)))]
         if first is not None:
             sizes[0] = len(range(*first.indices(sizes[0])))
         for leg, rank in enumerate(self.inner(factors, d)):
             must_agree(shapes(factors, f"factor{leg}")[0][1], rank)
-        outputs = tuple(leg for leg in range(d) if leg not in inputs)
+        outputs = tuple(leg for leg in range(d) if leg not in inputs) if outputs is None else tuple(outputs)
         features = [math.prod(sizes[leg] for leg in legs) for legs in (inputs, outputs)]
         super().__init__(factors, (features[0], features[1]))
         self.sizes, self.inputs, self.outputs, self.first = tuple(sizes), tuple(inputs), outputs, first
@@ -80,26 +86,29 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         """Return x W: into the factors of the legs read, through the core, out of those of the legs written."""
         core, factors, t = self._core(), self.factors(), self._split(x)
         for leg in self.inputs:
-            t = contract(t, factors[leg], (1,), (0,))  # b [n] rest, [n] r -> b rest r
+            if self._in_core(leg):
+                t = t.movedim(1, -1)
+            else:
+                t = contract(t, factors[leg], (1,), (0,))  # b [n] rest, [n] r -> b rest r
         k = core.permute(*self.inputs, *self.outputs)
         ranks = k.shape[len(self.inputs) :]
         t = t.flatten(1) @ k.reshape(t.shape[1:].numel(), ranks.numel())  # b [r in], [r in] r out
         t = t.reshape(-1, *ranks)
         for leg in self.outputs:
-            if leg or self.first is None:
-                t = contract(t, factors[leg], (1,), (1,))  # b [r] rest, n [r] -> b rest n
+            if self._in_core(leg):
+                t = t.movedim(1, -1)
             else:
-                t = t.movedim(1, -1)  # the core holds this factor
+                t = contract(t, factors[leg], (1,), (1,))  # b [r] rest, n [r] -> b rest n
         return t.reshape(*x.shape[:-1], self.out_features)
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the core times all factors."""
         full = self._core(dtype)
         for leg, factor in enumerate(self.factors(dtype)):
-            if leg or self.first is None:
-                full = contract(full, factor, (0,), (1,))  # [r] rest, n [r] -> rest n
-            else:
+            if self._in_core(leg):
                 full = full.movedim(0, -1)
+            else:
+                full = contract(full, factor, (0,), (1,))  # [r] rest, n [r] -> rest n
         return self._as_matrix(full)
 
     def cost(self) -> Cost:
@@ -108,18 +117,22 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         live = [self.sizes[leg] for leg in self.inputs]
         per_row = 0
         for k, leg in enumerate(self.inputs):
-            per_row += math.prod(live) * ranks[leg]
+            per_row += 0 if self._in_core(leg) else math.prod(live) * ranks[leg]
             live[k] = ranks[leg]
         per_row += math.prod(ranks)
         live = [ranks[leg] for leg in self.outputs]
         for k, leg in enumerate(self.outputs):
-            per_row += math.prod(live) * self.sizes[leg]
+            per_row += 0 if self._in_core(leg) else math.prod(live) * self.sizes[leg]
             live[k] = self.sizes[leg]
         forming, live = 0, ranks
         for leg, n in enumerate(self.sizes):
             forming += math.prod(live) * n
             live[leg] = n
         return Cost(per_row, forming)
+
+    def _in_core(self, leg: int) -> bool:
+        """Whether the factor of a leg is part of what `_core` returns."""
+        return leg == 0 and self.first is not None
 
     def _ranks(self) -> tuple[int, ...]:
         core = self.part("core").shape

@@ -19,6 +19,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from tnlib import FileFormatError
+from tnlib_adapters.attention.module import in_memory
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES, Architecture
 from tnlib_adapters.checkpoints.factored import KEY, METHOD, descriptions, held_biases
 from tnlib_adapters.checkpoints.projections import Sizes, read_sizes
@@ -55,8 +56,10 @@ class TnlibQuantizer(HfQuantizer):
                 if not layer.holds_bias_of(held):
                     made.bias = originals[name].bias
                 _set_module(layer.attention, name, made)
-            # nothing is missing, whatever an architecture's own initialisation looks for in this module
-            layer.attention._is_hf_initialized = True  # type: ignore[assignment]
+            # nothing is missing, whatever an architecture's own initialisation looks for in this module, but for
+            # what no file holds: buffers that it computes
+            if not layer.attention._non_persistent_buffers_set:
+                layer.attention._is_hf_initialized = True  # type: ignore[assignment]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
         for module in model.modules():
@@ -103,7 +106,12 @@ class _Layer(NamedTuple):
     def projections(self) -> dict[str, str]:
         """Return the modules below the attention of which all projections are factored -> these projections."""
         weights = "".join(piece["of"] for piece in self.described)
-        return {name: held for name, held in self.row.projections.items() if set(held) <= set(weights)}
+        base, row = self.row.attention, self.row
+        return {
+            in_memory(row, f"{base}.{name}").removeprefix(f"{in_memory(row, base)}."): held
+            for name, held in row.projections.items()
+            if set(held) <= set(weights)
+        }
 
     def holds_bias_of(self, held: str) -> bool:
         """Whether the biases of these projections are in the factors."""
@@ -113,7 +121,7 @@ class _Layer(NamedTuple):
 def _layers(model: nn.Module, config: TnlibConfig) -> list[_Layer]:
     row, sizes = _row_and_sizes(model.config)
     return [
-        _Layer(_find(model, row.attention.format(layer=layer)), described, row, sizes)
+        _Layer(_find(model, in_memory(row, row.attention.format(layer=layer))), described, row, sizes)
         for layer, described in enumerate(_described(config))
     ]
 
