@@ -65,14 +65,13 @@ class ValueHeads:
 
     For models in which queries and keys are no one product: rotary embeddings turn them before they meet, by every
     distance differently, so that a basis in which the product at one distance is short is none at the others; and norms
-    divide them. A matrix counts as much as the operators of all heads that it is part of.
+    divide them.
     """
 
     def __init__(self, projections: Projections, sizes: Sizes) -> None:
         self._matrices = Matrices(projections, sizes, of="qk")
         self._heads = Heads(projections, sizes, PAIRS[1:])
-        shared = [Curve(curve.costs, curve.errors * sizes.kv_heads) for curve in self._matrices.curves]
-        self.curves = [*shared, *self._heads.curves]
+        self.curves = [*self._matrices.curves, *self._heads.curves]
         self.fixed = self._matrices.fixed + self._heads.fixed
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
