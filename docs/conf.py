@@ -1,4 +1,11 @@
-"""Sphinx configuration: `make docs` builds the pages into out/docs."""
+"""Sphinx configuration: `make docs` runs the gallery, which draws its pictures, and builds the pages into out/docs."""
+
+import contextlib
+import doctest
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
 
 project = "tnlib"
 author = "The tnlib developers"
@@ -7,3 +14,19 @@ html_theme = "furo"
 exclude_patterns = ["pictures"]
 autodoc_typehints = "none"  # the docstrings give shapes, which types do not
 napoleon_google_docstring = False
+myst_heading_anchors = 3  # the gallery is linked by its notions
+
+
+def run_gallery(app: Sphinx) -> None:
+    """Run the code of every page of the gallery in the folder of its pictures; a number that is not so is a warning."""
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    for page in sorted(Path(app.srcdir).glob("gallery-*.md")):
+        with contextlib.chdir(Path(app.srcdir) / "pictures"):
+            result = doctest.testfile(str(page), module_relative=False, optionflags=options)
+        if result.failed:
+            logging.getLogger(__name__).warning("%s: %d of %d examples fail", page.name, *result)
+
+
+def setup(app: Sphinx) -> None:
+    """Run the gallery before its pages are read."""
+    app.connect("builder-inited", run_gallery)

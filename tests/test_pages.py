@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,17 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     "page", sorted(path.name for path in (ROOT / "docs").glob("*.md") if ">>>" in path.read_text())
 )
-def test_examples_on_the_pages_run(page: str) -> None:
+def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the gallery leaves its pictures
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     result = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, optionflags=options)
     assert result.attempted > 0
     assert result.failed == 0
+    if page.startswith("gallery"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        shown = re.findall(r"!\[[^]]+\]\(pictures/([^)]+)\)", text)
+        assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())  # each drawn by the page, each shown
+        assert all((ROOT / "docs" / "pictures" / name).stat().st_size for name in shown)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +58,6 @@ def test_no_page_is_left_half_written(page: str) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    import re
-
     for page in (
         "README.md",
         "docs/compress.md",

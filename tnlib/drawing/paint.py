@@ -188,6 +188,10 @@ def _name_bond(ax: Axes, leg: Leg, points: Any, bend: float) -> None:
         gap = gap + 0.05 * across
     size = "" if leg.size is None else f"{leg.size:,}"
     style: dict[str, Any] = {"fontsize": 6.5, "color": INK, "zorder": 4}
+    if abs(across[1]) > 0.85 and bend:  # one of several: all on the outer side
+        text = " ".join(part for part in (leg.name, size) if part)
+        _write(ax, middle + np.sign(bend) * gap, text, ha="center", va="bottom" if bend > 0 else "top", **style)
+        return
     if abs(across[1]) > 0.85:  # a level line: the name above, the size below
         _write(ax, middle + gap, leg.name, ha="center", va="bottom", **style)
         _write(ax, middle - gap, size, ha="center", va="top", **style)
