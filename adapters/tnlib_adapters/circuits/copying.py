@@ -106,8 +106,8 @@ def copying(
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> copying(model, 1, 2).score > 0.9, abs(copying(model, 0, 3).score) < 0.5
-    (True, True)
+    >>> copying(model, 1, 2).score > 0.99, copying(model, 0, 3).score > 0  # an induction head, a previous-token head
+    (True, False)
     """
     found = stream_head(model, layer, head)
     words = read_vocabulary(model) if vocabulary is None else vocabulary

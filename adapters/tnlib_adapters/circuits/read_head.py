@@ -130,8 +130,10 @@ def read_head(
     --------
     >>> import tnlib_adapters
     >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2)
-    >>> found.copying.score > 0.9, found.copying.accuracy(1) > 0.9
+    >>> found.copying.score > 0.99, found.copying.accuracy(1) > 0.5
     (True, True)
+    >>> len(found.qk), found.maximum.value > found.maximum.symmetric
+    (16, True)
     """
     if not isinstance(model, Checkpoint):
         raise ArgumentTypeError(
