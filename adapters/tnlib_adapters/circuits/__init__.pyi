@@ -7,14 +7,14 @@ from tnlib_adapters.circuits.composition import compositions as compositions
 from tnlib_adapters.circuits.composition import stream_moments as stream_moments
 from tnlib_adapters.circuits.composition_diagrams import composition_diagram as composition_diagram
 from tnlib_adapters.circuits.composition_diagrams import dense_diagram as dense_diagram
-from tnlib_adapters.circuits.copying import Copying as Copying
-from tnlib_adapters.circuits.copying import copying as copying
 from tnlib_adapters.circuits.diagrams import frozen_diagram as frozen_diagram
 from tnlib_adapters.circuits.diagrams import layer_diagram as layer_diagram
 from tnlib_adapters.circuits.diagrams import ov_diagram as ov_diagram
 from tnlib_adapters.circuits.diagrams import qk_diagram as qk_diagram
 from tnlib_adapters.circuits.features import Features as Features
 from tnlib_adapters.circuits.features import singular_features as singular_features
+from tnlib_adapters.circuits.head_reading import HeadReading as HeadReading
+from tnlib_adapters.circuits.head_reading import read_head as read_head
 from tnlib_adapters.circuits.maximum import Maximum as Maximum
 from tnlib_adapters.circuits.maximum import form_maximum as form_maximum
 from tnlib_adapters.circuits.open_layer import OpenLayer as OpenLayer
@@ -28,8 +28,8 @@ from tnlib_adapters.circuits.paths import Paths as Paths
 from tnlib_adapters.circuits.paths import path_contributions as path_contributions
 from tnlib_adapters.circuits.paths import stream_by_order as stream_by_order
 from tnlib_adapters.circuits.pictures import heat_map as heat_map
-from tnlib_adapters.circuits.read_head import HeadReading as HeadReading
-from tnlib_adapters.circuits.read_head import read_head as read_head
+from tnlib_adapters.circuits.token_copying import Copying as Copying
+from tnlib_adapters.circuits.token_copying import copying as copying
 from tnlib_adapters.circuits.token_features import TokenFeature as TokenFeature
 from tnlib_adapters.circuits.two_layers import TenTerms as TenTerms
 from tnlib_adapters.circuits.two_layers import ten_terms as ten_terms

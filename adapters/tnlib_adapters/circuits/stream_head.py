@@ -11,6 +11,7 @@ directions that a head reads are directions of the stream, up to a division by o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def stream_head(checkpoint: Checkpoint, layer: int, head: int) -> StreamHead:
 
 
 def _read_through(attention: Attention, norm: Norm) -> Attention:
-    changed = {}
+    changed: dict[str, Any] = {}
     for name in "QKV":
         w, b = getattr(attention, f"W_{name}"), getattr(attention, f"b_{name}")
         if norm.bias is not None:

@@ -10,10 +10,10 @@ from tnlib import ArgumentTypeError
 from tnlib._validate import as_count
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.circuits.copying import Copying, circuit_copying
 from tnlib_adapters.circuits.features import Features, singular_features
 from tnlib_adapters.circuits.maximum import Maximum, form_maximum
 from tnlib_adapters.circuits.stream_head import stream_head
+from tnlib_adapters.circuits.token_copying import Copying, circuit_copying
 from tnlib_adapters.circuits.token_features import Side, TokenFeature, read_tokens
 from tnlib_adapters.circuits.vocabulary import Vocabulary, read_vocabulary
 
