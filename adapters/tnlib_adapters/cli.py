@@ -54,6 +54,8 @@ def main() -> None:
               help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Text file: heads keep what it shows to matter, and layers are fitted on it.")  # fmt: skip
+@click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
+              help="Where to keep what the text shows, for another size or after an interruption.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
 def compress(
     source: str,
@@ -63,6 +65,7 @@ def compress(
     method: str,
     layout: str,
     calibrate: Path | None,
+    statistics: Path | None,
     force: bool,
 ) -> None:
     """Write to OUT a copy of the checkpoint IN whose attention stores fewer numbers."""
@@ -76,6 +79,7 @@ def compress(
             method=method,
             layout=layout,
             calibrate=calibrate,
+            statistics=statistics,
             force=force,
             progress=progress,
         )

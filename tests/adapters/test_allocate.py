@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tnlib_adapters.compression.allocate import Curve, allocate
+from tnlib_adapters.compression.allocate import Curve, allocate, frontier, smallest
 
 
 def cost(curves: Sequence[Curve], choice: Sequence[int]) -> int:
@@ -151,3 +151,49 @@ def test_numbers_that_round_do_not_lose_a_step() -> None:
     errors = np.linspace(1, 0, 50)
     curve = Curve(np.arange(50), errors)
     assert allocate([curve, Curve(np.arange(50), errors / 3)], 49) == [49, 0]
+
+
+# --------------------------------------------------------------------------------------------- the other way round
+
+
+def fewest(curves: Sequence[Curve], bound: float) -> int | None:
+    """The least numbers of all combinations within the bound."""
+    combinations = itertools.product(*(range(len(curve.costs)) for curve in curves))
+    return min((cost(curves, c) for c in combinations if error(curves, c) <= bound), default=None)
+
+
+@given(curves(convex=False, unit=None), st.integers(-1, 60).map(lambda quarters: quarters / 4))
+def test_an_error_is_met_by_few_numbers(curves: list[Curve], bound: float) -> None:
+    found, least = smallest(curves, bound), fewest(curves, bound)
+    if found is None:
+        assert least is None
+        return
+    assert least is not None
+    assert error(curves, found) <= bound
+    assert least <= cost(curves, found) <= least + max(map(dearest_step, curves))
+    for block, option in enumerate(found):  # no block could be smaller on its own
+        if option:
+            tried = [option - 1 if k == block else one for k, one in enumerate(found)]
+            assert error(curves, tried) > bound or curves[block].costs[option - 1] == curves[block].costs[option]
+
+
+@given(curves(convex=True, unit=3), st.integers(0, 60).map(lambda quarters: quarters / 4))
+def test_of_equal_steps_no_fewer_numbers_meet_an_error(curves: list[Curve], bound: float) -> None:
+    found = smallest(curves, bound)
+    assert found is not None  # nothing is lost at the end of these curves
+    assert cost(curves, found) == fewest(curves, bound)
+
+
+@given(curves(convex=True, unit=None))
+def test_the_frontier_is_what_every_budget_gives(curves: list[Curve]) -> None:
+    line = frontier(curves)
+    assert np.all(np.diff(line.costs) >= 0)
+    assert np.all(np.diff(line.errors) <= 0)
+    for budget, least in zip(line.costs.tolist(), line.errors.tolist(), strict=True):
+        assert least == best(curves, budget) or budget in line.costs[1:][np.diff(line.costs) == 0]
+
+
+def test_an_error_that_no_choice_reaches() -> None:
+    curve = Curve(np.array([1, 2]), np.array([1.0, 0.5]))
+    assert smallest([curve, curve], 0.9) is None
+    assert smallest([curve, curve], 1.0) == [1, 1]

@@ -159,12 +159,12 @@ class Tags(html.parser.HTMLParser):
             self.text += data + "\n"
 
 
-def test_the_page_holds_three_pictures_and_needs_nothing_else(compressed: Any) -> None:
+def test_the_page_holds_four_pictures_and_needs_nothing_else(compressed: Any) -> None:
     page = (compressed[1] / PAGE).read_text()
     assert page.startswith("<!doctype html>")
     found = Tags(page)
     names = [tag for tag, _ in found.tags]
-    assert names.count("svg") == 3
+    assert names.count("svg") == 4
     assert not {"script", "link", "iframe", "object", "embed", "video", "base"} & set(names)
     for tag, attributes in found.tags:
         for key in ("src", "href", "xlink:href", "data", "action"):
@@ -238,7 +238,7 @@ def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path
     )
     write_page(report, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     assert "nan" not in Tags(page).text
 
 

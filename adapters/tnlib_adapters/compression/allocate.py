@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,10 +24,13 @@ class Curve:
         Stored numbers, ascending.
     errors
         Squared relative error, descending.
+    weight
+        How often it counts, and so what losing all of the block errs.
     """
 
     costs: Array
     errors: Array
+    weight: float = 1.0
 
 
 def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:
@@ -48,8 +52,7 @@ def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] 
     if left < 0:
         return None
 
-    steps = [(gain, block, start, end) for block, curve in enumerate(curves) for gain, start, end in _hull_steps(curve)]
-    for _, block, start, end in sorted(steps, key=lambda step: -step[0]):  # stable: equal gains in the blocks' order
+    for block, start, end in _steps(curves):
         price = int(curves[block].costs[end] - curves[block].costs[start])
         if choice[block] == start and price <= left:
             choice[block] = end
@@ -58,6 +61,73 @@ def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] 
     if sum(int(c.costs[k]) for c, k in zip(curves, choice, strict=True)) < least and budget <= _SEARCHABLE:
         return _search(curves, budget, least) or choice
     return choice
+
+
+def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:
+    """Choose one option of every curve, the sum of errors at most `bound`, with as few numbers as that takes.
+
+    The steps of `allocate`, taken until the bound is met, and then whatever single options can be smaller again.
+    Returns None where even the largest options err more.
+
+    >>> line = Curve(np.array([0, 10, 20]), np.array([1.0, 0.1, 0.0]))
+    >>> smallest([line, line], 0.15)
+    [2, 1]
+    """
+    choice = [0] * len(curves)
+    steps = iter(_steps(curves))
+    count = int(np.argmax(np.append(frontier(curves).errors, -np.inf) <= bound))
+    for block, _, end in itertools.islice(steps, count):
+        choice[block] = end
+    while _error(curves, choice) > bound:  # by rounding, or because there is none
+        step = next(steps, None)
+        if step is None:
+            return None
+        choice[step[0]] = step[2]
+    return _save_rest(curves, choice, bound)
+
+
+def frontier(curves: Sequence[Curve]) -> Curve:
+    """Return the least sum of errors for every sum of costs that the steps of `allocate` pass: both of them sums.
+
+    >>> line = Curve(np.array([0, 10, 20]), np.array([1.0, 0.1, 0.0]))
+    >>> frontier([line, line]).costs.tolist()
+    [0, 10, 20, 30, 40]
+    """
+    steps = _steps(curves)
+    prices = [int(curves[block].costs[end] - curves[block].costs[start]) for block, start, end in steps]
+    saved = np.array([float(curves[block].errors[start] - curves[block].errors[end]) for block, start, end in steps])
+    least = math.fsum(float(curve.errors[-1]) for curve in curves)
+    costs = sum(int(curve.costs[0]) for curve in curves) + np.append(0, np.cumsum(np.array(prices, int)))
+    return Curve(costs, least + np.append(np.cumsum(saved[::-1])[::-1], 0.0))  # from the end: no cancellation
+
+
+def _steps(curves: Sequence[Curve]) -> list[tuple[int, int, int]]:
+    """Return (block, option, next option) along all hulls, the largest gain per number first."""
+    steps = [(gain, block, start, end) for block, curve in enumerate(curves) for gain, start, end in _hull_steps(curve)]
+    return [step[1:] for step in sorted(steps, key=lambda step: -step[0])]  # stable: equal gains in the blocks' order
+
+
+def _error(curves: Sequence[Curve], choice: Sequence[int]) -> float:
+    return math.fsum(float(curve.errors[option]) for curve, option in zip(curves, choice, strict=True))
+
+
+def _save_rest(curves: Sequence[Curve], choice: list[int], bound: float) -> list[int]:
+    """Move single blocks back to the smallest option that the bound still allows, the largest saving first."""
+    while True:
+        left = bound - _error(curves, choice)
+        offers = []
+        for block, curve in enumerate(curves):
+            now = choice[block]
+            first = int(np.argmax(curve.errors <= curve.errors[now] + left))
+            if first < now:
+                offers.append((int(curve.costs[now] - curve.costs[first]), -block, first))
+        for _, block, option in sorted(offers, reverse=True):
+            tried = [option if k == -block else one for k, one in enumerate(choice)]
+            if _error(curves, tried) <= bound:
+                choice = tried
+                break
+        else:
+            return choice
 
 
 def _search(curves: Sequence[Curve], budget: int, least: int) -> list[int] | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._validate import as_path
@@ -15,9 +18,10 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.calibrated import calibrate as calibrated_plan
 from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT
 from tnlib_adapters.compression.page import write_page
-from tnlib_adapters.compression.plan import Plan, Progress, check_keep, check_method, factorise, quiet
+from tnlib_adapters.compression.plan import Plan, Progress, check_budget, check_method, factorise, quiet
 from tnlib_adapters.compression.quality import measure_quality
-from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, stored_bytes
+from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, measured_error, stored_bytes
+from tnlib_adapters.compression.statistics_file import check_statistics_file
 from tnlib_adapters.compression.text import hold_out, read_text
 from tnlib_adapters.compression.whole import check_target, whole_folder
 from tnlib_adapters.compression.write import other_files, write_checkpoint
@@ -27,14 +31,16 @@ def compress(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    keep: float,
+    keep: float | None = None,
+    max_error: float | None = None,
     method: str = "heads",
     layout: str = "factored",
     calibrate: str | os.PathLike[str] | None = None,
+    statistics: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
-    """Write a copy of a checkpoint folder whose attention stores at most `keep` of its numbers.
+    """Write a copy of a checkpoint folder whose attention stores at most `keep` of its numbers, or errs so little.
 
     Parameters
     ----------
@@ -45,6 +51,10 @@ def compress(
     keep
         Fraction in (0, 1] of the numbers in the attention's weights and biases that is still stored, every
         factor counted. What is written lies at most 0.01 under it.
+    max_error
+        In the place of `keep`: the smallest size whose predicted error is within this. Without a text that is the root
+        mean square of the relative errors of all that is truncated; with one, 1 - cosine of the embeddings or the
+        divergence of the predictions in nats a token, before the fit. With `keep` too, both must be met.
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head).
@@ -54,6 +64,9 @@ def compress(
         Text file in UTF-8 like what the model is to be used on, for method "heads": every head keeps what the text
         shows to matter, and every layer is fitted to what the original layer wrote. Needs torch and transformers. A
         tenth of the text is held out, to measure the result on.
+    statistics
+        File for what the text shows: made where there is none, gone on with after an interruption, and used again
+        for another size of the same model on the same text.
     force
         Replace `out` where it has files in it.
     progress
@@ -80,28 +93,37 @@ def compress(
     True
     """
     started = time.perf_counter()
-    keep, target = check_keep(keep), as_path("compress", "out", out)
+    keep, max_error = check_budget(keep, max_error)
+    target = as_path("compress", "out", out)
     if layout not in LAYOUTS:
         raise ArgumentError(
             f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; choose one of them."
         )
     text = None if calibrate is None else _calibration(calibrate, method)
+    kept_in = None if statistics is None else as_path("compress", "statistics", statistics)
+    if kept_in is not None:
+        if text is None:
+            raise ArgumentError("compress: statistics must come with the text of calibrate; pass that too.")
+        check_statistics_file(kept_in, target)
     checkpoint = open_checkpoint(source)
     check_target("compress", target, checkpoint.folder.path, force=force)
     check_method(checkpoint, method, by_text=calibrate is not None)
     _check_finite(checkpoint, progress)
     if text is None:
-        plan = factorise(checkpoint, method, progress).plan(keep, progress)
+        factorisation = factorise(checkpoint, method, progress)
+        plan = factorisation.at(factorisation.select(keep, max_error), progress)
     else:
-        plan = calibrated_plan(checkpoint, text[0], keep, progress)
+        plan = calibrated_plan(checkpoint, text[0], keep, progress, max_error=max_error, statistics=kept_in)
 
     with whole_folder(target) as partial:
         for step in write_checkpoint(checkpoint, plan, layout, partial):
             progress(*step)
         written = open_checkpoint(partial)
-        report = _report(checkpoint, written, plan, keep, layout, progress, started)
+        report = _report(checkpoint, written, plan, (keep, max_error), layout, progress, started)
         if text is not None:
-            report.quality.update(_quality_on(text[1], source, partial, plan.lost, progress))
+            found, measured = _quality_on(text[1], source, partial, plan, progress)
+            report.quality.update(found)
+            report = replace(report, measured=measured)
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
@@ -116,19 +138,23 @@ def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:
 
 
 def _quality_on(
-    text: str, before: str | os.PathLike[str], after: Path, lost: float, progress: Progress
-) -> dict[str, float]:
-    """Return how far the two checkpoints lie apart on a text, {} where it is too short, and what was predicted."""
+    text: str, before: str | os.PathLike[str], after: Path, plan: Plan, progress: Progress
+) -> tuple[dict[str, float], float | None]:
+    """Return how far the two checkpoints lie apart on a text, beside what was predicted, and that as an error.
+
+    A text that is too short says nothing.
+    """
     from tnlib_adapters.compression.evaluate import evaluate_running
     from tnlib_adapters.torch.hooks.running import open_running
 
     if not text:
-        return {}
+        return {}, None
     found = evaluate_running(open_running(before), open_running(after), text, progress)
     measured = {f"{name}, on held-out text": value for name, value in found.measures().items()}
     if found.cosine is None:
-        return measured | {"divergence, predicted without the fit": lost / 2}
-    return measured | {"cosine, predicted without the fit": 1 - lost / 2}
+        return measured | {"divergence, predicted without the fit": plan.lost / 2}, found.divergence
+    measured["cosine, predicted without the fit"] = 1 - plan.lost / 2
+    return measured, 1 - float(found.cosine.mean(dtype=np.float64))
 
 
 def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
@@ -141,7 +167,13 @@ def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
 
 
 def _report(
-    before: Checkpoint, after: Checkpoint, plan: Plan, keep: float, layout: str, progress: Progress, started: float
+    before: Checkpoint,
+    after: Checkpoint,
+    plan: Plan,
+    asked: tuple[float | None, float | None],
+    layout: str,
+    progress: Progress,
+    started: float,
 ) -> Report:
     layers, heads = [], []
     for layer, pieces in enumerate(plan.layers):
@@ -160,7 +192,7 @@ def _report(
         model_type=before.architecture.model_type,
         method=plan.method,
         layout=layout,
-        keep=keep,
+        keep=asked[0],
         kept=plan.kept,
         n_before=plan.n_before,
         n_after=plan.n_after,
@@ -173,6 +205,11 @@ def _report(
         heads=heads,
         quality=measure_quality(before, after),
         left_out=[str(path.relative_to(before.folder.path)) for path in other_files(before)[1]],
+        max_error=asked[1],
+        measure=plan.forecast.measure,
+        predicted=plan.forecast.error,
+        measured=measured_error(before, after, plan, heads),
+        curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
     )
 
 

@@ -46,3 +46,6 @@ TURNED: Mapping[str, Method] = {**METHODS, "heads": ValueHeads}  # where they ar
 
 # method -> the reason why a model of these sizes cannot run it, or None
 REFUSE: Mapping[str, Callable[[Sizes], str | None]] = {"ttm": refuse_unsplittable}
+
+# methods whose error is not known before they have fitted
+UNPREDICTED = ("cp",)

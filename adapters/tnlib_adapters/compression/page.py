@@ -6,7 +6,8 @@ import html
 from pathlib import Path
 
 from tnlib_adapters.compression.markup import page, svg, table
-from tnlib_adapters.compression.pictures import error_maps, spectra, where_it_went
+from tnlib_adapters.compression.pictures import error_curve, error_maps, spectra, where_it_went
+from tnlib_adapters.compression.plan import RELATIVE
 from tnlib_adapters.compression.report import Report
 
 
@@ -19,6 +20,7 @@ def write_page(report: Report, file: Path) -> None:
         table(["", "before", "after"], _summary(report)),
         "<h2>Where the numbers and the bytes went</h2>",
         svg(where_it_went(report), "numbers"),
+        *_curve(report),
         "<h2>Error of every head</h2>",
         "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
         "QK gives the scores, OV what is written to the residual stream.</p>",
@@ -38,6 +40,23 @@ def write_page(report: Report, file: Path) -> None:
     file.write_text(page(name, body), encoding="utf-8")
 
 
+def _curve(report: Report) -> list[str]:
+    """Return the part on error against size, where the method knows it."""
+    if not report.curve.get("kept"):
+        return []
+    said = (
+        "The root mean square of the relative errors of what is truncated"
+        if report.measure == RELATIVE
+        else f"{report.measure[0].upper()}{report.measure[1:]}, before any fit"
+    )
+    return [
+        "<h2>Error against size</h2>",
+        f"<p>{html.escape(said)}, as the method predicts it for every budget from one factorisation, and what was "
+        "measured on the folder that was written.</p>",
+        svg(error_curve(report), "curve"),
+    ]
+
+
 def _summary(report: Report) -> list[list[str]]:
     before, after = report.bytes_before, report.bytes_after
     rows = [
@@ -49,6 +68,8 @@ def _summary(report: Report) -> list[list[str]]:
         rows.insert(1, ["numbers of the factors it was multiplied from", "", f"{report.n_after:,}"])
     names = [key.removesuffix(", before") for key in report.quality if key.endswith(", before")]
     rows += [[n, f"{report.quality[f'{n}, before']:.3f}", f"{report.quality[f'{n}, after']:.3f}"] for n in names]
+    shown = {"predicted": report.predicted, "measured": report.measured}
+    rows += [[f"{report.measure}, {name}", "", f"{value:.4g}"] for name, value in shown.items() if value is not None]
     rows += [["seconds", "", f"{report.seconds:.1f}"], ["peak memory, MB", "", f"{report.peak_memory / 1e6:.0f}"]]
     if report.left_out:
         rows.append(["weights in other formats, left out", ", ".join(report.left_out), ""])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tnlib_adapters.compression.plan import RELATIVE
 from tnlib_adapters.compression.report import HeadReport, Report
 
 if TYPE_CHECKING:
@@ -85,6 +86,35 @@ def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
         lines.append(Line2D([], [], color="black", marker="o", ls="none", ms=3.5))
         names.append("last one kept")
     return lines, names
+
+
+def error_curve(report: Report) -> Figure:
+    """Draw the predicted error against the fraction kept, and what was chosen and measured."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    ax = figure.subplots()
+    kept, errors = (np.array(report.curve[name]) for name in ("kept", "predicted"))
+    shown = errors > 1e-4 * errors.max(
+        initial=0.0
+    )  # what lies below is nothing, and has no place on a logarithmic axis
+    ax.plot(kept[shown], errors[shown], color=QK, label="predicted")
+    if report.predicted is not None:
+        ax.plot(report.kept, report.predicted, "o", color=QK, ms=6, label=f"chosen: {report.predicted:.3g} predicted")
+    if report.measured is not None:
+        label = f"measured: {report.measured:.3g}"
+        ax.plot(report.kept, report.measured, "D", color=OV, ms=6, label=label, zorder=3)
+    ax.set(xlabel="numbers kept", ylabel=report.measure, xlim=(0, 1.01))
+    if report.measure == RELATIVE or not shown.any():
+        ax.set_ylim(0, None)
+    else:
+        ax.set_yscale("log")
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return figure
 
 
 def where_it_went(report: Report) -> Figure:

@@ -5,21 +5,49 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.rope import read_frequencies
-from tnlib_adapters.compression.allocate import Curve, allocate
-from tnlib_adapters.compression.methods import METHODS, REFUSE, TURNED, Factorised
+from tnlib_adapters.compression.allocate import Curve, allocate, frontier, smallest
+from tnlib_adapters.compression.methods import METHODS, REFUSE, TURNED, UNPREDICTED, Factorised
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
 
 def quiet(stage: str, done: int, total: int) -> None:
     """Show no progress."""
+
+
+RELATIVE = "relative error"  # root mean square over blocks, see `measured_error`
+COSINE = "1 - cosine"
+DIVERGENCE = "divergence (nats a token)"
+_POINTS = 200  # of a curve that is drawn
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The error that a factorisation predicts at one size and at all others, without a fit.
+
+    Parameters
+    ----------
+    measure
+        What the error is: `RELATIVE`, `COSINE` or `DIVERGENCE`.
+    error
+        At the size that was chosen; None where the method cannot tell before it has fitted.
+    kept, errors
+        The same along the whole curve, fractions of the numbers ascending.
+    """
+
+    measure: str = RELATIVE
+    error: float | None = None
+    kept: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,6 +66,8 @@ class Plan:
         Numbers that each layer stores now, every factor and every bias that stays counted.
     lost
         The sum of the errors by which the budget was shared out, in the unit of the method.
+    forecast
+        What these factors err by that sum, and what the other sizes would.
     """
 
     method: str
@@ -45,6 +75,7 @@ class Plan:
     n_before: int
     layer_numbers: Sequence[int]
     lost: float = 0.0
+    forecast: Forecast = field(default_factory=Forecast)
 
     @property
     def n_after(self) -> int:
@@ -64,6 +95,7 @@ class Factorisation:
     method: str
     layers: Sequence[Factorised]
     n_before: int
+    measure: str = RELATIVE
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
         """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
@@ -80,16 +112,15 @@ class Factorisation:
         budget, least = int(keep * self.n_before), math.ceil((keep - 0.01) * self.n_before)
         if (budget + 1) / self.n_before <= keep:  # the product was rounded below a whole number
             budget += 1
-        fixed = sum(layer.fixed for layer in self.layers)
-        curves = [curve for layer in self.layers for curve in layer.curves]
+        fixed, curves = self._fixed, self._curves
         choice = allocate(curves, budget - fixed, max(0, least - fixed))
         if choice is None:
-            smallest = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
+            fewest = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
             raise ArgumentError(
-                f"compress: keep must be at least {_rounded_up(smallest)} for method {self.method!r} on this model, "
+                f"compress: keep must be at least {_rounded_up(fewest)} for method {self.method!r} on this model, "
                 f"got {keep}; below it not even the smallest factors fit."
             )
-        spent = fixed + sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
+        spent = self._spent(choice)
         lost = _lost(curves, choice)
         if spent < least and lost > 0:  # with nothing lost, fewer numbers are no fault
             raise ArgumentError(
@@ -98,6 +129,67 @@ class Factorisation:
             )
         return choice
 
+    def select(self, keep: float | None, max_error: float | None) -> list[int]:
+        """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).
+
+        Raises
+        ------
+        ArgumentError
+            If no allocation meets what is asked for.
+        """
+        if max_error is None:
+            return self.choose(1.0 if keep is None else keep)
+        if self.method in UNPREDICTED:
+            raise ArgumentError(
+                f"compress: max_error cannot be met by method {self.method!r}, whose error is not known before it is "
+                "fitted; pass keep, or use another method."
+            )
+        limit = 1.0 if keep is None else keep
+        choice = smallest(self._curves, self._lost_within(max_error))
+        if choice is None or self._spent(choice) > limit * self.n_before:
+            curve = frontier(self._curves)
+            within = curve.errors[curve.costs + self._fixed <= limit * self.n_before]
+            reached = f"the least is {self._error(float(within[-1])):.3g}" if len(within) else "none fits at all"
+            raise ArgumentError(
+                f"compress: max_error={max_error:g} is reached by no allocation within {limit:g} of the numbers, "
+                f"{reached}; allow more error{' or keep more' if limit < 1 else ''}."
+            )
+        return choice
+
+    def forecast(self, lost: float) -> Forecast:
+        """Return the error that a sum of losses stands for, and the curve."""
+        if self.method in UNPREDICTED:
+            return Forecast(self.measure)
+        curve = frontier(self._curves)
+        kept = (curve.costs + self._fixed) / self.n_before
+        inside = np.flatnonzero(kept <= 1)
+        wanted = np.linspace(kept[0], kept[inside[-1]], _POINTS) if len(inside) else np.zeros(0)
+        chosen = np.unique(np.searchsorted(kept, wanted))
+        errors = tuple(self._error(one) for one in curve.errors[chosen].tolist())
+        return Forecast(self.measure, self._error(lost), tuple(kept[chosen].tolist()), errors)
+
+    @property
+    def _fixed(self) -> int:
+        return sum(layer.fixed for layer in self.layers)
+
+    @property
+    def _curves(self) -> list[Curve]:
+        return [curve for layer in self.layers for curve in layer.curves]
+
+    def _spent(self, choice: Sequence[int]) -> int:
+        return self._fixed + sum(int(curve.costs[k]) for curve, k in zip(self._curves, choice, strict=True))
+
+    def _error(self, lost: float) -> float:
+        """Blocks lose their squared relative error; gates the mean square of a change, of which an error is half."""
+        return math.sqrt(lost / self._weight) if self.measure == RELATIVE else lost / 2
+
+    def _lost_within(self, error: float) -> float:
+        return error**2 * self._weight if self.measure == RELATIVE else 2 * error
+
+    @property
+    def _weight(self) -> float:
+        return sum(curve.weight for curve in self._curves)
+
     def at(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors at one option of every block."""
         layers = self._pieces(choice, progress)
@@ -105,8 +197,8 @@ class Factorisation:
             layer.fixed + sum(piece.n_parameters for piece in pieces)
             for layer, pieces in zip(self.layers, layers, strict=True)
         ]
-        curves = [curve for layer in self.layers for curve in layer.curves]
-        return Plan(self.method, layers, self.n_before, numbers, _lost(curves, choice))
+        lost = _lost(self._curves, choice)
+        return Plan(self.method, layers, self.n_before, numbers, lost, self.forecast(lost))
 
     def _pieces(self, choice: Sequence[int], progress: Progress) -> list[list[Piece]]:
         pieces, start = [], 0
@@ -126,6 +218,24 @@ def _lost(curves: Sequence[Curve], choice: Sequence[int]) -> float:
 def _rounded_up(fraction: float) -> str:
     """Return a fraction in four digits, never less than it is: what is asked for must suffice."""
     return f"{math.ceil(fraction * 1e4) / 1e4:.4f}"
+
+
+def check_budget(keep: Any, max_error: Any) -> tuple[float | None, float | None]:
+    """Return the fraction to keep and the error to allow, at least one of which must be given."""
+    if keep is None and max_error is None:
+        raise ArgumentError(
+            "compress: keep or max_error must be given, got neither; pass for example keep=0.5 (--keep 0.5), the "
+            "fraction of the numbers that is still stored."
+        )
+    if max_error is None:
+        return check_keep(keep), None
+    real = isinstance(max_error, numbers.Real) and not isinstance(max_error, bool)
+    if not real or not 0.0 <= float(max_error) < math.inf:
+        raise ArgumentError(
+            f"compress: max_error must be a number from 0 on, got {max_error!r}; it is the predicted error that is "
+            "allowed, for example 0.02."
+        )
+    return None if keep is None else check_keep(keep), float(max_error)
 
 
 def check_keep(keep: Any) -> float:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from tnlib import LowRank
+from tnlib._typing import Array
 from tnlib.linalg.product import product_svd
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.compression.plan import RELATIVE, Plan
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Report:
     model_type: str
     method: str
     layout: str
-    keep: float
+    keep: float | None  # what was asked for, None where an error was
     kept: float
     n_before: int
     n_after: int
@@ -69,6 +71,11 @@ class Report:
     heads: list[HeadReport]
     left_out: list[str] = field(default_factory=list)  # files of IN that OUT does not have
     quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
+    max_error: float | None = None  # what was asked for
+    measure: str = RELATIVE  # what an error is here; see `Forecast`
+    predicted: float | None = None  # error of these factors by the method, without a fit; None: it cannot tell
+    measured: float | None = None  # the same of what was written: of the weights, or on held-out text
+    curve: dict[str, list[float]] = field(default_factory=dict)  # "kept" and "predicted": every size of this method
 
     @property
     def n_stored(self) -> int:
@@ -119,6 +126,45 @@ def _difference(a: LowRank, b: LowRank) -> float:
     """Return norm(a - b) from the stacked factors, so that close operators do not cancel."""
     left = np.concatenate([a.left, -b.left], axis=1, dtype=np.float64)
     return LowRank(left, np.concatenate([a.right, b.right], dtype=np.float64)).norm()
+
+
+def measured_error(before: Checkpoint, after: Checkpoint, plan: Plan, heads: Sequence[HeadReport]) -> float | None:
+    """Return the root mean square over blocks of the relative error, as a plan without a text predicts it.
+
+    Blocks are what the method truncates as one: operators of heads, or the weights that a piece stands for.
+    """
+    if plan.forecast.measure != RELATIVE:
+        return None
+    n_groups, per_layer = before.sizes.kv_heads, len(heads) // before.n_layers
+    squares: list[float] = []
+    for layer, pieces in enumerate(plan.layers):
+        found = heads[layer * per_layer : (layer + 1) * per_layer]
+        old, new = (one.projections(layer).weights for one in (before, after))
+        for piece in pieces:
+            if piece.of in ("qk", "vo"):
+                size = per_layer // n_groups
+                squares += [_of_group(found[k * size : (k + 1) * size], piece.of) for k in range(n_groups)]
+            else:
+                squares.append(_of_weights(old, new, piece.of))
+    return float(np.sqrt(np.mean(squares)))
+
+
+def _of_group(heads: Sequence[HeadReport], of: str) -> float:
+    """Return the squared relative error of the operators of all query heads that share a key and value head."""
+    found = [(h.qk_error, h.qk_spectrum) if of == "qk" else (h.ov_error, h.ov_spectrum) for h in heads]
+    sizes = np.array([np.linalg.norm(spectrum) for _, spectrum in found])
+    largest = float(sizes.max())
+    if largest == 0:
+        return 0.0
+    shares = (sizes / largest) ** 2
+    return float(np.sum([error**2 for error, _ in found] * shares) / np.sum(shares))
+
+
+def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], of: str) -> float:
+    """Return the squared relative error of these projections together."""
+    size = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64)) for name in of])
+    apart = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64) - new[name]) for name in of])
+    return float((apart / size) ** 2) if size > 0 else 0.0
 
 
 def stored_bytes(checkpoint: Checkpoint) -> tuple[dict[str, int], int]:
