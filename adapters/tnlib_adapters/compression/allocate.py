@@ -24,13 +24,10 @@ class Curve:
         Stored numbers, ascending.
     errors
         Squared relative error, descending.
-    weight
-        How often it counts, and so what losing all of the block errs.
     """
 
     costs: Array
     errors: Array
-    weight: float = 1.0
 
 
 def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:

@@ -181,14 +181,10 @@ class Factorisation:
 
     def _error(self, lost: float) -> float:
         """Blocks lose their squared relative error; gates the mean square of a change, of which an error is half."""
-        return math.sqrt(lost / self._weight) if self.measure == RELATIVE else lost / 2
+        return math.sqrt(lost / len(self._curves)) if self.measure == RELATIVE else lost / 2
 
     def _lost_within(self, error: float) -> float:
-        return error**2 * self._weight if self.measure == RELATIVE else 2 * error
-
-    @property
-    def _weight(self) -> float:
-        return sum(curve.weight for curve in self._curves)
+        return error**2 * len(self._curves) if self.measure == RELATIVE else 2 * error
 
     def at(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors at one option of every block."""
