@@ -38,7 +38,7 @@ def heat_map(found: Compositions) -> Figure:
     if n_layers < 2:
         raise ArgumentError("heat_map: found must have pairs of heads, got one layer; pass a model of at least two.")
     multiples = found.multiples[:-1, :, 1:].reshape((n_layers - 1) * n_heads, -1)  # writers readers
-    side = min(12.0, max(3.5, 0.5 * len(multiples)))
+    side = max(3.5, 0.4 * len(multiples)) if len(multiples) <= _MOST_NAMES // 2 else 6.0
     figure = Figure(figsize=(side + 1.6, side + 0.6), layout="constrained")
     ax = figure.subplots()
     top = max(2.0, float(np.nanmax(multiples, initial=0.0)))

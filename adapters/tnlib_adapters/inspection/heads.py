@@ -1,7 +1,7 @@
 r"""What every head holds: Schmidt values of its operators, and what its weights leave to convention.
 
-Schmidt values are the singular values of an operator, its bond between reading and writing. The effective rank is
-exp(-sum p ln p) with p = s^2 / sum s^2, how many directions share the operator.
+Schmidt values are the singular values of an operator, those of the bond between its two sides. The effective rank is
+(sum s^2)^2 / sum s^4, how many of them share the operator.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from tnlib import LowRank
 from tnlib._typing import Array
 from tnlib.linalg.product import product_svd
+from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.head_gauge import head_order
 from tnlib_adapters.attention.score_gauge import Columns
@@ -35,6 +36,7 @@ class Spectra:
     ov: Array
 
 
+@own_threads
 def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spectra:
     """Return the Schmidt values of the QK operators at some distances and of the OV operators, biases included."""
 
@@ -46,17 +48,15 @@ def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spe
 
 
 def effective_rank(values: Array) -> Array:
-    """Return exp of the entropy of squared Schmidt values, over the last leg; 0 for an operator that is zero.
+    """Return (sum s^2)^2 / sum s^4 over the last leg; 0 for an operator that is zero.
 
     >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     array([2., 1., 0.])
     """
     largest = values.max(axis=-1, keepdims=True)
-    p = np.square(values / np.where(largest > 0, largest, 1))
-    total = p.sum(axis=-1, keepdims=True)
-    p = p / np.where(total > 0, total, 1)
-    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
-    return np.where(total[..., 0] > 0, np.exp(entropy), 0.0)
+    squares = np.square(values / np.where(largest > 0, largest, 1))
+    total, of_squares = squares.sum(axis=-1), np.square(squares).sum(axis=-1)
+    return np.asarray(np.where(total > 0, total**2 / np.where(total > 0, of_squares, 1), 0.0))
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class GaugeReport:
     order: tuple[int, ...]
 
 
+@own_threads
 def gauge_report(layer: Attention) -> GaugeReport:
     """Return what is convention in the weights of a layer."""
     group = layer.n_heads // layer.kv_heads

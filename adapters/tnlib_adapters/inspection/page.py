@@ -27,7 +27,8 @@ _STYLE = """
 body { max-width: 78rem } nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
 .facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
-.row > svg { flex: 1 1 20rem; max-width: 40rem } .tokens { max-width: none; line-height: 2 }
+figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
+figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
 .tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
 .tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
 """

@@ -66,7 +66,8 @@ def composition(found: Inspection, draw: Draw) -> list[str]:
         "<p>How much of what a head writes the queries (Q), keys (K) or values (V) of a later head read, "
         "||L R|| / (||L|| ||R||), as a multiple of what a random rotation between the two would give. Heads are "
         "layer.head.</p>",
-        f'<div class="row">{"".join(draw(heat_map(one)) for one in found.compositions.values())}</div>',
+        '<div class="row">' + "".join(_titled(name, draw(heat_map(one))) for name, one in found.compositions.items()),
+        "</div>",
         "<h3>The strongest pairs</h3>",
         table(["kind", "writes", "reads", "score", "chance", "multiple"], rows),
         "<h3>As diagrams</h3>",
@@ -78,8 +79,8 @@ def spectra(found: Inspection, draw: Draw) -> list[str]:
     """Show effective ranks and Schmidt values of all heads."""
     return [
         "<p>An operator of a head is a sum of products of one direction that is read and one that is written; the "
-        "Schmidt values are their weights. The effective rank is exp of the entropy of their squares: how many of them "
-        f"share the operator, at most {found.spectra.ov.shape[2]}. Biases are part of it.</p>",
+        "Schmidt values s are their weights. The effective rank, (sum s<sup>2</sup>)<sup>2</sup> / sum s<sup>4</sup>, "
+        f"says how many of them share the operator, at most {found.spectra.ov.shape[2]}. Biases are part of it.</p>",
         draw(rank_maps(found.spectra)),
         "<p>Schmidt values of every head, each line divided by its largest. A line that falls early needs few "
         "numbers.</p>",
@@ -151,6 +152,10 @@ def _strongest(found: Inspection) -> Iterator[tuple[str, Diagram]]:
             one, two = ((found.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader))
             heads = f"{_head(reader)} reads {_head(writer)}"
             yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, two, one)
+
+
+def _titled(title: str, picture: str) -> str:
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{picture}</figure>"
 
 
 def _head(head: tuple[int, int]) -> str:

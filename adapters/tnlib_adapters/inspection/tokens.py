@@ -12,6 +12,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
 from tnlib_adapters.checkpoints.folder import TOKENIZERS
+from tnlib_adapters.checkpoints.token_names import token_names
 
 _MOST = 96  # tokens; patterns of more are not told apart in a picture
 _LETTERS = 50 * _MOST  # of a text that are looked at: more than that many tokens have
@@ -38,19 +39,18 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
         raise ArgumentError(
             f"inspect: text must be left out for a model of images, got one for a {checkpoint.architecture.model_type}."
         )
+    names = token_names(checkpoint.folder.path) or {}
     most, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
     if tokenizer is None:
         numbers = _numbers(checkpoint, text)
         cut, numbers = len(numbers) > most, numbers[:most]
-        names = [str(one) for one in numbers]
     else:
         start = text[:_LETTERS]
         cut = len(text) > _LETTERS or len(tokenizer(start, verbose=False)["input_ids"]) > most
         numbers = tokenizer(start, truncation=True, max_length=most)["input_ids"]  # with the mark of an end, if any
-        names = [_name(tokenizer, one) for one in numbers]
     if len(numbers) < 2:
         raise ArgumentError(f"inspect: text must hold at least two tokens, got {len(numbers)}; pass a longer one.")
-    return Tokens(np.array(numbers), tuple(names), cut)
+    return Tokens(np.array(numbers), tuple(_visible(names.get(one, str(one))) for one in numbers), cut)
 
 
 def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
@@ -88,10 +88,9 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
-def _name(tokenizer: Any, token: int) -> str:
-    """Return a token as it stands in a text, with what cannot be seen made visible."""
-    name = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token))
-    shown = name.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵")
+def _visible(name: str) -> str:
+    """Return a token with signs for what cannot be seen."""
+    shown = name.replace(" ", "·").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
 
 
@@ -99,7 +98,7 @@ def _numbers(checkpoint: Checkpoint, text: str) -> list[int]:
     """Read the numbers of tokens, separated by blanks or commas."""
     vocab, parts = _vocabulary(checkpoint), text.replace(",", " ").split()
     for part in parts:
-        if not part.isascii() or not part.isdigit() or (len(part) < 10 and int(part) >= vocab) or len(part) >= 10:
+        if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < vocab):
             raise ArgumentError(
                 f"inspect: text must be numbers of tokens from 0 to {vocab - 1}, because there is no tokenizer for "
                 f"{checkpoint.folder.path}, or no transformers to read it with; got {part[:40]!r}."
