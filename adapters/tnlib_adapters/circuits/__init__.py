@@ -23,6 +23,8 @@ _HOME = {
     "pair_effects": "tnlib_adapters.circuits.open_layer",
     "TenTerms": "tnlib_adapters.circuits.two_layers",
     "ten_terms": "tnlib_adapters.circuits.two_layers",
+    "find_circuit": "tnlib_adapters.circuits.pruned_circuit",
+    "Circuit": "tnlib_adapters.circuits.pruned_circuit",
     "read_head": "tnlib_adapters.circuits.head_reading",
     "HeadReading": "tnlib_adapters.circuits.head_reading",
     "singular_features": "tnlib_adapters.circuits.features",

@@ -28,6 +28,8 @@ from tnlib_adapters.circuits.paths import Paths as Paths
 from tnlib_adapters.circuits.paths import path_contributions as path_contributions
 from tnlib_adapters.circuits.paths import stream_by_order as stream_by_order
 from tnlib_adapters.circuits.pictures import heat_map as heat_map
+from tnlib_adapters.circuits.pruned_circuit import Circuit as Circuit
+from tnlib_adapters.circuits.pruned_circuit import find_circuit as find_circuit
 from tnlib_adapters.circuits.token_copying import Copying as Copying
 from tnlib_adapters.circuits.token_copying import copying as copying
 from tnlib_adapters.circuits.token_features import TokenFeature as TokenFeature
