@@ -18,7 +18,11 @@ import numpy as np
 import transformers
 import transformers_models as models
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
+from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.plan import factorise
+from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.forward.model import run
+from tnlib_adapters.torch import FactoredLinear
 
 from tnlib import ArgumentError
 
@@ -135,6 +139,28 @@ def gauge(case: Case) -> Cell:
     return reloaded(case, fix_gauge(case.checkpoint))
 
 
+def compressed(case: Case) -> Cell:
+    """What transformers computes from factors that stay factored, beside the weights they multiply out to."""
+    return float(np.max([compressed_by(case, method) for method in METHODS]))
+
+
+def compressed_by(case: Case, method: str) -> float:
+    plan = factorise(case.checkpoint, method).plan(0.5)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for layout in ("factored", "dense"):
+            out = Path(folder) / layout
+            out.mkdir()
+            for _ in write_checkpoint(case.checkpoint, plan, layout, out):
+                pass
+            model = models.loaded_like(case.model, out)
+            n_factored = sum(isinstance(module, FactoredLinear) for module in model.modules())
+            if layout == "factored" and n_factored < 2 * case.checkpoint.n_layers:
+                raise AssertionError(f"{n_factored} factored layers in {type(model).__name__}")
+            found.append(models.outputs(model, case.ran.tokens))
+    return off(*found)
+
+
 MEASURES: Mapping[str, Callable[[Case], Cell]] = {
     "scores": scores,
     "forms": forms,
@@ -144,6 +170,7 @@ MEASURES: Mapping[str, Callable[[Case], Cell]] = {
     "folded": folded,
     "rotated": rotated,
     "gauge": gauge,
+    "reload": compressed,
 }
 
 
@@ -198,6 +225,8 @@ cell is the largest error over layers and heads relative to the largest entry, i
 - **folded**: the same of transformers, from a folder that holds the model with its norms and value biases folded
 - **rotated**: the same with the residual stream in another basis
 - **gauge**: the same of the model as it came, the gauge and the order of its heads fixed
+- **reload**: the same of the model compressed to half by every method of `tnlib compress` and loaded as factors, beside
+  that with the factors multiplied out; the worst method
 """
 
 NOTES = """
@@ -220,6 +249,9 @@ What to know:
   queries see a key bias, so it stays, save on columns that do not turn; so it does under a soft cap. Under ALiBi heads
   keep their places. Queries and keys that are normalised leave signs and quarter turns of planes, whole turns where the
   two weights of a plane are equal, and what their two norms share.
+- Methods `matrix`, `ttm`, `tucker`, `cp` do the same to every architecture. `heads` truncates QK as one product where it
+  is one; where rotary embeddings or norms stand between queries and keys, W_Q and W_K as matrices. OV is one product
+  everywhere, that of all query heads that share a value head.
 - `head(layer, head)` of a checkpoint reads one head alone.
 - Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
   It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.

@@ -1,0 +1,135 @@
+"""Every architecture compressed without a text and loaded by transformers, factors kept, beside the dense weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compressed_folders import read_tensors
+from oracles import assert_close
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tnlib_adapters.torch")
+
+from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.plan import factorise  # noqa: E402
+from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
+from tnlib_adapters.torch import FactoredLinear  # noqa: E402
+from transformers_models import MODELS, inputs, loaded_like, outputs  # noqa: E402
+
+LAYOUTS = ("factored", "dense")
+# grouped and fused by blocks, grouped and fused by groups, biased and wider than the stream, renamed in memory
+OF_ALL_KINDS = ["phi3", "falcon_new", "llama_biases", "vit"]
+
+Saved = Callable[[str], tuple[Any, Path]]
+
+
+def write(source: Path, base: Path, method: str, keep: float = 0.5) -> tuple[Path, Path]:
+    """Return the folders of both layouts, made from the same factors."""
+    checkpoint = open_checkpoint(source)
+    plan = factorise(checkpoint, method).plan(keep)
+    for layout in LAYOUTS:
+        (base / layout).mkdir()
+        for _ in write_checkpoint(checkpoint, plan, layout, base / layout):
+            pass
+    return base / "factored", base / "dense"
+
+
+def loaded(model: Any, folder: Path, **options: Any) -> Any:
+    """Load as another model was, and find a place for every tensor and a tensor for every place."""
+    kind = model.config._attn_implementation
+    options |= {"attn_implementation": kind, "output_loading_info": True}
+    found, info = type(model).from_pretrained(folder, **options)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
+    return found.eval()
+
+
+def numbers(folder: Path) -> int:
+    return sum(tensor.values.size for tensor in read_tensors(folder).values())
+
+
+@pytest.mark.parametrize("method", ["heads", "matrix"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_factors_compute_what_their_product_does(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
+    model, source = saved(name)
+    factored_folder, dense_folder = write(source, tmp_path, method)
+    factored, dense, x = loaded(model, factored_folder), loaded_like(model, dense_folder), inputs(model)
+    got = outputs(factored, x)
+    assert_close(got, outputs(dense, x), np.float32, factor=256)
+    assert np.abs(got - outputs(model, x)).max() > 1e-3 * np.abs(got).max()  # half of the numbers are gone
+    layers = [module for module in factored.modules() if isinstance(module, FactoredLinear)]
+    assert len(layers) == 4 * model.config.num_hidden_layers
+    assert sum(p.numel() for p in factored.parameters()) == numbers(factored_folder)
+
+    factored.save_pretrained(tmp_path / "again")
+    np.testing.assert_array_equal(outputs(loaded(model, tmp_path / "again"), x), got)
+    ours, theirs = (open_checkpoint(folder).projections(1) for folder in (tmp_path / "again", factored_folder))
+    for projection, weight in ours.weights.items():
+        np.testing.assert_array_equal(weight, theirs.weights[projection])
+
+
+@pytest.mark.parametrize("method", ["ttm", "tucker", "cp"])
+@pytest.mark.parametrize("name", OF_ALL_KINDS)
+def test_other_methods(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
+    model, source = saved(name)
+    factored_folder, dense_folder = write(source, tmp_path, method)
+    factored, x = loaded(model, factored_folder, dtype=torch.float64), inputs(model)
+    want = outputs(loaded_like(model, dense_folder), x)
+    x = x.astype(np.float64) if x.dtype == np.float32 else x  # images
+    assert_close(outputs(factored, x), want, np.float32, factor=256)
+    assert_close(outputs(factored.dequantize(), x), want, np.float32, factor=256)
+
+
+def test_dense_weights_are_what_the_reader_multiplies_out(saved: Saved, tmp_path: Path) -> None:
+    factored_folder, dense_folder = write(saved("qwen3_biases")[1], tmp_path, "heads")
+    ours, theirs = (open_checkpoint(folder).projections(0) for folder in (factored_folder, dense_folder))
+    for name, weight in ours.weights.items():
+        assert_close(theirs.weights[name], weight, np.float32)
+    for name, bias in ours.biases.items():
+        assert_close(theirs.biases[name], bias, np.float32)
+
+
+@pytest.mark.parametrize("name", ["llama_3", "falcon_new", "gpt_neox", "phi"])
+def test_all_numbers_kept_is_the_model(name: str, saved: Saved, tmp_path: Path) -> None:
+    model, source = saved(name)
+    x = inputs(model)
+    factored, _ = write(source, tmp_path, "heads", keep=1.0)
+    assert_close(outputs(loaded(model, factored), x), outputs(model, x), np.float32, factor=512)
+
+
+@pytest.mark.parametrize("name", ["gptj", "llama_biases", "gemma2", "falcon_new", "qwen3", "bloom"])
+def test_generation_with_a_cache(name: str, saved: Saved, tmp_path: Path) -> None:
+    """One token after the other, as the dense model writes."""
+    model, source = saved(name)
+    factored_folder, dense_folder = write(source, tmp_path, "heads")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    tokens = torch.arange(2, 10).reshape(2, 4)
+    kind = model.config._attn_implementation
+    written = [
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=kind)
+        .eval()
+        .generate(tokens, **options)
+        for folder in (factored_folder, dense_folder)
+    ]
+    assert written[0].shape == (2, 10)
+    assert torch.equal(*written)
+
+
+@pytest.mark.parametrize("name", ["qwen3_biases", "bloom", "vit", "falcon_new"])
+def test_from_end_to_end(name: str, saved: Saved, tmp_path: Path, without_pictures: None) -> None:
+    """The report counts what is stored, and errors are those of the operators that were written."""
+    _, source = saved(name)
+    report = compress(source, tmp_path / "out", keep=0.5)
+    before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out")
+    assert numbers(source) - numbers(tmp_path / "out") == report.n_before - report.n_after
+    assert 0.49 <= report.kept <= 0.5
+    assert len(report.heads) == before.n_layers * before.sizes.n_heads
+    for head in report.heads:
+        old, new = (one.attention(head.layer).ov(head.head).full() for one in (before, after))
+        assert head.ov_error == pytest.approx(np.linalg.norm(old - new) / np.linalg.norm(old), rel=1e-4)
+        old, new = (one.attention(head.layer).numerator().qk(head.head, 0).full() for one in (before, after))
+        assert head.qk_error == pytest.approx(np.linalg.norm(old - new) / np.linalg.norm(old), rel=1e-4)
