@@ -1,0 +1,219 @@
+"""Circuits that are left: losses computed anew by another forward pass, gradients by differences, induction."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers as tf
+from oracles import assert_close, normal, refused
+from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters.circuits import find_circuit
+from tnlib_adapters.circuits.additive_terms import path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.gates import GatedModel
+from tnlib_adapters.circuits.pruned_circuit import Circuit
+from tnlib_adapters.data.repeats import repeated_segments
+from tnlib_adapters.forward.layers import log_softmax, softmax
+from tnlib_adapters.forward.model import loss, run
+
+HEADS = [f"{layer}.{head}" for layer in range(2) for head in range(4)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Checkpoint:
+    return open_checkpoint(builtin_path())
+
+
+@pytest.fixture(scope="module")
+def text() -> tuple[np.ndarray, np.ndarray]:
+    return repeated_segments(2, rng=np.random.default_rng(7))
+
+
+def loss_of_edges(model: Checkpoint, tokens: np.ndarray, mask: np.ndarray, kept: set[str]) -> float:
+    """The model written out head by head, each side reading the writers that an edge leads from."""
+    stream = {
+        "tokens": model.read("embed.weight").astype(float)[tokens],
+        "positions": np.tile(model.read("positions.weight").astype(float)[: tokens.shape[1]], (len(tokens), 1, 1)),
+    }
+
+    def read(reader: str) -> np.ndarray:
+        some = [x for name, x in stream.items() if f"{name} -> {reader}" in kept]
+        return np.sum(some, axis=0) if some else np.zeros_like(stream["tokens"])
+
+    for number in range(model.n_layers):
+        layer = model.attention(number)
+        written = {}
+        for h in range(layer.n_heads):
+            q, k, v = (
+                read(f"{number}.{h} {side}") @ w[h].astype(float) + b[h]
+                for side, w, b in zip(
+                    "QKV", (layer.W_Q, layer.W_K, layer.W_V), (layer.b_Q, layer.b_K, layer.b_V), strict=True
+                )
+            )
+            scores = np.where(layer.mask(tokens.shape[1]), layer.scale * q @ k.transpose(0, 2, 1), -np.inf)
+            written[f"{number}.{h}"] = softmax(scores) @ v @ layer.W_O[h].astype(float)
+        stream |= written | {f"{number}.bias": np.broadcast_to(layer.b_O, stream["tokens"].shape)}
+    logits = read("logits") @ model.read("unembed.weight").astype(float).T + model.read("unembed.bias")
+    log_p = log_softmax(logits[:, :-1])
+    return -float(np.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[mask[:, 1:]].mean())
+
+
+# --------------------------------------------------------------------------------------------------------------- gates
+
+
+def test_open_gates_are_the_model(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
+    want = loss(model, *text)
+    for make in (GatedModel, path_terms, ten_terms_by_heads):
+        gated = make(model, *text, "f")
+        assert len(set(gated.names)) == len(gated.names)
+        assert_close(gated.loss(np.ones(len(gated.names))), want, factor=1e4)
+    assert len(GatedModel(model, *text, "f").names) == 2 * 4 * 3 + (2 + 5) * 4 * 3 + (2 + 5 + 5)
+    assert len(path_terms(model, *text, "f").names) == 5 * 5
+    assert len(ten_terms_by_heads(model, *text, "f").names) == 1 + 5 + 4 + 3 * 5 * 4 + 4 * 4
+
+
+def test_shut_gates_are_a_model_that_reads_less(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
+    gated, rng = GatedModel(model, *text, "f"), np.random.default_rng(0)
+    for share in (0.05, 0.5, 0.95):
+        gates = (rng.random(len(gated.names)) > share).astype(float)
+        kept = {name for name, gate in zip(gated.names, gates, strict=True) if gate}
+        assert_close(gated.loss(gates), loss_of_edges(model, *text, kept), factor=1e6)
+
+
+@pytest.mark.parametrize("make", [GatedModel, path_terms, ten_terms_by_heads])
+def test_one_missing_at_a_time(model: Checkpoint, text: tuple[np.ndarray, np.ndarray], make: type[GatedModel]) -> None:
+    gated, rng = make(model, *text, "f"), np.random.default_rng(1)
+    gates = (rng.random(len(gated.names)) > 0.2).astype(float)
+    some = rng.choice(len(gates), 25, replace=False)
+    want = [gated.loss(np.where(np.arange(len(gates)) == k, 0, gates)) for k in some]
+    assert_close(gated.losses_without(gates, some), np.array(want), factor=1e4)
+
+
+@pytest.mark.parametrize("make", [GatedModel, path_terms, ten_terms_by_heads])
+def test_first_order_is_the_derivative(
+    model: Checkpoint, text: tuple[np.ndarray, np.ndarray], make: type[GatedModel]
+) -> None:
+    gated = make(model, *text, "f")
+    at, way, h = 1 + 0.1 * normal((len(gated.names),), seed=0), normal((len(gated.names),), seed=1), 1e-5
+    difference = (gated.loss(at + h * way) - gated.loss(at - h * way)) / (2 * h)
+    assert abs(-gated.first_order(at) @ way - difference) < 1e-6 * abs(difference)
+
+
+# ------------------------------------------------------------------------------------------------------ what is left
+
+
+@pytest.mark.parametrize(("by", "increase"), [*itertools.product(["greedy", "gradient"], [0.0, 0.1, 1.0])])
+def test_edges_that_are_left_keep_the_loss(
+    model: Checkpoint, text: tuple[np.ndarray, np.ndarray], by: str, increase: float
+) -> None:
+    found = find_circuit(model, *text, loss_increase=increase, by=by)  # type: ignore[arg-type]
+    again = loss_of_edges(model, *text, set(found.kept))
+    assert_close(found.loss, again, factor=1e6)
+    assert_close(found.full_loss, loss(model, *text), factor=1e4)
+    assert again <= found.full_loss + increase + 1e-12
+    assert_close(found.losses[-1], found.loss, factor=1e4)
+    assert np.all(found.losses <= found.full_loss + increase)
+    assert len(found.kept) + len(found.removed) == len(set(found.kept) | set(found.removed)) == 120
+
+
+def test_of_a_greedy_circuit_nothing_more_can_go(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
+    for of in ("edges", "terms", "paths"):
+        found = find_circuit(model, *text, loss_increase=0.5, of=of)  # type: ignore[arg-type]
+        assert len(found.kept) > 0
+        assert np.all(found.loss + found.worth > found.full_loss + 0.5)
+    fewer = {name: find_circuit(model, *text, loss_increase=name).kept for name in (0.1, 1.0)}
+    assert len(fewer[1.0]) < len(fewer[0.1])
+
+
+def test_the_induction_circuit_is_left(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
+    """Of 120 edges under 20: positions to the previous-token head, that to keys of layer 1, which copy to logits."""
+    found = find_circuit(model, *text, loss_increase=1.0)
+    assert len(found.kept) < 20
+    previous = {"tokens -> 0.3 V", "positions -> 0.3 Q", "positions -> 0.3 K"}
+    assert previous <= set(found.kept)
+    worth = dict(zip(found.kept, found.worth, strict=True))
+    assert min(worth[name] for name in previous) > 3
+    induction = [h for h in range(4) if f"1.{h} -> logits" in found.kept]
+    assert induction
+    for h in induction:
+        assert {f"0.3 -> 1.{h} K", f"tokens -> 1.{h} Q", f"tokens -> 1.{h} V"} <= set(found.kept)
+    assert not any(name.startswith(("0.0", "0.1", "0.2")) for name in found.kept)
+
+
+def test_by_gradient_the_induction_circuit_is_in_what_is_left(
+    model: Checkpoint, text: tuple[np.ndarray, np.ndarray]
+) -> None:
+    found = find_circuit(model, *text, loss_increase=1.0, by="gradient")
+    assert len(found.kept) < 60
+    most = [found.kept[k] for k in np.argsort(-found.worth)]
+    assert set(most[:3]) == {"tokens -> 0.3 V", "positions -> 0.3 Q", "positions -> 0.3 K"}
+    assert any({f"0.3 -> 1.{h} K", f"tokens -> 1.{h} V", f"1.{h} -> logits"} <= set(most[3:12]) for h in range(4))
+
+
+@pytest.mark.parametrize("by", ["greedy", "gradient"])
+def test_of_the_ten_terms_k_composition_is_left(
+    model: Checkpoint, text: tuple[np.ndarray, np.ndarray], by: str
+) -> None:
+    found = find_circuit(model, *text, loss_increase=1.0, by=by, of="terms")  # type: ignore[arg-type]
+    order = [found.kept[k] for k in np.argsort(-found.worth)]
+    assert len(order) < 10
+    assert all(name.startswith("K 0.3 1.") for name in order[:2])
+    assert found.loss <= found.full_loss + 1
+
+
+@pytest.mark.parametrize("by", ["greedy", "gradient"])
+def test_of_paths_those_through_layer_one_alone_are_left(
+    model: Checkpoint, text: tuple[np.ndarray, np.ndarray], by: str
+) -> None:
+    found = find_circuit(model, *text, loss_increase=0.1, by=by, of="paths")  # type: ignore[arg-type]
+    assert (
+        {"1.1", "1.2"}
+        <= set(found.kept)
+        <= {*HEADS[4:], "direct"} | {f"0.{a} 1.{b}" for a in range(4) for b in range(4)}
+    )
+    assert len(found.kept) < 10
+
+
+def test_left_out_paths_are_subtracted(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
+    """One path, by its operator: the stream without it, unembedded."""
+    import tnlib_adapters
+    from tnlib_adapters.circuits import Paths
+
+    tokens, mask = text[0][:1], text[1][:1]
+    gated, seen = path_terms(model, tokens, mask, "f"), run(model, tokens)
+    paths = Paths(tnlib_adapters.freeze(model, [patterns[0] for patterns in seen.patterns]))
+    stream = seen.residuals[2][0] - paths[(0, 3), (1, 1)].apply(seen.residuals[0][0])
+    log_p = log_softmax(stream @ model.read("unembed.weight").astype(float).T + model.read("unembed.bias"))
+    at = np.flatnonzero(mask[0])
+    want = -log_p[at - 1, tokens[0, at]].mean()
+    found = gated.losses_without(np.ones(25), np.array([gated.names.index("0.3 1.1")]))
+    assert_close(found[0], want, factor=1e6)
+
+
+# ------------------------------------------------------------------------------------------------- what is said of it
+
+
+def test_it_reads_as_a_table() -> None:
+    found = Circuit("paths", ("0.3", "1.2"), np.array([0.5, 2.0]), ("direct",), np.array([0.3]), 0.25, 0.3)
+    assert repr(found).splitlines()[0] == "2 of 3 paths, loss 0.300; with all of them 0.250"
+    assert repr(found).splitlines()[2].split() == ["1.2", "2.300"]
+
+
+def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    for bad, words in (
+        ({"by": "chance"}, "by must be 'greedy' or 'gradient', got 'chance'"),
+        ({"of": "heads"}, "of must be 'edges' or 'terms' or 'paths', got 'heads'"),
+        ({"loss_increase": -1.0}, "loss_increase must be a number of nats from 0 on, got -1.0"),
+        ({"loss_increase": float("nan")}, "loss_increase must be a number"),
+    ):
+        with refused(ValueError, words):
+            find_circuit(model, *text, **{"loss_increase": 0.1, **bad})  # type: ignore[arg-type]
+    with refused(ValueError, "mask must be bool of shape"):
+        find_circuit(model, text[0], text[1][:, 1:], loss_increase=0.1)
+    tf.set_seed(0)
+    config = tf.GPT2Config(vocab_size=128, n_positions=96, n_embd=16, n_layer=2, n_head=2)
+    tf.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with refused(ValueError, "model must have attention layers and nothing else, got a gpt2"):
+        find_circuit(open_checkpoint(tmp_path), *text, loss_increase=0.1)
