@@ -249,9 +249,9 @@ What to know:
   queries see a key bias, so it stays, save on columns that do not turn; so it does under a soft cap. Under ALiBi heads
   keep their places. Queries and keys that are normalised leave signs and quarter turns of planes, whole turns where the
   two weights of a plane are equal, and what their two norms share.
-- Methods `matrix`, `ttm`, `tucker`, `cp` do the same to every architecture. `heads` truncates QK as one product where it
-  is one; where rotary embeddings or norms stand between queries and keys, W_Q and W_K as matrices. OV is one product
-  everywhere, that of all query heads that share a value head.
+- Methods `matrix`, `ttm`, `tucker` and `cp` do the same to every architecture. `heads` truncates QK as one product
+  where it is one; where rotary embeddings or norms stand between queries and keys, W_Q and W_K as matrices. OV is one
+  product everywhere, that of all query heads that share a value head.
 - `head(layer, head)` of a checkpoint reads one head alone.
 - Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
   It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.
