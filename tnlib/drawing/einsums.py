@@ -185,7 +185,7 @@ class _Picture:
             way = 0.0
         else:
             way = math.pi / 2 if y == max(ys) > min(ys) else -math.pi / 2
-        side = -1 if way in (0.0, -math.pi / 2) else 1
+        side = -1 if way in (0.0, math.pi / 2) else 1  # read from above, and from the left
         spread = min(math.pi / 4, math.pi / max(1, count))
         return [way + side * spread * (k - (count - 1) / 2) for k in range(count)]
 

@@ -29,7 +29,7 @@ def equation(*parts: Any, title: str = "") -> Diagram:
     Returns
     -------
     Diagram
-        For `tnlib.draw`. The parts are as they are alone, but for their titles; their middles are on one level.
+        For `tnlib.draw`. The parts are as they are alone, but for their titles; the middles of their shapes are on one level.
 
     Raises
     ------
@@ -50,8 +50,9 @@ def equation(*parts: Any, title: str = "") -> Diagram:
     for part in parts:
         one = Diagram((Node("text", part, (0.0, 0.0)),), ()) if isinstance(part, str) else describe(part)
         left, right = _extent(one)
-        _, _, y0, y1 = one.bounds
-        placed.append(Diagram(one.nodes, one.legs, "", one.bubbles).moved(x - left, -(y0 + y1) / 2))
+        heights = [node.position[1] for node in one.nodes]
+        level = (min(heights) + max(heights)) / 2
+        placed.append(Diagram(one.nodes, one.legs, "", one.bubbles).moved(x - left, -level))
         x += right - left + _GAP
     return join(tuple(placed), title)
 
