@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE
+from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE, STORES
 from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def main() -> None:
               help="heads: each head's QK and OV operator as one; matrix: each weight; or a format.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
+@click.option("--store", type=click.Choice(STORES), default="float", show_default=True,
+              help="float: factors in the dtype of the weights; int8: one byte a number.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Text file: heads keep what it shows to matter, and layers are fitted on it.")  # fmt: skip
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
@@ -64,6 +66,7 @@ def compress(
     max_error: float | None,
     method: str,
     layout: str,
+    store: str,
     calibrate: Path | None,
     statistics: Path | None,
     force: bool,
@@ -78,6 +81,7 @@ def compress(
             max_error=max_error,
             method=method,
             layout=layout,
+            store=store,
             calibrate=calibrate,
             statistics=statistics,
             force=force,

@@ -82,7 +82,7 @@ def test_a_piece_is_read_as_it_was_described():
     section = {"quant_method": "tnlib", "version": 1, "layers": [[piece.describe()]]}
     read = descriptions({"quantization_config": section})
     assert read is not None
-    assert Piece.read(read[0][0], piece.arrays) == piece
+    assert Piece.read(read[0][0], piece.arrays.__getitem__) == piece
 
 
 @pytest.mark.parametrize(

@@ -201,12 +201,11 @@ class Checkpoint:
         return self.folder.tensors[name].read_finite() if name in self.folder.tensors else None
 
     def _piece(self, layer: int, described: dict[str, Any]) -> Piece:
-        names = {
-            part: factor_name(self.architecture, self.prefix, layer, described["of"], part)
-            for part in described["shapes"]
-        }
-        arrays = {part: self.folder.tensors[name].read_finite() for part, name in names.items()}
-        return Piece.read(described, arrays)
+        def get(part: str) -> Array:
+            name = factor_name(self.architecture, self.prefix, layer, described["of"], part)
+            return self.folder.tensors[name].read_finite()
+
+        return Piece.read(described, get)
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:

@@ -17,8 +17,10 @@ from tnlib import CP, FileFormatError, TTMatrix, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import Folder
+from tnlib_adapters.checkpoints.int8 import narrow, scale_shapes, widen
 from tnlib_adapters.checkpoints.pivoted import unpack
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect, n_out
+from tnlib_adapters.checkpoints.tensor_file import FLOATS
 
 KEY = "quantization_config"  # of config.json: where transformers looks for how weights are stored
 METHOD = "tnlib"
@@ -54,12 +56,21 @@ class Piece:
     biases: str = ""
 
     @classmethod
-    def read(cls, described: Mapping[str, Any], arrays: Mapping[str, Array]) -> Piece:
-        """Return the piece that config.json describes, with its arrays."""
-        rows = tuple(tuple(one) for one in described.get("rows", ()))
-        return cls(
-            described["kind"], described["of"], arrays, tuple(described["ranks"]), rows, described.get("biases", "")
-        )
+    def read(cls, described: Mapping[str, Any], get: Callable[[str], Array]) -> Piece:
+        """Return the piece that config.json describes; `get` reads a part, or the scale of one, by its name."""
+        kind, rows = described["kind"], tuple(tuple(one) for one in described.get("rows", ()))
+        arrays = {part: get(part) for part in described["shapes"]}
+        scales = {part: get(scale_name(part)) for part in described.get("scales", {})}
+        wide = widen(kind, arrays, scales, rows)
+        return cls(kind, described["of"], wide, tuple(described["ranks"]), rows, described.get("biases", ""))
+
+    def parts(self, *, in_int8: bool) -> dict[str, tuple[Array, bool]]:
+        """Return what is stored, by name, and whether it has the dtype that it comes with, not that of the file."""
+        if not in_int8:
+            return {part: (a, False) for part, a in self.arrays.items()}
+        stored, scales = narrow(self.kind, self.arrays, self.rows)
+        found = {part: (a, part in scales) for part, a in stored.items()}
+        return found | {scale_name(part): (scale, True) for part, scale in scales.items()}
 
     @property
     def n_parameters(self) -> int:
@@ -73,6 +84,11 @@ class Piece:
         return said | {"rows": [list(one) for one in self.rows], "biases": self.biases} if self.rows else said
 
 
+def scale_name(part: str) -> str:
+    """Return the name of what the integers of a part are multiplied by."""
+    return f"{part}_scale"
+
+
 def part_name(of: str, part: str) -> str:
     """Return the name of a factor below its attention module."""
     return f"{METHOD}.{of}_{part}"
@@ -83,9 +99,11 @@ def factor_name(row: Architecture, prefix: str, layer: int, of: str, part: str) 
     return f"{prefix}{row.attention.format(layer=layer)}.{part_name(of, part)}"
 
 
-def describe(layers: Sequence[Sequence[Piece]], method: str) -> dict[str, Any]:
+def describe(layers: Sequence[Sequence[Piece]], method: str, *, in_int8: bool = False) -> dict[str, Any]:
     """Return the section of config.json that tells how the attention of every layer is stored."""
     pieces = [[piece.describe() for piece in layer] for layer in layers]
+    if in_int8:
+        pieces = [[piece | {"scales": scale_shapes(piece)} for piece in layer] for layer in pieces]
     return {"quant_method": METHOD, "version": VERSION, "method": method, "layers": pieces}
 
 
@@ -125,6 +143,7 @@ def _is_described(piece: Any) -> bool:
         and all(_are_counts(rows) for rows in piece.get("rows", []))
         and isinstance(piece.get("biases", ""), str)
         and set(piece.get("biases", "")) <= set(NAMES)
+        and piece.get("scales") in (None, scale_shapes(piece))
     )
 
 
@@ -149,8 +168,14 @@ def check_factors(folder: Folder, prefix: str, layers: Sequence[Sequence[Mapping
     """Raise unless every described factor is there, in the described shape."""
     for layer, pieces in enumerate(layers):
         for piece in pieces:
+            scales = piece.get("scales", {})
             for part, shape in piece["shapes"].items():
-                expect(folder, factor_name(folder.architecture, prefix, layer, piece["of"], part), tuple(shape))
+                name = factor_name(folder.architecture, prefix, layer, piece["of"], part)
+                expect(folder, name, tuple(shape), ("I8",) if part in scales else FLOATS)
+            for part, shape in scales.items():
+                expect(
+                    folder, factor_name(folder.architecture, prefix, layer, piece["of"], scale_name(part)), tuple(shape)
+                )
 
 
 def expand(pieces: Sequence[Piece], sizes: Sizes) -> Projections:

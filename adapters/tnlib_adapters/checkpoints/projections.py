@@ -141,16 +141,16 @@ def n_out(sizes: Sizes, held: str) -> int:
     return sizes.d_model if held == "o" else sum(sizes.widths[name] for name in held)
 
 
-def expect(folder: Folder, name: str, shape: tuple[int, ...]) -> None:
-    """Raise unless there is a tensor of this name and shape."""
+def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:
+    """Raise unless there is a tensor of this name and shape, of one of these dtypes."""
     if name not in folder.tensors:
         raise FileFormatError(
             f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
             "config.json states more layers than there are, or the download is incomplete."
         )
-    if folder.tensors[name].dtype not in FLOATS:
+    if folder.tensors[name].dtype not in dtypes:
         raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} must be of {', '.join(FLOATS)}, got {folder.tensors[name].dtype}; "
+            f"open_checkpoint: tensor {name!r} must be of {', '.join(dtypes)}, got {folder.tensors[name].dtype}; "
             "dequantize the checkpoint first."
         )
     if folder.tensors[name].shape != shape:

@@ -16,7 +16,7 @@ from tnlib._validate import as_path
 from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.calibrated import calibrate as calibrated_plan
-from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT
+from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT, STORES
 from tnlib_adapters.compression.page import write_page
 from tnlib_adapters.compression.plan import Plan, Progress, check_budget, check_method, factorise, quiet
 from tnlib_adapters.compression.quality import measure_quality
@@ -35,6 +35,7 @@ def compress(
     max_error: float | None = None,
     method: str = "heads",
     layout: str = "factored",
+    store: str = "float",
     calibrate: str | os.PathLike[str] | None = None,
     statistics: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -60,6 +61,10 @@ def compress(
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head).
     layout
         "factored" stores the factors; "dense" the multiplied-out weights under their original names.
+    store
+        "float" writes factors in the dtype of the weights, "int8" in one byte a number with a scale for every
+        component, rounded to nearest; biases stay as they are. With `keep` 1 and method "matrix" that is plain
+        rounding of the weights. Scales count as bytes, not as numbers.
     calibrate
         Text file in UTF-8 like what the model is to be used on, for method "heads": every head keeps what the text
         shows to matter, and every layer is fitted to what the original layer wrote. Needs torch and transformers. A
@@ -99,6 +104,10 @@ def compress(
         raise ArgumentError(
             f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; choose one of them."
         )
+    if store not in STORES:
+        raise ArgumentError(f"compress: store must be one of {', '.join(STORES)}, got {store!r}; choose one of them.")
+    if store == "int8" and layout == "dense":
+        raise ArgumentError("compress: store='int8' needs layout 'factored', got 'dense'; leave one of them out.")
     text = None if calibrate is None else _calibration(calibrate, method)
     kept_in = None if statistics is None else as_path("compress", "statistics", statistics)
     if kept_in is not None:
@@ -116,10 +125,10 @@ def compress(
         plan = calibrated_plan(checkpoint, text[0], keep, progress, max_error=max_error, statistics=kept_in)
 
     with whole_folder(target) as partial:
-        for step in write_checkpoint(checkpoint, plan, layout, partial):
+        for step in write_checkpoint(checkpoint, plan, layout, partial, in_int8=store == "int8"):
             progress(*step)
         written = open_checkpoint(partial)
-        report = _report(checkpoint, written, plan, (keep, max_error), layout, progress, started)
+        report = _report(checkpoint, written, plan, (keep, max_error), (layout, store), progress, started)
         if text is not None:
             found, measured = _quality_on(text[1], source, partial, plan, progress)
             report.quality.update(found)
@@ -171,7 +180,7 @@ def _report(
     after: Checkpoint,
     plan: Plan,
     asked: tuple[float | None, float | None],
-    layout: str,
+    stored: tuple[str, str],
     progress: Progress,
     started: float,
 ) -> Report:
@@ -191,7 +200,7 @@ def _report(
         source=str(before.folder.path),
         model_type=before.architecture.model_type,
         method=plan.method,
-        layout=layout,
+        layout=stored[0],
         keep=asked[0],
         kept=plan.kept,
         n_before=plan.n_before,
@@ -206,6 +215,7 @@ def _report(
         quality=measure_quality(before, after),
         left_out=[str(path.relative_to(before.folder.path)) for path in other_files(before)[1]],
         max_error=asked[1],
+        store=stored[1],
         measure=plan.forecast.measure,
         predicted=plan.forecast.error,
         measured=measured_error(before, after, plan, heads),

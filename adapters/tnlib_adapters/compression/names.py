@@ -2,6 +2,7 @@
 
 METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
 LAYOUTS = ("factored", "dense")
+STORES = ("float", "int8")
 
 # files of OUT beside those of the checkpoint
 REPORT = "tnlib_report.json"

@@ -72,6 +72,7 @@ class Report:
     left_out: list[str] = field(default_factory=list)  # files of IN that OUT does not have
     quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
     max_error: float | None = None  # what was asked for
+    store: str = "float"
     measure: str = RELATIVE  # what an error is here; see `Forecast`
     predicted: float | None = None  # error of these factors by the method, without a fit; None: it cannot tell
     measured: float | None = None  # the same of what was written: of the weights, or on held-out text

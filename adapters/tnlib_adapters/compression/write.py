@@ -27,9 +27,11 @@ OTHER_WEIGHTS = (*PICKLED, ".safetensors", ".h5", ".msgpack", ".onnx", ".onnx_da
 EXPORTS = ("onnx", "openvino", "coreml", "gguf")
 
 
-def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
+def write_checkpoint(
+    checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, *, in_int8: bool = False
+) -> Iterator[tuple[str, int, int]]:
     """Write the compressed checkpoint into the empty folder `out`; yields (what, done, total) as it goes."""
-    replaced = _replaced(checkpoint, plan, layout)
+    replaced = _replaced(checkpoint, plan, layout, in_int8)
     new = {name: entries for layer in replaced for name, entries in layer.items()}
     names = {file: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     names = {file: entries for file, entries in names.items() if entries}  # a shard may have held nothing else
@@ -40,7 +42,7 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
             yield "writing tensors", done, total
     if len(names) > 1 or (checkpoint.folder.path / INDEX).is_file():
         _write_index(checkpoint, names, out)
-    _write_config(checkpoint, plan, layout, out)
+    _write_config(checkpoint, plan, layout, out, in_int8)
     for path in other_files(checkpoint)[0]:
         target = out / path.relative_to(checkpoint.folder.path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def _visible_files(root: Path) -> Iterator[Path]:
         yield from (here / name for name in sorted(files) if not name.startswith("."))
 
 
-def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str, list[Entry]]]:
+def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) -> list[dict[str, list[Entry]]]:
     """Return, for each layer, the tensors that vanish, and with the first of them all those that take their place."""
     layers = []
     for layer, pieces in enumerate(plan.layers):
@@ -83,13 +85,24 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> list[dict[str,
             vanishing += [f"{module}.bias"] if set(names) <= found.biases.keys() else []
         dtype = max((checkpoint.folder.tensors[name].dtype for name in vanishing), key=FLOATS.index)
         if layout == "dense":
-            tensors = put_together(checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, found)
+            dense = put_together(checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, found)
+            entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in dense.items()]
         else:
             row, prefix = checkpoint.architecture, checkpoint.prefix
-            tensors = {factor_name(row, prefix, layer, p.of, part): a for p in pieces for part, a in p.arrays.items()}
-        entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in tensors.items()]
+            entries = [
+                _entry(factor_name(row, prefix, layer, piece.of, part), values, None if own else dtype)
+                for piece in pieces
+                for part, (values, own) in piece.parts(in_int8=in_int8).items()
+            ]
         layers.append({vanishing[0]: entries, **{name: [] for name in vanishing[1:]}})
     return layers
+
+
+def _entry(name: str, values: Array, dtype: str | None) -> Entry:
+    """Return a tensor in this dtype, or, in the one that it comes in, what int8 is made of."""
+    if dtype is None:
+        return Entry(name, "I8" if values.dtype == np.int8 else "F32", values)
+    return Entry(name, dtype, _encoded(name, values, dtype))
 
 
 def _encoded(name: str, values: Array, dtype: str) -> Array:
@@ -120,8 +133,8 @@ def _write_index(checkpoint: Checkpoint, names: Mapping[Path, list[Entry]], out:
     (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_config(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> None:
+def _write_config(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, in_int8: bool) -> None:
     config = dict(checkpoint.config)
     if layout == "factored":
-        config[KEY] = describe(plan.layers, plan.method)
+        config[KEY] = describe(plan.layers, plan.method, in_int8=in_int8)
     (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

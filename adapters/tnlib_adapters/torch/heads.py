@@ -162,8 +162,12 @@ class PivotedIntoHeads(IntoHeads):
         return torch.cat([a.index_select(0, order) for a, order in zip(whole, self.order, strict=True)], 1)
 
     def _blocks(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        flat = torch.split(self.part("factor", dtype), self.stored)
-        return [a.view(self.n_rows - r, r) for a, r in zip(flat, self.ranks, strict=True)]
+        flat, scale = self.held("factor")
+        blocks = [a.view(self.n_rows - r, r) for a, r in zip(torch.split(flat, self.stored), self.ranks, strict=True)]
+        if scale is None:
+            return blocks if dtype is None else [a.to(dtype) for a in blocks]
+        scales = torch.split(scale if dtype is None else scale.to(dtype), list(self.ranks))
+        return [a.to(own.dtype) * own for a, own in zip(blocks, scales, strict=True)]
 
 
 class OutOfHeads(_Heads):

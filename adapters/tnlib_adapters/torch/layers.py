@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
-from tnlib_adapters.checkpoints.factored import columns_of, rows_of_stack
+from tnlib_adapters.checkpoints.factored import columns_of, rows_of_stack, scale_name
 from tnlib_adapters.checkpoints.projections import Sizes, n_out
 from tnlib_adapters.torch.heads import IntoHeads, OutOfHeads, PivotedIntoHeads
 from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, LowRankLinear, TTLinear, as_dense, shapes
@@ -25,9 +25,14 @@ class LayerFactors(nn.Module):
     def __init__(self, described: Sequence[Described], like: Tensor) -> None:
         super().__init__()
         for piece in described:
+            scales = piece.get("scales", {})
             for part, shape in piece["shapes"].items():
-                empty = torch.empty(shape, dtype=like.dtype, device=like.device)
-                self.register_parameter(f"{piece['of']}_{part}", nn.Parameter(empty))
+                whole = part in scales
+                empty = torch.empty(shape, dtype=torch.int8 if whole else like.dtype, device=like.device)
+                self.register_parameter(f"{piece['of']}_{part}", nn.Parameter(empty, requires_grad=not whole))
+            for part, shape in scales.items():
+                scale = nn.Parameter(torch.empty(shape, dtype=like.dtype, device=like.device))
+                self.register_parameter(f"{piece['of']}_{scale_name(part)}", scale)
 
     def extra_repr(self) -> str:
         """Return the shapes."""

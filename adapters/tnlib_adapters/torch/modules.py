@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
+from tnlib_adapters.checkpoints.factored import scale_name
 
 Factors = Mapping[str, Tensor]
 
@@ -140,9 +141,17 @@ class FactoredLinear(nn.Module, ABC):
         return self.bias if self.bias is None or dtype is None else self.bias.to(dtype)
 
     def part(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return one of the factors."""
-        factor: Tensor = getattr(self._home[0] if self._home else self, self._names[name])
+        """Return one of the factors; of one that is held in int8, the numbers that it stands for."""
+        factor, scale = self.held(name)
+        if scale is not None:
+            return factor.to(dtype or scale.dtype) * scale.to(dtype or scale.dtype)
         return factor if dtype is None else factor.to(dtype)
+
+    def held(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return a factor as it is held, and its scale if that is in int8."""
+        home = self._home[0] if self._home else self
+        factor: Tensor = getattr(home, self._names[name])
+        return factor, getattr(home, scale_name(self._names[name])) if factor.dtype == torch.int8 else None
 
     def parts(self, stem: str, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factors of a numbered kind: all cores, all factors."""
@@ -153,15 +162,16 @@ class FactoredLinear(nn.Module, ABC):
         return as_dense(self, self.like())
 
     def like(self) -> Tensor:
-        """Return a factor, of the dtype and device of all."""
-        return self.part(next(iter(self._names)))
+        """Return a tensor of the dtype and device of all factors."""
+        factor, scale = self.held(next(iter(self._names)))
+        return factor if scale is None else scale
 
     def settle(self) -> None:
         """Make what is no part of a state dict, once the factors have arrived on their device."""
 
     def extra_repr(self) -> str:
         """Return the sizes and how many numbers the factors have."""
-        numbers = sum(self.part(name).numel() for name in self._names)
+        numbers = sum(self.held(name)[0].numel() for name in self._names)
         return f"in_features={self.in_features}, out_features={self.out_features}, numbers={numbers}"
 
 
@@ -192,7 +202,7 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
 
     def cost(self) -> Cost:
         """Return r (in + out), and r in out."""
-        r = self.part("left").shape[1]
+        r = self.held("left")[0].shape[1]
         return Cost(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
 
 

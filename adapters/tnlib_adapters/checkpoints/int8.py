@@ -1,0 +1,93 @@
+"""Factors and weights in one byte a number, each slice with a scale of its own, rounded to nearest.
+
+A slice belongs to one component of a product, or to one output of a plain weight, so that its scale takes up whatever
+size a gauge gives to the component: of `left` (m, r) a column, of `right` (r, n) a row, of `weight` (in, out) a column. The core of a Tucker has them along its largest leg.
+Scales keep the legs of what they multiply, size 1 in all but one. Biases and other vectors stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+
+_FIRST = (
+    "right",
+    "core",
+    "core1",
+    "stack",
+)  # parts whose first leg is that of the slices; of the others it is the last
+
+
+def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
+    """Return integers from -127 to 127 and a float32 scale for every slice along a leg, so that `a` is about both.
+
+    >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
+    >>> q.tolist(), scale.shape
+    ([[127, 127], [-64, 32]], (1, 2))
+    """
+    others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
+    scale = (np.max(np.abs(a), axis=others, keepdims=True, initial=0.0) / 127).astype(np.float32)
+    scale[scale == 0] = 1.0
+    return np.clip(np.rint(a / scale.astype(np.float64)), -127, 127).astype(np.int8), scale
+
+
+def narrow(
+    kind: str, arrays: Mapping[str, Array], rows: Sequence[Sequence[int]]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the arrays of a piece, those that can be in int8, and the scales of these."""
+    stored, scales = dict(arrays), {}
+    for part, a in arrays.items():
+        if kind == "pivoted" and part == "left":
+            found = [round_slices(block, 1) for block in _blocks(a, rows)]
+            stored[part] = np.concatenate([q.ravel() for q, _ in found])
+            scales[part] = np.concatenate([scale.ravel() for _, scale in found])
+        elif a.ndim > 1:
+            stored[part], scales[part] = round_slices(a, _leg(part, a.shape))
+    return stored, scales
+
+
+def widen(
+    kind: str, arrays: Mapping[str, Array], scales: Mapping[str, Array], rows: Sequence[Sequence[int]]
+) -> dict[str, Array]:
+    """Undo `narrow`, in float32 but for the rounding."""
+    wide = dict(arrays)
+    for part, scale in scales.items():
+        if kind == "pivoted" and part == "left":
+            blocks = _blocks(arrays[part], rows)
+            own = np.split(scale, np.cumsum([len(one) for one in rows])[:-1])
+            wide[part] = np.concatenate([(q * s).ravel() for q, s in zip(blocks, own, strict=True)])
+        else:
+            wide[part] = arrays[part] * scale
+    return wide
+
+
+def scale_shapes(described: Mapping[str, object]) -> dict[str, list[int]]:
+    """Return the shapes that the scales of a described piece have."""
+    shapes: Mapping[str, list[int]] = described["shapes"]  # type: ignore[assignment]
+    ranks: Sequence[int] = described["ranks"]  # type: ignore[assignment]
+    found: dict[str, list[int]] = {}
+    for part, shape in shapes.items():
+        if described["kind"] == "pivoted" and part == "left":
+            found[part] = [sum(ranks)]
+        elif len(shape) > 1:
+            own = _leg(part, shape)
+            found[part] = [n if leg == own else 1 for leg, n in enumerate(shape)]
+    return found
+
+
+def _leg(part: str, shape: Sequence[int]) -> int:
+    """Return the leg of which every slice has a scale."""
+    if part in _LARGEST:
+        return int(np.argmax(shape))
+    return 0 if part in _FIRST else len(shape) - 1
+
+
+def _blocks(flat: Array, rows: Sequence[Sequence[int]]) -> list[Array]:
+    """Return the left factors (m - r, r) of all heads, which stand one after the other, each for its unit rows."""
+    ranks = [len(one) for one in rows]
+    m = (len(flat) + sum(r * r for r in ranks)) // max(1, sum(ranks))
+    ends = np.cumsum([(m - r) * r for r in ranks])[:-1]
+    return [part.reshape(m - r, r) for part, r in zip(np.split(flat, ends), ranks, strict=True)]
