@@ -13,7 +13,7 @@ _HOME = {
     "join": "tnlib.drawing.graph",
     "sweep_steps": "tnlib.drawing.steps",
     "einsum_diagram": "tnlib.drawing.einsums",
-    "equation": "tnlib.drawing.equation",
+    "equation": "tnlib.drawing.equations",
     "Picture": "tnlib.drawing.picture",
 }
 

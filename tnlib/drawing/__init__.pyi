@@ -1,5 +1,5 @@
 from tnlib.drawing.einsums import einsum_diagram as einsum_diagram
-from tnlib.drawing.equation import equation as equation
+from tnlib.drawing.equations import equation as equation
 from tnlib.drawing.graph import Bubble as Bubble
 from tnlib.drawing.graph import Diagram as Diagram
 from tnlib.drawing.graph import Leg as Leg
