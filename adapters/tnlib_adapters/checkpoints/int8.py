@@ -1,8 +1,9 @@
 """Factors and weights in one byte a number, each slice with a scale of its own, rounded to nearest.
 
 A slice belongs to one component of a product, or to one output of a plain weight, so that its scale takes up whatever
-size a gauge gives to the component: of `left` (m, r) a column, of `right` (r, n) a row, of `weight` (in, out) a column. The core of a Tucker has them along its largest leg.
-Scales keep the legs of what they multiply, size 1 in all but one. Biases and other vectors stay as they are.
+size a gauge gives to the component: of `left` (m, r) a column, of `right` (r, n) a row, of `weight` (in, out) a column.
+The core of a Tucker has them along its largest leg. Scales keep the legs of what they multiply, size 1 in all but one.
+Biases and other vectors stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 
 from tnlib._typing import Array
 
-_FIRST = (
+_FIRST = ("right", "core1")  # parts whose first leg is that of the slices
+_LARGEST = ("core", "stack")  # without a leg of components; of all others it is the last
     "right",
     "core",
     "core1",
