@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import transformers as tf
 from oracles import assert_close, normal, refused
+from safetensors.numpy import save_file
 from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.additive_terms import path_terms, ten_terms_by_heads
@@ -217,3 +219,58 @@ def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray],
     tf.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with refused(ValueError, "model must have attention layers and nothing else, got a gpt2"):
         find_circuit(open_checkpoint(tmp_path), *text, loss_increase=0.1)
+
+
+# ----------------------------------------------------------------------------------------- more layers, random weights
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Three layers of three heads of 2, scores large enough to choose."""
+    folder = tmp_path_factory.mktemp("deep")
+    tensors = {"embed.weight": normal((11, 6), seed=1), "positions.weight": normal((9, 6), seed=2)}
+    tensors |= {"unembed.weight": normal((11, 6), seed=3), "unembed.bias": normal((11,), seed=4)}
+    for layer, (k, name) in itertools.product(range(3), enumerate(("query", "key", "value", "output"))):
+        tensors[f"layers.{layer}.attention.{name}.weight"] = normal((6, 6), seed=10 * layer + k)
+        tensors[f"layers.{layer}.attention.{name}.bias"] = normal((6,), seed=10 * layer + k + 5)
+    save_file({name: a.astype(np.float32) for name, a in tensors.items()}, folder / "model.safetensors")
+    config = {"model_type": "tnlib_attention_only", "vocab_size": 11, "hidden_size": 6, "num_attention_heads": 3}
+    config |= {"num_hidden_layers": 3, "max_position_embeddings": 9}
+    (folder / "config.json").write_text(json.dumps(config))
+    return open_checkpoint(folder)
+
+
+def test_edges_through_three_layers(deep: Checkpoint) -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 11, (3, 8))
+    mask = np.arange(8) > np.array([[0], [2], [5]])
+    gated = GatedModel(deep, tokens, mask, "f")
+    ones = np.ones(len(gated.names))
+    assert_close(gated.loss(ones), loss(deep, tokens, mask), factor=1e4)
+    gates = (rng.random(len(ones)) > 0.3).astype(float)
+    kept = {name for name, gate in zip(gated.names, gates, strict=True) if gate}
+    assert_close(gated.loss(gates), loss_of_edges(deep, tokens, mask, kept), factor=1e6)
+    want = [gated.loss(np.where(np.arange(len(ones)) == k, 0, gates)) for k in range(len(ones))]
+    assert_close(gated.losses_without(gates, np.arange(len(ones))), np.array(want), factor=1e4)
+    way, h = normal((len(ones),), seed=6), 1e-5
+    difference = (gated.loss(gates + h * way) - gated.loss(gates - h * way)) / (2 * h)
+    assert abs(-gated.first_order(gates) @ way - difference) < 1e-5 * abs(difference)
+
+
+def test_paths_through_three_layers(deep: Checkpoint) -> None:
+    tokens, mask = np.arange(7) % 5, np.arange(7) > 2
+    gated = path_terms(deep, tokens, mask, "f")
+    assert len(gated.names) == 4**3
+    assert_close(gated.loss(np.ones(64)), loss(deep, tokens, mask), factor=1e4)
+    found = find_circuit(deep, tokens, mask, loss_increase=0.2, of="paths")
+    assert found.loss <= found.full_loss + 0.2
+    with refused(ValueError, "of='terms' must be of a model of two layers, got 3"):
+        find_circuit(deep, tokens, mask, loss_increase=0.2, of="terms")
+
+
+def test_a_circuit_may_be_empty(deep: Checkpoint) -> None:
+    tokens, mask = np.arange(7) % 5, np.arange(7) > 2
+    found = find_circuit(deep, tokens, mask, loss_increase=1e6)
+    assert found.kept == ()
+    assert_close(found.loss, loss_of_edges(deep, tokens[None], mask[None], set()), factor=1e4)
+    assert repr(found).startswith(f"0 of {len(found.removed)} edges")
