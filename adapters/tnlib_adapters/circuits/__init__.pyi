@@ -1,5 +1,5 @@
-from tnlib_adapters.circuits.block_diagram import block_diagram as block_diagram
-from tnlib_adapters.circuits.block_diagram import feed_forward_diagram as feed_forward_diagram
+from tnlib_adapters.circuits.block_diagrams import block_diagram as block_diagram
+from tnlib_adapters.circuits.block_diagrams import feed_forward_diagram as feed_forward_diagram
 from tnlib_adapters.circuits.chance import Score as Score
 from tnlib_adapters.circuits.chance import composition_score as composition_score
 from tnlib_adapters.circuits.composition import Compositions as Compositions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import tnlib
 from tnlib.drawing import Diagram
-from tnlib_adapters.circuits.block_diagram import block_diagram
+from tnlib_adapters.circuits.block_diagrams import block_diagram
 from tnlib_adapters.circuits.composition_diagrams import composition_diagram
 from tnlib_adapters.circuits.diagrams import frozen_diagram
 from tnlib_adapters.circuits.pictures import heat_map
