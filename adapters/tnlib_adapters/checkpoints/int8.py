@@ -16,11 +16,6 @@ from tnlib._typing import Array
 
 _FIRST = ("right", "core1")  # parts whose first leg is that of the slices
 _LARGEST = ("core", "stack")  # without a leg of components; of all others it is the last
-    "right",
-    "core",
-    "core1",
-    "stack",
-)  # parts whose first leg is that of the slices; of the others it is the last
 
 
 def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
