@@ -9,15 +9,14 @@ take up the weights where activations are given: T^T T = A^T M A with the second
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 import tnlib
-from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib import ArgumentError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.linalg.orthogonal import triangle
@@ -26,6 +25,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.chance import Score, chance, unit
+from tnlib_adapters.circuits.layers import as_layers, has_layer_norm
 from tnlib_adapters.forward.model import Forward
 
 Kind = Literal["Q", "K", "V"]
@@ -134,9 +134,8 @@ def compositions(
     """
     if kind not in get_args(Kind):
         raise ArgumentError(f"compositions: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
-    layers = _layers(model)
-    if centred is None:
-        centred = isinstance(model, Checkpoint) and _has_layer_norm(model)
+    layers = as_layers("compositions", model)
+    centred = has_layer_norm(model) if centred is None else centred
     weights = _moments(moments, layers)
     writers, readers = _sides(layers, kind, distance, weights, centred)
     n_layers, n_heads = len(layers), layers[0].n_heads
@@ -236,31 +235,6 @@ def _norms(b: Array, c: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------------- the arguments
-
-
-def _layers(model: Any) -> list[Attention]:
-    if isinstance(model, Checkpoint):
-        return [model.attention(layer) for layer in range(model.n_layers)]
-    layers = list(model) if isinstance(model, Sequence) else []
-    if not layers or not all(isinstance(layer, Attention) for layer in layers):
-        raise ArgumentTypeError(
-            f"compositions: model must be a Checkpoint or a sequence of Attention, got {type(model).__name__}; "
-            "pass open_checkpoint(folder)."
-        )
-    sizes = [(layer.n_heads, layer.d_model, layer.d_head) for layer in layers]
-    for k, (one, other) in enumerate(itertools.pairwise(sizes)):
-        if one != other:
-            raise ArgumentError(
-                f"compositions: all layers must have one shape, got (heads, d_model, d_head) = {one} in layer {k} and "
-                f"{other} in layer {k + 1}; pass the layers of one model."
-            )
-    return layers
-
-
-def _has_layer_norm(checkpoint: Checkpoint) -> bool:
-    row = checkpoint.architecture
-    place = row.norm_place(checkpoint.config) if callable(row.norm_place) else row.norm_place
-    return row.norm == "layer" and place == "before"
 
 
 def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> list[Array | None]:
