@@ -212,6 +212,8 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
 
 
 def _show_report(report: Report, out: Path) -> None:
+    from tnlib_adapters.compression.plain import verdict
+
     after = "in factors" if report.layout == "dense" else "after"
     rows = [
         [str(one.layer), *(f"{e:.4f}" for e in (one.qk_error, one.ov_error, one.worst)), *_counts(one)]
@@ -229,6 +231,12 @@ def _show_report(report: Report, out: Path) -> None:
         click.echo(f"{report.measure}, {name}   {value:.4g}" if value is not None else "", nl=value is not None)
     for name, value in report.quality.items():
         click.echo(f"{name}   {value:.3f}")
+    inside = [sizes["attention"] / 1e6 for sizes in (report.bytes_before, report.bytes_after)]
+    click.echo(
+        f"of the attention   {inside[0]:.2f} MB -> {inside[1]:.2f} MB, plain int8 {report.plain_bytes / 1e6:.2f} MB"
+    )
+    if said := verdict(report):
+        click.echo(said)
     click.echo(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")
     click.echo(f"written to {out}, with {PAGE}")
 

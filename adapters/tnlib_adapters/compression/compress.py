@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tnlib import ArgumentError
 from tnlib._validate import as_path
 from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
@@ -18,6 +16,7 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.calibrated import calibrate as calibrated_plan
 from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT, STORES
 from tnlib_adapters.compression.page import write_page
+from tnlib_adapters.compression.plain import plain_bytes, round_attention
 from tnlib_adapters.compression.plan import Plan, Progress, check_budget, check_method, factorise, quiet
 from tnlib_adapters.compression.quality import measure_quality
 from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, measured_error, stored_bytes
@@ -130,9 +129,9 @@ def compress(
         written = open_checkpoint(partial)
         report = _report(checkpoint, written, plan, (keep, max_error), (layout, store), progress, started)
         if text is not None:
-            found, measured = _quality_on(text[1], source, partial, plan, progress)
+            found, measured, plain = _quality_on(text[1], source, partial, plan, progress)
             report.quality.update(found)
-            report = replace(report, measured=measured)
+            report = replace(report, measured=measured, plain_measured=plain)
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
@@ -148,8 +147,8 @@ def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:
 
 def _quality_on(
     text: str, before: str | os.PathLike[str], after: Path, plan: Plan, progress: Progress
-) -> tuple[dict[str, float], float | None]:
-    """Return how far the two checkpoints lie apart on a text, beside what was predicted, and that as an error.
+) -> tuple[dict[str, float], float | None, float | None]:
+    """Return how far the two checkpoints lie apart on a text, beside what was predicted; that, and of plain int8.
 
     A text that is too short says nothing.
     """
@@ -157,13 +156,14 @@ def _quality_on(
     from tnlib_adapters.torch.hooks.running import open_running
 
     if not text:
-        return {}, None
-    found = evaluate_running(open_running(before), open_running(after), text, progress)
+        return {}, None, None
+    original = open_running(before)
+    found = evaluate_running(original, open_running(after), text, progress)
+    plain = evaluate_running(original, round_attention(open_running(before)), text, progress).error
     measured = {f"{name}, on held-out text": value for name, value in found.measures().items()}
     if found.cosine is None:
-        return measured | {"divergence, predicted without the fit": plan.lost / 2}, found.divergence
-    measured["cosine, predicted without the fit"] = 1 - plan.lost / 2
-    return measured, 1 - float(found.cosine.mean(dtype=np.float64))
+        return measured | {"divergence, predicted without the fit": plan.lost / 2}, found.error, plain
+    return measured | {"cosine, predicted without the fit": 1 - plan.lost / 2}, found.error, plain
 
 
 def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
@@ -219,6 +219,7 @@ def _report(
         measure=plan.forecast.measure,
         predicted=plan.forecast.error,
         measured=measured_error(before, after, plan, heads),
+        plain_bytes=plain_bytes(before),
         curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
     )
 

@@ -46,6 +46,13 @@ class Evaluation:
     perplexity_after: float | None = None
     divergence: float | None = None
 
+    @property
+    def error(self) -> float:
+        """1 - the mean cosine, or the divergence: 0 where the models agree."""
+        if self.cosine is not None:
+            return 1 - float(self.cosine.mean(dtype=np.float64))
+        return float(self.divergence or 0.0)
+
     def measures(self) -> dict[str, float]:
         """Return the numbers by name."""
         if self.cosine is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tnlib_adapters.compression.markup import page, svg, table
 from tnlib_adapters.compression.pictures import error_curve, error_maps, spectra, where_it_went
+from tnlib_adapters.compression.plain import verdict
 from tnlib_adapters.compression.plan import RELATIVE
 from tnlib_adapters.compression.report import Report
 
@@ -16,10 +17,12 @@ def write_page(report: Report, file: Path) -> None:
     name = Path(report.source).resolve().name
     body = [
         f"<h1>{html.escape(name)}, {report.kept:.1%} of its attention kept by method {report.method}</h1>",
-        f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}.</p>",
+        f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
+        f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
         table(["", "before", "after"], _summary(report)),
         "<h2>Where the numbers and the bytes went</h2>",
         svg(where_it_went(report), "numbers"),
+        *([f"<p>Beside rounding: {html.escape(said)}.</p>"] if (said := verdict(report)) else []),
         *_curve(report),
         "<h2>Error of every head</h2>",
         "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
@@ -62,6 +65,7 @@ def _summary(report: Report) -> list[list[str]]:
     rows = [
         ["numbers in the attention", f"{report.n_before:,}", f"{report.n_stored:,}"],
         ["MB of the attention", f"{before['attention'] / 1e6:.2f}", f"{after['attention'] / 1e6:.2f}"],
+        ["MB of the attention in plain int8", "", f"{report.plain_bytes / 1e6:.2f}"],
         ["MB of all weights", f"{sum(before.values()) / 1e6:.2f}", f"{sum(after.values()) / 1e6:.2f}"],
     ]
     if report.layout == "dense":

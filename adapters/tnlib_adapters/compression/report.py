@@ -73,6 +73,8 @@ class Report:
     quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
     max_error: float | None = None  # what was asked for
     store: str = "float"
+    plain_bytes: int = 0  # of the attention, its weights rounded to int8 as they are
+    plain_measured: float | None = None  # the error of that, where `measured` is of a text
     measure: str = RELATIVE  # what an error is here; see `Forecast`
     predicted: float | None = None  # error of these factors by the method, without a fit; None: it cannot tell
     measured: float | None = None  # the same of what was written: of the weights, or on held-out text
