@@ -110,7 +110,7 @@ def bigrams(
 
 
 def _logits(words: Vocabulary, tokens: Array) -> Array:
-    x = words.rows[tokens]
+    x = words.rows(tokens)
     x = x if words.final is None else words.final(x)
     logits = matmul(x.astype(words.unembed.dtype), words.unembed.T)  # token [d] vocab
     logits = logits if words.bias is None else logits + words.bias.astype(logits.dtype)

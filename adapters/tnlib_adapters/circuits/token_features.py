@@ -28,7 +28,7 @@ class Side:
     by_position
         Of what the coordinates of tokens and of learned positions vary by, the part of positions: near 1 the direction
         is one of positions, and its tokens mean little. None on a side that writes, and where positions are not
-        learned or pass a norm together with tokens.
+        learned.
     """
 
     positive: Tokens
@@ -65,10 +65,8 @@ def read_tokens(
     groups = found.groups[:count]
     n = groups[-1].stop if groups else 0
     columns, rows = found.left[:, :n], found.right[:n]
-    left = vocabulary.read(columns, norm), vocabulary.read_positions(columns, norm)  # vocab r, context r
-    right: tuple[Array, Array | None] = vocabulary.write(rows[:, :-1]).T, None
-    if not writes:
-        right = vocabulary.read(rows.T, norm), vocabulary.read_positions(rows.T, norm)
+    left = _coordinates(vocabulary, columns, norm)
+    right = (vocabulary.write(rows[:, :-1]).T, None) if writes else _coordinates(vocabulary, rows.T, norm)
     return [
         TokenFeature(
             number=group,
@@ -80,13 +78,22 @@ def read_tokens(
     ]
 
 
-def _side(of_tokens: Array, of_positions: Array | None, group: slice, constants: Array, count: int) -> Side:
+def _coordinates(vocabulary: Vocabulary, columns: Array, norm: Norm | None) -> tuple[Array, Array | None]:
+    """Return where every token stands along columns (vocab, r), and variances over positions and tokens (2, r)."""
+    along = vocabulary.read(columns, norm)
+    if vocabulary.positions is None:
+        return along, None
+    said, moved = (np.var(a, axis=0) for a in vocabulary.read_apart(columns, norm) if a is not None)
+    return along, np.stack([moved, said])
+
+
+def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Array, count: int) -> Side:
     along = of_tokens[:, group]
     constant = float(np.square(constants[group]).mean())
     by_position = None
-    if of_positions is not None:
-        moved, said = (float(a[:, group].var(axis=0, dtype=np.float64).sum()) for a in (of_positions, of_tokens))
-        by_position = moved / (moved + said) if moved + said else 0.0
+    if variances is not None:
+        moved, said = variances[:, group].sum(axis=1)
+        by_position = float(moved / (moved + said)) if moved + said else 0.0
     if along.shape[1] > 1:
         return Side(_top(np.linalg.norm(along, axis=1), count), (), constant, by_position)
     lowest = tuple((token, -size) for token, size in _top(-along[:, 0], count))

@@ -11,8 +11,7 @@ unembedding u_t, up to the division of that norm and to what all logits have in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,13 +33,18 @@ class Vocabulary:
 
     Parameters
     ----------
-    rows
-        (vocab, d_model), what the stream starts with for each token alone: embeddings as the stream has them, after
-        their norm where there is one, without positions.
+    table
+        (vocab, d_model), the embedding of each token as the stream has it, without positions.
+    norm
+        Of the embedding, or None; it is applied to each token alone.
+    divisors_of_table
+        (vocab,), what that norm divides by, or None.
+    mean_row
+        (d_model,), the mean of the table.
     mean_square, variance
-        (vocab,), of each row: what norms divide by.
+        (vocab,), of each row of the stream, behind that norm.
     unembed
-        (vocab, d_model); `rows` themselves where the two are tied.
+        (vocab, d_model); `table` itself where the two are tied.
     bias
         (vocab,) of the logits, or None.
     cap
@@ -53,11 +57,12 @@ class Vocabulary:
         Text of each token by its number, or None.
     ends_in_logits
         False where the model has no unembedding; then `unembed` is the embeddings.
-    normed
-        Whether the embeddings have a norm of their own.
     """
 
-    rows: Array
+    table: Array
+    norm: Norm | None
+    divisors_of_table: Array | None
+    mean_row: Array
     mean_square: Array
     variance: Array
     unembed: Array
@@ -67,15 +72,14 @@ class Vocabulary:
     positions: Array | None
     names: dict[int, str] | None
     ends_in_logits: bool
-    normed: bool
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.table)
 
     def __repr__(self) -> str:
         named = "" if self.names is None else ", with their text"
-        tied = ", tied" if self.unembed is self.rows and self.ends_in_logits else ""
-        return f"Vocabulary({len(self)} tokens of {self.rows.shape[1]} features{tied}{named})"
+        tied = ", tied" if self.unembed is self.table and self.ends_in_logits else ""
+        return f"Vocabulary({len(self)} tokens of {self.table.shape[1]} features{tied}{named})"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -94,31 +98,41 @@ class Vocabulary:
         text = None if self.names is None else self.names.get(int(token))
         return str(int(token)) if text is None else repr(text)
 
-    def divisors(self, norm: Norm) -> Array:
-        """Return what a norm divides the row of each token by, (vocab,)."""
-        return np.asarray(np.sqrt((self.variance if norm.centred else self.mean_square) + norm.eps))
+    def rows(self, tokens: Array) -> Array:
+        """Return what the stream holds of tokens (n,) alone, (n, d_model)."""
+        x = self.table[tokens]
+        return x if self.norm is None else self.norm(x)
 
     def read(self, columns: Array, norm: Norm | None) -> Array:
         """Return n(e_t) u + c of every token for columns [u; c], (vocab, r) for (d_model + 1, r)."""
-        main, constant = columns[:-1], columns[-1]
-        if norm is not None and norm.centred:
-            main = main - main.mean(axis=0)
-        found = matmul(self.rows, main.astype(self.rows.dtype))  # vocab [d] r
+        main, constant = self._through_norm(columns, norm)
+        found = matmul(self.table, main.astype(self.table.dtype))  # vocab [d] r
+        if self.divisors_of_table is not None:
+            found /= self.divisors_of_table.astype(found.dtype)[:, None]
+        found += self._bias_read(columns, norm).astype(found.dtype)
         if norm is not None:
-            found /= self.divisors(norm).astype(found.dtype)[:, None]
+            moments = self.variance if norm.centred else self.mean_square
+            found /= np.sqrt(moments + norm.eps).astype(found.dtype)[:, None]
         found += constant.astype(found.dtype)
         return found
 
-    def read_positions(self, columns: Array, norm: Norm | None) -> Array | None:
-        """Return p_i u of every learned position for columns [u; c], (context, r), as divided as a token on average.
+    def read_apart(self, columns: Array, norm: Norm | None, count: int | None = None) -> tuple[Array, Array | None]:
+        """Return what columns [u; c] read of every token (vocab, r), and of each learned position (count, r).
 
-        None where positions are not learned, or a norm stands between them and the stream.
+        The sum of the two is what is read of a token at a position, when norms divide by one number for all of them,
+        the root mean square of what they would divide by. The second is None where positions are not learned.
         """
-        if self.positions is None or self.normed:
-            return None
-        main = columns[:-1] - (columns[:-1].mean(axis=0) if norm is not None and norm.centred else 0)
-        found = self.positions @ main  # i [d] r
-        return np.asarray(found if norm is None else found * (1 / self.divisors(norm)).mean())
+        main, constant = self._through_norm(columns, norm)
+        of_tokens = matmul(self.table, main.astype(self.table.dtype)).astype(np.float64)  # vocab [d] r
+        positions = None if self.positions is None else self.positions[:count]
+        of_positions = None if positions is None else positions @ main  # i [d] r
+        by = self._typical(positions, norm)
+        shift = self._bias_read(columns, norm)
+        if self.norm is not None and norm is not None:  # a norm behind a norm
+            moments = self.variance if norm.centred else self.mean_square
+            behind = np.sqrt(moments.mean() + norm.eps)
+            by, shift = by * behind, shift / behind
+        return of_tokens / by + shift + constant, None if of_positions is None else of_positions / by
 
     def write(self, rows: Array) -> Array:
         """Return what rows (r, d_model), added to the final stream, add to every logit, (r, vocab)."""
@@ -126,6 +140,33 @@ class Vocabulary:
             rows = (rows - rows.mean(axis=1, keepdims=True) if self.final.centred else rows) * self.final.weight
         found = matmul(self.unembed, rows.T.astype(self.unembed.dtype)).T  # r [d] vocab
         return np.asarray(found - found.mean(axis=1, keepdims=True, dtype=np.float64).astype(found.dtype))
+
+    def _through_norm(self, columns: Array, norm: Norm | None) -> tuple[Array, Array]:
+        """Return columns (d_model, r) as they meet the table, and their constants."""
+        main = _centred(columns[:-1], norm)
+        return main if self.norm is None else _centred(self.norm.weight[:, None] * main, self.norm), columns[-1]
+
+    def _typical(self, positions: Array | None, norm: Norm | None) -> float:
+        """Return the root mean square of what the first norm divides by, over all tokens at all positions."""
+        first = norm if self.norm is None else self.norm
+        if first is None:
+            return 1.0
+        if self.divisors_of_table is not None:
+            squares = np.square(self.divisors_of_table)
+        else:
+            squares = (self.variance if first.centred else self.mean_square) + first.eps
+        if positions is None:
+            return float(np.sqrt(squares.mean()))
+        mean, p = self.mean_row, positions
+        if first.centred:
+            mean, p = mean - mean.mean(), p - p.mean(axis=1, keepdims=True)
+        return float(np.sqrt(squares.mean() + np.square(p).mean() + 2 * (p.mean(axis=0) * mean).mean()))
+
+    def _bias_read(self, columns: Array, norm: Norm | None) -> Array:
+        """Return what columns read of the bias of the embedding's norm, (r,)."""
+        if self.norm is None or self.norm.bias is None:
+            return np.zeros(columns.shape[1])
+        return np.asarray(self.norm.bias @ _centred(columns[:-1], norm))
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
@@ -165,42 +206,44 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         )
     table = checkpoint.locate(f"{row.embeddings[0]}.weight")
     stored = np.dtype(np.float64 if table is not None and table.dtype == "F64" else np.float32)
-    rows, positions = _rows(checkpoint, stored)
-    mean_square, variance = _moments(rows)
-    name = unembedding(checkpoint)
-    head = read_unembedding(checkpoint)
-    plain = not (row.embedding_scale or row.embedding_norm or len(row.embeddings) > 2 or row.narrow)
-    tied = name in row.embeddings and plain
+    embedding = read_embedding(checkpoint)
+    table = embedding.tokens if embedding.segment is None else embedding.tokens + embedding.segment
+    table = table.astype(stored, copy=False)
+    embedding = replace(embedding, tokens=table)  # and let go of the wide one
+    name, head = unembedding(checkpoint), read_unembedding(checkpoint)
+    tied = name in row.embeddings and not (row.embedding_scale or embedding.segment is not None or row.narrow)
+    divisors, mean_square, variance = _moments(table, embedding.norm)
     return Vocabulary(
-        rows=rows,
+        table=table,
+        norm=embedding.norm,
+        divisors_of_table=divisors,
+        mean_row=table.mean(axis=0, dtype=np.float64),
         mean_square=mean_square,
         variance=variance,
-        unembed=rows if head is None or tied else np.ascontiguousarray(head.affine.weight.T.astype(stored)),
+        unembed=table if head is None or tied else np.ascontiguousarray(head.affine.weight.T.astype(stored)),
         bias=None if head is None else head.affine.bias,
         cap=None if head is None else head.cap,
         final=None if head is None else read_final_norm(checkpoint),
-        positions=positions,
+        positions=embedding.positions,
         names=token_names(checkpoint.folder.path),
         ends_in_logits=head is not None,
-        normed=row.embedding_norm is not None,
     )
 
 
-def _rows(checkpoint: Checkpoint, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
-    embedding = read_embedding(checkpoint)
-    table, positions = embedding.tokens, embedding.positions
-    rows = np.empty(table.shape, dtype)
+def _moments(table: Array, norm: Norm | None) -> tuple[Array | None, Array, Array]:
+    """Return what a norm of the embedding divides by, and mean squares and variances of the rows behind it."""
+    divisors = None if norm is None else np.empty(len(table))
+    mean_square, variance = np.empty(len(table)), np.empty(len(table))
     for start in range(0, len(table), _BLOCK):
-        x = table[start : start + _BLOCK]
-        x = x if embedding.segment is None else x + embedding.segment
-        rows[start : start + _BLOCK] = x if embedding.norm is None else embedding.norm(x)
-    return rows, positions
+        part = slice(start, start + _BLOCK)
+        x = table[part].astype(np.float64)
+        if norm is not None and divisors is not None:
+            divisors[part] = np.sqrt((x.var(axis=1) if norm.centred else np.square(x).mean(axis=1)) + norm.eps)
+            x = norm(x)
+        mean_square[part] = np.square(x).mean(axis=1)
+        variance[part] = x.var(axis=1)
+    return divisors, mean_square, variance
 
 
-def _moments(rows: Array) -> tuple[Array, Array]:
-    mean_square, variance = np.empty(len(rows)), np.empty(len(rows))
-    for start in range(0, len(rows), _BLOCK):
-        x = rows[start : start + _BLOCK].astype(np.float64)
-        mean_square[start : start + _BLOCK] = np.square(x).mean(axis=1)
-        variance[start : start + _BLOCK] = x.var(axis=1)
-    return mean_square, variance
+def _centred(columns: Array, norm: Norm | None) -> Array:
+    return columns - columns.mean(axis=0) if norm is not None and norm.centred else columns
