@@ -151,8 +151,8 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
-    cuts = layer_cuts(checkpoint, collect(model, batches))
-    gates = measure_gates(model, batches, cuts)
+    cuts = layer_cuts(checkpoint, (found := collect(model, batches)).moments)
+    gates = measure_gates(model, batches, cuts, found)
     heads = [
         CalibratedHeads(checkpoint.projections(k), checkpoint.sizes, cuts[k], gates[k])
         for k in range(checkpoint.n_layers)
@@ -245,8 +245,8 @@ def test_gates_predict_what_dropping_a_little_costs(folders, name):
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     batches = before.batches(text)
-    cuts = layer_cuts(checkpoint, collect(before, batches))
-    gates = measure_gates(before, batches, cuts)
+    cuts = layer_cuts(checkpoint, (found := collect(before, batches)).moments)
+    gates = measure_gates(before, batches, cuts, found)
     turn, layer, sizes = 0.05, 1, checkpoint.sizes
     heads = CalibratedHeads(checkpoint.projections(layer), sizes, cuts[layer], gates[layer])
     dense = heads.truncated([len(cut.units) for cut in cuts[layer].values() for _ in range(sizes.kv_heads)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,27 +15,71 @@ from tnlib_adapters.compression.moments import Moments
 from tnlib_adapters.compression.plan import Progress, quiet
 
 if TYPE_CHECKING:
+    import torch
+
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
 _PROBES = 2
 _SEED = 0
+_SAVED_EVERY = 10.0  # seconds
 
 
-def collect(model: RunningModel, batches: Sequence[Batch], progress: Progress = quiet) -> list[Moments]:
-    """Return the moments of every layer over the batches."""
-    import torch
+@dataclass
+class Statistics:
+    """What the first batches of a text showed of every layer; more batches can follow.
 
+    Parameters
+    ----------
+    moments
+        For every layer, over `n_read` batches.
+    slopes
+        For every layer and kind, (key heads, units): sums of squares of the derivative by a gate on each unit, over
+        `n_weighed` batches. Empty before the first.
+    n_read, n_weighed
+        How far it went.
+    """
+
+    moments: list[Moments]
+    slopes: list[dict[str, Array]] = field(default_factory=list)
+    n_read: int = 0
+    n_weighed: int = 0
+
+
+Save = Callable[[Statistics], None]
+
+
+def forget(_: Statistics) -> None:
+    """Keep nothing in a file."""
+
+
+def collect(
+    model: RunningModel,
+    batches: Sequence[Batch],
+    progress: Progress = quiet,
+    *,
+    so_far: Statistics | None = None,
+    save: Save = forget,
+) -> Statistics:
+    """Return the moments of every layer over the batches, going on from where `so_far` ends.
+
+    `save` is called every few seconds and at the end.
+    """
     from tnlib_adapters.torch.hooks.running import observe
 
     s = model.sizes
-    found = [Moments.zeros(s.n_heads, s.d_head) for _ in model.layers]
-    generator = torch.Generator().manual_seed(_SEED)
-    for done, batch in enumerate(batches):
+    found = so_far or Statistics([Moments.zeros(s.n_heads, s.d_head) for _ in model.layers])
+    due = time.monotonic() + _SAVED_EVERY
+    for done in range(found.n_read, len(batches)):
         progress("reading activations", done, len(batches))
-        for moments, seen in zip(found, observe(model, batch, _PROBES, generator), strict=True):
-            for kind, a, p in (("qk", seen.q, seen.dq), ("vo", seen.y, seen.dy)):
+        seen = observe(model, batches[done], _PROBES, _generator(2 * done))
+        for moments, one in zip(found.moments, seen, strict=True):
+            for kind, a, p in (("qk", one.q, one.dq), ("vo", one.y, one.dy)):
                 moments.activations[kind] += _second_moments(a.numpy())
                 moments.gradients[kind] += _second_moments(p.numpy())
+        found.n_read = done + 1
+        if time.monotonic() > due or found.n_read == len(batches):
+            save(found)
+            due = time.monotonic() + _SAVED_EVERY
     progress("reading activations", len(batches), len(batches))
     return found
 
@@ -44,26 +90,45 @@ def _second_moments(x: Array) -> Array:
 
 
 def measure_gates(
-    model: RunningModel, batches: Sequence[Batch], cuts: Sequence[dict[str, Cut]], progress: Progress = quiet
+    model: RunningModel,
+    batches: Sequence[Batch],
+    cuts: Sequence[dict[str, Cut]],
+    found: Statistics,
+    progress: Progress = quiet,
+    *,
+    save: Save = forget,
 ) -> list[dict[str, Array]]:
     """Return for every layer and kind, (key heads, units): the mean square of the derivative by a gate on each unit.
 
     The mean is over texts and probes, or tokens where those are predicted. Half of it is, to lowest order, what
-    dropping the unit takes from the cosine of the embeddings, or adds to the divergence of the predictions.
+    dropping the unit takes from the cosine of the embeddings, or adds to the divergence of the predictions. Goes on
+    from where `found` ends, and leaves there what it found.
     """
-    import torch
-
     from tnlib_adapters.torch.hooks.running import observe
 
-    sums = [{kind: np.zeros((len(c.left) // c.group, len(c.units))) for kind, c in layer.items()} for layer in cuts]
-    generator = torch.Generator().manual_seed(_SEED + 1)
-    count = 0
-    for done, batch in enumerate(batches):
+    if not found.slopes:
+        found.slopes = [
+            {kind: np.zeros((len(c.left) // c.group, len(c.units))) for kind, c in layer.items()} for layer in cuts
+        ]
+    due = time.monotonic() + _SAVED_EVERY
+    for done in range(found.n_weighed, len(batches)):
         progress("measuring gates", done, len(batches))
-        for layer, gates, seen in zip(cuts, sums, observe(model, batch, _PROBES, generator), strict=True):
-            for kind, a, p in (("qk", seen.q, seen.dq), ("vo", seen.y, seen.dy)):
+        seen = observe(model, batches[done], _PROBES, _generator(2 * done + 1))
+        for layer, sums, one in zip(cuts, found.slopes, seen, strict=True):
+            for kind, a, p in (("qk", one.q, one.dq), ("vo", one.y, one.dy)):
                 slopes = layer[kind].slopes(a.numpy(), p.numpy())  # p b g u
-                gates[kind] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 1))
-        count += _PROBES * (batch.n_tokens if model.predicts else len(batch.ids))
+                sums[kind] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 1))
+        found.n_weighed = done + 1
+        if time.monotonic() > due or found.n_weighed == len(batches):
+            save(found)
+            due = time.monotonic() + _SAVED_EVERY
     progress("measuring gates", len(batches), len(batches))
-    return [{kind: total / count for kind, total in layer.items()} for layer in sums]
+    count = _PROBES * sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
+    return [{kind: total / count for kind, total in layer.items()} for layer in found.slopes]
+
+
+def _generator(seed: int) -> torch.Generator:
+    """Return where the probes of one batch come from: of its own, so that it does not matter where one goes on."""
+    import torch
+
+    return torch.Generator().manual_seed(_SEED + seed)

@@ -1,0 +1,129 @@
+"""Statistics in a file: whole ones to be used again, others to go on from."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib import ArgumentError, FileFormatError
+from tnlib._typing import Array
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.tensor_file import Entry, read_header, write_tensor_file
+from tnlib_adapters.compression.moments import KINDS, Moments
+from tnlib_adapters.compression.statistics import Statistics
+
+if TYPE_CHECKING:
+    from tnlib_adapters.torch.hooks.running import Batch
+
+_FORMAT, _VERSION = "tnlib statistics of attention", "1"
+_BLOCK = 1 << 24
+
+
+def origin(checkpoint: Checkpoint, batches: Sequence[Batch]) -> dict[str, str]:
+    """Return what tells a model and a text from others: digests of its files of weights, and of the tokens."""
+    model, text = hashlib.sha256(), hashlib.sha256()
+    for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
+        with file.open("rb") as opened:
+            while block := opened.read(_BLOCK):
+                model.update(block)
+    for batch in batches:
+        for part in (batch.ids, batch.mask):
+            text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
+    return {"model": model.hexdigest(), "text": text.hexdigest()}
+
+
+def check_statistics_file(file: Path, out: Path) -> None:
+    """Raise unless statistics may be kept there, before any work."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ArgumentError(
+            f"compress: statistics must be a file, to be made in a folder that exists, got {file}; name another."
+        )
+    if file.resolve().is_relative_to(out.resolve()):
+        raise ArgumentError(
+            f"compress: statistics must lie outside OUT, which is replaced as a whole, got {file} in {out}; "
+            "name another file."
+        )
+    if file.exists():
+        _header(file)
+
+
+def read_statistics(file: Path, of: Mapping[str, str]) -> Statistics | None:
+    """Return the statistics in a file, or None where there is none yet.
+
+    Raises
+    ------
+    FileFormatError
+        If it is another file, or damaged.
+    ArgumentError
+        If its statistics are those of another model or text.
+    """
+    if not file.exists():
+        return None
+    stored = _header(file)
+    for what in ("model", "text"):
+        if stored.get(what) != of[what]:
+            raise ArgumentError(
+                f"compress: statistics must be those of this model on this text, got those of another {what} in "
+                f"{file}; name another file, or remove it to start anew."
+            )
+    tensors, _ = read_header(file)
+    arrays = {name: info.read() for name, info in tensors.items()}
+    try:
+        n_read, n_weighed, n_layers = (int(stored[name]) for name in ("read", "weighed", "layers"))
+        moments = [
+            Moments(*({kind: arrays[f"{k}.{part}.{kind}"] for kind in KINDS} for part in ("activations", "gradients")))
+            for k in range(n_layers)
+        ]
+        slopes = [{kind: arrays[f"{k}.slopes.{kind}"] for kind in KINDS} for k in range(n_layers if n_weighed else 0)]
+    except (KeyError, ValueError) as problem:
+        raise FileFormatError(f"compress: {file} lacks {problem}; remove it and collect again.") from None
+    return Statistics(moments, slopes, n_read, n_weighed)
+
+
+def write_statistics(file: Path, of: Mapping[str, str], found: Statistics) -> None:
+    """Put statistics into a file in the place of those before: what is there is always whole."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+    metadata = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "read": str(found.n_read),
+        "weighed": str(found.n_weighed),
+        "layers": str(len(found.moments)),
+        **of,
+    }
+    try:
+        for _ in write_tensor_file(partial, _entries(found), metadata):
+            pass
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _entries(found: Statistics) -> Iterator[Entry]:
+    def entry(name: str, values: Array) -> Entry:
+        return Entry(name, "F64", np.ascontiguousarray(values, dtype="<f8"))
+
+    for k, moments in enumerate(found.moments):
+        for kind in KINDS:
+            yield entry(f"{k}.activations.{kind}", moments.activations[kind])
+            yield entry(f"{k}.gradients.{kind}", moments.gradients[kind])
+    for k, slopes in enumerate(found.slopes if found.n_weighed else []):
+        for kind in KINDS:
+            yield entry(f"{k}.slopes.{kind}", slopes[kind])
+
+
+def _header(file: Path) -> dict[str, str]:
+    _, stored = read_header(file)
+    if stored.get("format") != _FORMAT:
+        raise FileFormatError(f"compress: {file} holds no statistics that compress has written; name another file.")
+    if stored.get("version") != _VERSION:
+        raise FileFormatError(
+            f"compress: {file} holds statistics of version {stored.get('version')}, this is version {_VERSION}; "
+            "remove it and collect again."
+        )
+    return stored

@@ -1,0 +1,136 @@
+"""Statistics that are kept in a file: used again, gone on with, and refused where they are of something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tnlib_adapters  # noqa: E402
+from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from tnlib_adapters.checkpoints.tensor_file import read_header  # noqa: E402
+from tnlib_adapters.torch.hooks import running  # noqa: E402
+from transformers_models import quiet, random_model  # noqa: E402
+
+from tnlib import ArgumentError, FileFormatError  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    quiet()
+    model, found = random_model("bert"), []
+    for k in range(2):
+        with torch.no_grad():
+            next(model.parameters())[3, 0] += k
+        found.append(save_with_tokenizer(model, tmp_path_factory.mktemp(f"seen_{k}")))
+    return found
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Few steps, many batches, and a file after every one of them."""
+    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 2)
+    monkeypatch.setattr("tnlib_adapters.compression.statistics._SAVED_EVERY", 0.0)
+    monkeypatch.setattr(running, "_TOKENS", 128)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Count how often the model is observed; `at` interrupts one of these."""
+
+    class Counted:
+        count, at = 0, -1
+
+    observe = running.observe
+
+    def counting(*args):
+        if Counted.count == Counted.at:
+            raise KeyboardInterrupt
+        Counted.count += 1
+        return observe(*args)
+
+    monkeypatch.setattr(running, "observe", counting)
+    return Counted
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    tensors, _ = read_header(folder / "model.safetensors")
+    return {name: info.read() for name, info in tensors.items()}
+
+
+def compress(source, out, text, file, keep=0.5):
+    return tnlib_adapters.compress(source, out, keep=keep, calibrate=text, statistics=file)
+
+
+def test_another_size_observes_nothing(folders, text, tmp_path, runs):
+    compress(folders[0], tmp_path / "a", text, tmp_path / "seen")
+    observed = runs.count
+    assert observed > 4
+    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", keep=0.75)
+    assert runs.count == observed
+    assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8], ids=["moments", "gates"])
+def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share):
+    compress(folders[0], tmp_path / "whole", text, tmp_path / "seen")
+    observed, runs.count = runs.count, 0
+    runs.at = int(share * observed)
+    with pytest.raises(KeyboardInterrupt):
+        compress(folders[0], tmp_path / "again", text, tmp_path / "part")
+    assert not (tmp_path / "again").exists()
+    runs.at = -1
+    compress(folders[0], tmp_path / "again", text, tmp_path / "part")
+    assert runs.count == observed
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
+    for name, values in whole.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
+def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path):
+    compress(folders[0], tmp_path / "a", text, tmp_path / "seen")
+    before = (tmp_path / "seen").read_bytes()
+    with pytest.raises(ArgumentError, match=r"statistics must be those of this model.*another model"):
+        compress(folders[1], tmp_path / "b", text, tmp_path / "seen")
+    text.write_text(made_up_text(seed=1), encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"another text"):
+        compress(folders[0], tmp_path / "b", text, tmp_path / "seen")
+    assert not (tmp_path / "b").exists()
+    assert (tmp_path / "seen").read_bytes() == before
+
+
+def test_other_files_are_refused_before_any_work(folders, text, tmp_path, runs):
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"no statistics")
+    with pytest.raises(FileFormatError, match="damaged"):
+        compress(folders[0], tmp_path / "out", text, damaged)
+    assert damaged.read_bytes() == b"no statistics"
+    with pytest.raises(FileFormatError, match="holds no statistics"):
+        compress(folders[0], tmp_path / "out", text, folders[0] / "model.safetensors")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ArgumentError, match="must lie outside OUT"):
+        compress(folders[0], tmp_path / "out", text, tmp_path / "out" / "seen")
+    with pytest.raises(ArgumentError, match="a folder that exists"):
+        compress(folders[0], tmp_path / "out", text, tmp_path / "nowhere" / "seen")
+    with pytest.raises(ArgumentError, match="with the text of calibrate"):
+        tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.5, statistics=tmp_path / "seen")
+    assert runs.count == 0
+
+
+def test_statistics_of_another_version_are_refused(folders, text, tmp_path, monkeypatch):
+    file = tmp_path / "seen"
+    compress(folders[0], tmp_path / "a", text, file)
+    monkeypatch.setattr("tnlib_adapters.compression.statistics_file._VERSION", "2")
+    with pytest.raises(FileFormatError, match="version 1, this is version 2"):
+        compress(folders[0], tmp_path / "b", text, file)
