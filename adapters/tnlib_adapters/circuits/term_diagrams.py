@@ -1,0 +1,171 @@
+"""The ten terms of two attention layers in graphical notation, each from the scores to what is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tnlib import ArgumentError
+from tnlib.drawing import Bubble, Diagram, Leg, Node
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.circuits.diagram_parts import (
+    REACH,
+    STEP,
+    Piece,
+    as_head,
+    chain,
+    output_value,
+    query_key,
+    read_stream,
+    refuse_norm,
+    softmax_label,
+)
+from tnlib_adapters.circuits.two_layers import NAMES
+
+_DROP = 1.4  # from the stream down to the pattern that moves it
+_OUTSIDE = 1.4  # of an open leg that leaves the bubble
+
+Head = tuple[Attention, int]
+
+
+def term_diagram(name: str, later: Head, earlier: Head) -> Diagram:
+    """Describe one of the ten terms of two layers, for a pair of heads: what reads which head on which side.
+
+    Parameters
+    ----------
+    name
+        As in `ten_terms`: "direct", "first", "second"; "Q", "K", "V", "QK", "QV", "KV", "QKV" name the sides of the
+        later head that read the earlier one, the others read the stream. "K" is the virtual induction head where the
+        earlier head attends to the previous token.
+    later, earlier
+        (layer, head).
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the name is not known, a layer is no Attention or has no such head, their streams differ in width, or the
+        scores are no bilinear form.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> heads = (model.attention(1), 0), (model.attention(0), 3)
+    >>> [sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes) for name in ("second", "K", "QKV")]
+    [0, 1, 3]
+    """
+    if name not in NAMES:
+        raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
+    (two, h), (one, g) = later, earlier
+    h, g = as_head("term_diagram", two, h), as_head("term_diagram", one, g)
+    if two.d_model != one.d_model:
+        raise ArgumentError(
+            f"term_diagram: both layers must have one d_model, got {two.d_model} and {one.d_model}; "
+            "take them from one model."
+        )
+    if name == "direct":
+        return _direct(one)
+    if name == "first":
+        return replace(_earlier_alone(one, g), title=f"first: head {g} of the first layer alone")
+    refuse_norm("term_diagram", two)
+    sides = "" if name == "second" else name
+    told = " and ".join(", ".join(what for letter, what in _SIDES.items() if letter in sides).rsplit(", ", 1))
+    title = f"{name}: the {told} of head {h} read head {g}" if sides else f"second: head {h} of the second layer alone"
+    return replace(_later(two, h, one, g, sides), title=title)
+
+
+_SIDES = {"Q": "queries", "K": "keys", "V": "values"}
+
+
+def _direct(layer: Attention) -> Diagram:
+    legs = (
+        Leg(0, None, "position", None, (-_OUTSIDE, 0.25), ((0.0, 0.25),)),
+        Leg(0, None, "stream", layer.d_model, (-_OUTSIDE, -0.25), ((0.0, -0.25),)),
+    )
+    return Diagram((Node("tensor", "x", (0.0, 0.0)),), legs, "direct: the stream as it came")
+
+
+def _earlier_alone(one: Attention, g: int) -> Diagram:
+    nodes, legs = _written(one, g, 0.0, 0.0, first=0)
+    x, far = len(nodes), 2 * STEP
+    nodes += [Node("tensor", read_stream(one, "V")[0], (far, 0.0)), Node("matrix", "A$^1$", (far, _DROP))]
+    legs += [
+        Leg(0, None, "stream", one.d_model, (-REACH, 0.0)),
+        Leg(1, x, "stream", read_stream(one, "V")[1]),
+        Leg(x, x + 1, "source"),
+        Leg(x + 1, None, "position", None, (-REACH, _DROP)),
+    ]
+    return Diagram((*nodes,), (*legs,))
+
+
+def _later(two: Attention, h: int, one: Attention, g: int, sides: str) -> Diagram:
+    """Put the scores in a row from the query to the key, and below them the values."""
+    nodes, legs, query, key = _scores(two, h, one, g, sides)
+    far = max(node.position[0] for node in nodes)
+    floor = min(node.position[1] for node in nodes) - (2.8 if "V" in sides else 1.6)
+    bubble = Bubble(tuple(range(len(nodes))), softmax_label(two))
+    first = len(nodes)
+    values, inner = _values(two, h, one, g, far, floor, first, composed="V" in sides)
+    left = min(-_OUTSIDE, values[0].position[0] - REACH)
+    legs += [
+        *inner,
+        Leg(key, first + len(values) - 1, "key"),
+        Leg(query, None, "position", None, (left, nodes[query].position[1])),
+        Leg(first, None, "stream", two.d_model, (left, floor)),
+    ]
+    return Diagram((*nodes, *values), (*legs,), "", (bubble,))
+
+
+def _scores(two: Attention, h: int, one: Attention, g: int, sides: str) -> tuple[list[Node], list[Leg], int, int]:
+    """Return the row from the x of the query to that of the key, and which nodes know the two positions."""
+    query, inner_q = _written(one, g, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
+    first = 1 + len(query)
+    own, inner = chain(_numbered(query_key(two, h), 2), two.d_head, first * STEP, 0.0, first=first)
+    behind = first + len(own)
+    key, inner_k = _written(one, g, behind * STEP, 0.0, first=behind) if "K" in sides else ([], [])
+    last = behind + len(key)
+    (x_q, d_q), (x_k, d_k) = (read_stream(*((one, "V") if letter in sides else (two, letter))) for letter in "QK")
+    nodes = [Node("tensor", x_q, (0.0, 0.0)), *query, *own, *key, Node("tensor", x_k, (last * STEP, 0.0))]
+    legs = [*inner_q, *inner, *inner_k, Leg(0, 1, "stream", d_q), Leg(last - 1, last, "stream", d_k)]
+    ends = {"Q": 0, "K": last}
+    for side, (before, end) in {"Q": (first - 1, 0), "K": (behind - 1, last)}.items():
+        if side in sides:
+            legs.append(Leg(before, before + 1, "stream", read_stream(two, side)[1]))
+            legs.append(Leg(end, len(nodes), "source"))
+            ends[side] = len(nodes)
+            nodes.append(Node("matrix", "A$^1$", (nodes[end].position[0], -_DROP)))
+    return nodes, legs, ends["Q"], ends["K"]
+
+
+def _values(
+    two: Attention, h: int, one: Attention, g: int, far: float, floor: float, first: int, *, composed: bool
+) -> tuple[list[Node], list[Leg]]:
+    """Return what is written, from left to right, ending in the node that knows the position attended to."""
+    width = 4 if composed else 2
+    nodes, legs = chain(_numbered(output_value(two, h), 2), two.d_head, far - width * STEP, floor, first=first)
+    legs.append(Leg(first + 1, first + 2, "stream", read_stream(two, "V")[1]))
+    if not composed:
+        return [*nodes, Node("tensor", read_stream(two, "V")[0], (far, floor))], legs
+    more, inner = _written(one, g, far - 2 * STEP, floor, first=first + 2)
+    nodes = [*nodes, *more, Node("tensor", read_stream(one, "V")[0], (far, floor))]
+    nodes.append(Node("matrix", "A$^1$", (far, floor + _DROP)))
+    legs += [
+        *inner,
+        Leg(first + 3, first + 4, "stream", read_stream(one, "V")[1]),
+        Leg(first + 4, first + 5, "source"),
+    ]
+    return nodes, legs
+
+
+def _written(
+    one: Attention, g: int, x: float, y: float, *, first: int, mirrored: bool = False
+) -> tuple[list[Node], list[Leg]]:
+    """Return W_O W_V of the earlier head, in a row; mirrored W_V comes first."""
+    pieces = _numbered(output_value(one, g), 1)
+    if mirrored:
+        pieces = [(label, a, tip, pieces[0][3] if k == 0 else "") for k, (label, a, tip, _) in enumerate(pieces[::-1])]
+    return chain(pieces, one.d_head, x, y, first=first)
+
+
+def _numbered(pieces: list[Piece], layer: int) -> list[Piece]:
+    """Write the number of the layer on its weights."""
+    return [(label.replace("$_", f"$^{layer}_"), a, tip, name) for label, a, tip, name in pieces]
