@@ -70,7 +70,7 @@ _HOME = {
     "DegenerateCutWarning": "tnlib._errors",
 }
 
-_PARTS = ("drawing", "network")  # packages with a table of contents of their own
+_PARTS = ("drawing", "experimental", "network")  # packages with a table of contents of their own
 
 __all__ = ["__version__", *_HOME]
 

@@ -1,4 +1,5 @@
 from tnlib import drawing as drawing
+from tnlib import experimental as experimental
 from tnlib import network as network
 from tnlib._errors import ArgumentError as ArgumentError
 from tnlib._errors import ArgumentTypeError as ArgumentTypeError

@@ -20,7 +20,7 @@ LAYERS = [
     ["tnlib.formats"],
     ["tnlib.ops"],
     ["tnlib.decompose"],
-    ["tnlib.network", "tnlib.drawing", "tnlib.io"],
+    ["tnlib.network", "tnlib.drawing", "tnlib.experimental", "tnlib.io"],
     ["tnlib"],
     ["tnlib_adapters.checkpoints", "tnlib_adapters.data", "tnlib_adapters.physics"],
     ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks"],
