@@ -48,8 +48,9 @@ def main() -> None:
 @click.option("--keep", type=float, help="Fraction of the attention's numbers still stored, in (0, 1].")
 @click.option("--max-error", type=float, metavar="E",
               help="Instead: the smallest size whose predicted error is within E.")  # fmt: skip
-@click.option("--method", type=click.Choice(METHODS), default="heads", show_default=True,
-              help="heads: each head's QK and OV operator as one; matrix: each weight; or a format.")  # fmt: skip
+@click.option("--method", type=click.Choice((*METHODS, "whitened")), default="heads", show_default=True,
+              help="heads: each head's QK and OV operator as one; matrix: each weight; or a format. With --calibrate "
+              "heads, or to compare matrix or whitened (heads), where the inputs are.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
 @click.option("--store", type=click.Choice(STORES), default="float", show_default=True,

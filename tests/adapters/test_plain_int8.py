@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 5)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,8 +13,8 @@ from tnlib import ArgumentError
 from tnlib._validate import as_path
 from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
-from tnlib_adapters.compression.calibrated import calibrate as calibrated_plan
-from tnlib_adapters.compression.names import LAYOUTS, PAGE, REPORT, STORES
+from tnlib_adapters.compression.calibration import calibrate as calibrated_plan
+from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, PAGE, REPORT, STORES
 from tnlib_adapters.compression.page import write_page
 from tnlib_adapters.compression.plain import plain_bytes, round_attention
 from tnlib_adapters.compression.plan import Plan, Progress, check_budget, check_method, factorise, quiet
@@ -22,6 +22,7 @@ from tnlib_adapters.compression.quality import measure_quality
 from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, measured_error, stored_bytes
 from tnlib_adapters.compression.statistics_file import check_statistics_file
 from tnlib_adapters.compression.text import hold_out, read_text
+from tnlib_adapters.compression.whitening import PLAIN, factorise_whitened, inputs_of_text
 from tnlib_adapters.compression.whole import check_target, whole_folder
 from tnlib_adapters.compression.write import other_files, write_checkpoint
 
@@ -65,9 +66,10 @@ def compress(
         component, rounded to nearest; biases stay as they are. With `keep` 1 and method "matrix" that is plain
         rounding of the weights. Scales count as bytes, not as numbers.
     calibrate
-        Text file in UTF-8 like what the model is to be used on, for method "heads": every head keeps what the text
-        shows to matter, and every layer is fitted to what the original layer wrote. Needs torch and transformers. A
-        tenth of the text is held out, to measure the result on.
+        Text file in UTF-8 like what the model is to be used on. With method "heads" every head keeps what the text
+        shows to matter, and every layer is fitted to what the original layer wrote; "matrix" truncates every weight,
+        "whitened" every head's operators, where the inputs of the layer are, and neither fits. Needs torch and
+        transformers. A tenth of the text is held out, to measure the result on.
     statistics
         File for what the text shows: made where there is none, gone on with after an interruption, and used again
         for another size of the same model on the same text.
@@ -120,6 +122,10 @@ def compress(
     if text is None:
         factorisation = factorise(checkpoint, method, progress)
         plan = factorisation.at(factorisation.select(keep, max_error), progress)
+    elif method in PLAIN:
+        inputs = inputs_of_text(checkpoint, text[0], progress)
+        factorisation = factorise_whitened(checkpoint, method, inputs, progress)
+        plan = factorisation.at(factorisation.select(keep, max_error), progress)
     else:
         plan = calibrated_plan(checkpoint, text[0], keep, progress, max_error=max_error, statistics=kept_in)
 
@@ -140,8 +146,11 @@ def compress(
 
 def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:
     """Return the text to calibrate on, and the text to measure on."""
-    if method != "heads":
-        raise ArgumentError(f"compress: calibrate works with method 'heads', got {method!r}; leave one of them out.")
+    if method not in BY_TEXT:
+        raise ArgumentError(
+            f"compress: calibrate works with method {', '.join(map(repr, BY_TEXT))}, got {method!r}; leave one of them "
+            "out."
+        )
     return hold_out(read_text("compress", "calibrate", path))
 
 
@@ -161,9 +170,11 @@ def _quality_on(
     found = evaluate_running(original, open_running(after), text, progress)
     plain = evaluate_running(original, round_attention(open_running(before)), text, progress).error
     measured = {f"{name}, on held-out text": value for name, value in found.measures().items()}
-    if found.cosine is None:
-        return measured | {"divergence, predicted without the fit": plan.lost / 2}, found.error, plain
-    return measured | {"cosine, predicted without the fit": 1 - plan.lost / 2}, found.error, plain
+    predicted = plan.forecast.error
+    if predicted is not None:
+        name, value = ("divergence", predicted) if found.cosine is None else ("cosine", 1 - predicted)
+        measured[f"{name}, predicted without the fit"] = value
+    return measured, found.error, plain
 
 
 def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:

@@ -59,8 +59,8 @@ class Moments:
         own_sides, common_sides = [], []
         for start in range(0, len(own), group):
             heads = slice(start, start + group)
-            root, inverse = _roots(common[heads].sum(0)[None])
-            roots, inverses = _roots(own[heads])
+            root, inverse = root_and_inverse(common[heads].sum(0)[None])
+            roots, inverses = root_and_inverse(own[heads])
             u, s, vh = np.linalg.svd(root[0] @ np.concatenate(roots, axis=1), full_matrices=False)  # d r, r (head d)
             common_sides += [inverse[0] @ u * np.sqrt(s)] * group
             per_head = np.split(vh.T, group)  # d r
@@ -69,7 +69,7 @@ class Moments:
         return found if kind == "qk" else found[::-1]
 
 
-def _roots(moments: Array) -> tuple[Array, Array]:
+def root_and_inverse(moments: Array) -> tuple[Array, Array]:
     """Return the square roots of positive matrices (heads, d, d), and their inverses.
 
     They are scaled together, which is of no account, and small eigenvalues are raised to a floor.

@@ -16,6 +16,7 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.rope import read_frequencies
 from tnlib_adapters.compression.allocate import Curve, allocate, frontier, smallest
 from tnlib_adapters.compression.methods import METHODS, REFUSE, TURNED, UNPREDICTED, Factorised
+from tnlib_adapters.compression.names import BY_TEXT
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
@@ -96,6 +97,7 @@ class Factorisation:
     layers: Sequence[Factorised]
     n_before: int
     measure: str = RELATIVE
+    foretells: bool = True  # whether the errors of its blocks say what the measure will be
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
         """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
@@ -139,10 +141,10 @@ class Factorisation:
         """
         if max_error is None:
             return self.choose(1.0 if keep is None else keep)
-        if self.method in UNPREDICTED:
+        if not self.foretells:
             raise ArgumentError(
-                f"compress: max_error cannot be met by method {self.method!r}, whose error is not known before it is "
-                "fitted; pass keep, or use another method."
+                f"compress: max_error cannot be met by method {self.method!r}, whose {self.measure} is not known "
+                "beforehand; pass keep, or use another method."
             )
         limit = 1.0 if keep is None else keep
         choice = smallest(self._curves, self._lost_within(max_error))
@@ -158,7 +160,7 @@ class Factorisation:
 
     def forecast(self, lost: float) -> Forecast:
         """Return the error that a sum of losses stands for, and the curve."""
-        if self.method in UNPREDICTED:
+        if not self.foretells:
             return Forecast(self.measure)
         curve = frontier(self._curves)
         kept = (curve.costs + self._fixed) / self.n_before
@@ -252,19 +254,23 @@ def check_uncompressed(checkpoint: Checkpoint, *, by_text: bool = False) -> None
             "was made from."
         )
     row = checkpoint.architecture
-    if by_text and (row.alibi or row.qk_norm or row.fused == "groups" or row.in_memory):
+    if by_text and row.reads != "tokens":
         raise ArgumentError(
-            f"compress: attention of a {row.model_type} cannot be calibrated yet, because its heads know their "
-            "distance by slopes, norm their queries, or are stored in an order of their own; leave calibrate out."
+            f"compress: calibrate must be None for a {row.model_type}, because it reads {row.reads}, no text; leave "
+            "calibrate out."
         )
 
 
 def check_method(checkpoint: Checkpoint, method: str, *, by_text: bool = False) -> None:
     """Raise unless the method is known and this checkpoint can be compressed by it."""
-    if method not in tuple(METHODS):
-        raise ArgumentError(
-            f"compress: method must be one of {', '.join(METHODS)}, got {method!r}; choose one of them."
+    known = BY_TEXT if by_text else tuple(METHODS)
+    if method not in known:
+        why = (
+            f"that works with calibrate is one of {', '.join(known)}"
+            if by_text
+            else f"must be one of {', '.join(known)}, or, with calibrate, of {', '.join(BY_TEXT)}"
         )
+        raise ArgumentError(f"compress: method {why}, got {method!r}; choose one of them.")
     check_uncompressed(checkpoint, by_text=by_text)
     reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
     if reason:
@@ -281,17 +287,17 @@ def factorise(checkpoint: Checkpoint, method: str, progress: Progress = quiet) -
     """
     check_method(checkpoint, method)
     layers, n_before = [], 0
-    make = (TURNED if _turns(checkpoint) else METHODS)[method]
+    make = (TURNED if turns(checkpoint) else METHODS)[method]
     for layer in range(checkpoint.n_layers):
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
         n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
         layers.append(make(projections, checkpoint.sizes))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
-    return Factorisation(method, layers, n_before)
+    return Factorisation(method, layers, n_before, foretells=method not in UNPREDICTED)
 
 
-def _turns(checkpoint: Checkpoint) -> bool:
+def turns(checkpoint: Checkpoint) -> bool:
     """Whether anything but a product stands between queries and keys: rotary embeddings, or norms."""
     row = checkpoint.architecture
     frequencies = read_frequencies(row, checkpoint.config, checkpoint.sizes.d_head, None, "compress")

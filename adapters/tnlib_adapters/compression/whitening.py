@@ -1,0 +1,156 @@
+r"""Plain methods made to see the data: what a truncation errs is counted where the layer's inputs are.
+
+With C = E[x x^T], the error of a weight on its inputs is
+
+    E |x (W - W')|^2 = |C^1/2 (W - W')|^2,
+
+so that the best W' of a rank is C^-1/2 times the truncated C^1/2 W (per matrix; Wang et al., SVD-LLM, ICLR 2025), and
+of the scores x W_Q W_K^T z^T over pairs of inputs drawn independently C^-1/2 [C^1/2 W_Q W_K^T C^1/2]_r C^-1/2 (per
+head). These are the published ways, at home beside the others; `calibrated` goes further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.checkpoints.projections import Projections, Sizes
+from tnlib_adapters.compression.methods import METHODS, TURNED
+from tnlib_adapters.compression.moments import root_and_inverse
+from tnlib_adapters.compression.plan import COSINE, DIVERGENCE, Factorisation, Progress, quiet, turns
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
+
+_TOKENS = 65_536
+PLAIN = {"matrix": "matrix", "whitened": "heads"}  # method with a text -> the plain one that it whitens
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Sums over tokens of what one layer's projections read: [x, 1] [x, 1]^T of Q, K and V, and y y^T of O."""
+
+    x: Array
+    y: Array
+
+
+class Whitened:
+    """A method of plain truncation, applied to whitened weights; its factors brought back afterwards."""
+
+    def __init__(self, method: str, projections: Projections, sizes: Sizes, inputs: Inputs, *, turned: bool) -> None:
+        self._old, self._d = projections, sizes.d_model
+        self._of_heads = {"matrix": "", "heads": "v" if turned else "qkv"}[method]  # with the bias as a last row
+        whole, inverse_whole = root_and_inverse(inputs.x[None])
+        own, inverse_own = root_and_inverse(inputs.x[None, :-1, :-1])
+        read, inverse_read = root_and_inverse(inputs.y[None])
+        self._inverse: dict[str, Array] = {"homogeneous": inverse_whole[0], "x": inverse_own[0], "o": inverse_read[0]}
+        self._root = {"homogeneous": whole[0], "x": own[0], "o": read[0]}
+        self._inner = (TURNED if turned else METHODS)[method](self._whitened(method), sizes)
+        self.curves, self.fixed = self._inner.curves, self._inner.fixed
+
+    def pieces(self, choice: Sequence[int]) -> list[Piece]:
+        """Return the factors at one size per block."""
+        return [self._back(piece) for piece in self._inner.pieces(choice)]
+
+    def _whitened(self, method: str) -> Projections:
+        weights = {name: weight.astype(np.float64) for name, weight in self._old.weights.items()}
+        biases = {name: bias.astype(np.float64) for name, bias in self._old.biases.items()}
+        for name in weights:
+            if name == "o":
+                weights[name] = self._root["o"] @ weights[name] if method == "matrix" else weights[name]
+            elif name in self._of_heads and name in biases:
+                together = self._root["homogeneous"] @ np.concatenate([weights[name], biases[name][None]])
+                weights[name], biases[name] = together[:-1], together[-1]
+            else:
+                weights[name] = self._root["x"] @ weights[name]
+        return Projections(weights, biases)
+
+    def _back(self, piece: Piece) -> Piece:
+        arrays = dict(piece.arrays)
+        if piece.kind == "dense":
+            arrays["weight"] = self._old.weights[piece.of]
+        elif piece.kind == "low_rank":
+            arrays["left"] = self._inverse["o" if piece.of == "o" else "x"] @ arrays["left"]
+        else:
+            arrays["left"] = self._inverse_for(len(arrays["left"])) @ arrays["left"]
+            if piece.of == "qk":
+                arrays["right"] = arrays["right"] @ self._inverse_for(arrays["right"].shape[1])
+        dtype = self._old.weights["q"].dtype
+        return replace(piece, arrays={part: a.astype(dtype) for part, a in arrays.items()})
+
+    def _inverse_for(self, rows: int) -> Array:
+        return self._inverse["homogeneous" if rows > self._d else "x"]
+
+
+def collect_inputs(model: RunningModel, batches: Sequence[Batch], progress: Progress = quiet) -> list[Inputs]:
+    """Return what the projections of every layer read over the batches."""
+    import torch
+
+    from tnlib_adapters.torch.hooks.running import input_of
+
+    s = model.sizes
+    found = [Inputs(np.zeros((s.d_model + 1,) * 2), np.zeros((s.widths["o"],) * 2)) for _ in model.layers]
+    for done, batch in enumerate(batches):
+        progress("reading inputs", done, len(batches))
+        xs: dict[int, Tensor] = {}
+        ys: dict[int, Tensor] = {}
+        with ExitStack() as hooks, torch.no_grad():
+            for k, layer in enumerate(model.layers):
+                hooks.enter_context(input_of(layer.projections["q"].module, xs, k))
+                hooks.enter_context(input_of(layer.projections["o"].module, ys, k))
+            model(batch)
+            for k, inputs in enumerate(found):
+                x, y = (read[k][batch.valid] for read in (xs, ys))
+                x = torch.nn.functional.pad(x, (0, 1), value=1.0)
+                inputs.x[...] += (x.T @ x).double().numpy()  # [tokens]
+                inputs.y[...] += (y.T @ y).double().numpy()
+    progress("reading inputs", len(batches), len(batches))
+    return found
+
+
+def inputs_of_text(checkpoint: Checkpoint, text: str, progress: Progress = quiet) -> list[Inputs]:
+    """Return what the projections of every layer read when the model runs on a text.
+
+    Raises
+    ------
+    ArgumentError
+        If the text is too short.
+    """
+    from tnlib_adapters.torch.hooks.running import open_running
+
+    model = open_running(checkpoint.folder.path)
+    batches, least = model.batches(text), checkpoint.sizes.widths["o"]
+    n_tokens = sum(batch.n_tokens for batch in batches)
+    if n_tokens < least:
+        raise ArgumentError(
+            f"compress: the text of calibrate must have at least {least:,} tokens for inputs of {least:,} dimensions, "
+            f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
+        )
+    order = np.random.default_rng(0).permutation(len(batches))
+    so_far = np.cumsum([batches[k].n_tokens for k in order])
+    return collect_inputs(model, [batches[k] for k in order[: int(np.searchsorted(so_far, _TOKENS)) + 1]], progress)
+
+
+def factorise_whitened(
+    checkpoint: Checkpoint, method: str, inputs: Sequence[Inputs], progress: Progress = quiet
+) -> Factorisation:
+    """Factorise the attention of every layer by a method of `PLAIN`, whitened by what its projections read."""
+    layers, n_before = [], 0
+    for layer, seen in enumerate(inputs):
+        progress("factorising", layer, checkpoint.n_layers)
+        projections = checkpoint.projections(layer)
+        n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
+        layers.append(Whitened(PLAIN[method], projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
+    progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
+    measure = DIVERGENCE if checkpoint.architecture.unembed else COSINE
+    return Factorisation(method, layers, n_before, measure, foretells=False)

@@ -1,0 +1,182 @@
+"""Plain methods whitened by a text: the best of their rank on the inputs, and models that reload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import tnlib_adapters
+import tnlib_adapters.torch  # registers the layout
+from oracles import refused
+from running_models import made_up_text, save_with_tokenizer
+from tnlib_adapters import evaluate, open_checkpoint
+from tnlib_adapters.checkpoints.factored import expand
+from tnlib_adapters.checkpoints.projections import Projections, Sizes
+from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.whitening import Inputs, Whitened, inputs_of_text
+from transformers_models import quiet, random_model
+
+from tnlib import ArgumentError
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+NAMES = ("bert", "gpt2_lm", "llama", "llama_biases")
+D, HEADS, DH, N = 12, 3, 4, 400
+SIZES = Sizes(1, HEADS, D)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    quiet()
+    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"white_{name}")) for name in NAMES}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(), encoding="utf-8")
+    return file
+
+
+def layer(seed: int = 0) -> tuple[Projections, Inputs, np.ndarray, np.ndarray]:
+    """A layer, and inputs of it that lie mostly in a few directions, with a mean."""
+    rng = np.random.default_rng(seed)
+    weights = {name: rng.standard_normal((D, D)) for name in "qkvo"}
+    biases = {name: rng.standard_normal(D) for name in "qkvo"}
+    x, y = (
+        rng.standard_normal((N, D)) @ (rng.standard_normal((D, D)) * 2.0 ** -np.arange(D)[:, None])
+        + rng.standard_normal(D)
+        for _ in range(2)
+    )
+    wide = np.concatenate([x, np.ones((N, 1))], axis=1)
+    return Projections(weights, biases), Inputs(wide.T @ wide, y.T @ y), x, y
+
+
+def errors(old: Projections, new: Projections, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Squared relative errors on the inputs of every weight, and of the scores and mixed outputs of every head."""
+    found = {
+        name: np.linalg.norm((y if name == "o" else x) @ (old.weights[name] - new.weights[name])) ** 2
+        for name in "qkvo"
+    }
+    for head in range(HEADS):
+        own = slice(head * DH, (head + 1) * DH)
+
+        def scores(p: Projections, own: slice = own) -> np.ndarray:
+            q, k = (x @ p.weights[name][:, own] + p.biases[name][own] for name in "qk")
+            return q @ k.T
+
+        def mixed(p: Projections, own: slice = own) -> np.ndarray:
+            return (x @ p.weights["v"][:, own] + p.biases["v"][own]) @ p.weights["o"][own]
+
+        for kind, of in (("qk", scores), ("vo", mixed)):
+            found[f"{kind}{head}"] = (np.linalg.norm(of(old) - of(new)) / np.linalg.norm(of(old))) ** 2
+    for name in "qkvo":
+        found[name] /= np.linalg.norm((y if name == "o" else x) @ old.weights[name]) ** 2
+    return found
+
+
+def at(method: Any, old: Projections, rank: int, sizes: Sizes = SIZES) -> Projections:
+    options = [min(rank, len(curve.costs) - 2) for curve in method.curves]
+    return old.updated(expand(method.pieces(options), sizes))
+
+
+def test_matrices_err_least_on_the_inputs() -> None:
+    """Eckart and Young after whitening, and what the curve says is what the inputs show."""
+    old, inputs, x, y = layer()
+    white, plain = Whitened("matrix", old, SIZES, inputs, turned=False), METHODS["matrix"](old, SIZES)
+    for option in (0, 2, 4):
+        on_white, on_plain = (errors(old, at(one, old, option), x, y) for one in (white, plain))
+        for name, curve in zip("qkvo", white.curves, strict=True):
+            assert on_white[name] == pytest.approx(curve.errors[min(option, len(curve.costs) - 2)], rel=1e-6)
+            assert on_white[name] <= on_plain[name]
+        for name in "qkvo":
+            read = y if name == "o" else x
+            best = np.linalg.svd(read @ old.weights[name], compute_uv=False)
+            rank = min(option, len(white.curves[0].costs) - 2) + 1
+            assert on_white[name] == pytest.approx(np.sum(best[rank:] ** 2) / np.sum(best**2), rel=1e-6)
+
+
+def test_heads_err_least_on_pairs_of_inputs() -> None:
+    old, inputs, x, y = layer(1)
+    white, plain = Whitened("heads", old, SIZES, inputs, turned=False), METHODS["heads"](old, SIZES)
+    names = [f"{kind}{head}" for kind in ("qk", "vo") for head in range(HEADS)]
+    for rank in (1, 2, 3):
+        on_white, on_plain = (errors(old, at(one, old, rank), x, y) for one in (white, plain))
+        for name, curve in zip(names, white.curves, strict=True):
+            assert on_white[name] == pytest.approx(curve.errors[rank], rel=1e-6)
+            assert on_white[name] <= on_plain[name]
+
+
+@pytest.mark.parametrize("method", ["matrix", "heads"])
+def test_nothing_truncated_is_nothing_changed(method: str) -> None:
+    old, inputs, _, _ = layer(2)
+    whole = Whitened(method, old, SIZES, inputs, turned=False)
+    new = old.updated(expand(whole.pieces([len(curve.costs) - 1 for curve in whole.curves]), SIZES))
+    for head in range(HEADS):
+        own = slice(head * DH, (head + 1) * DH)
+        for one, two in (("q", "k"), ("v", "o")):
+            a, b = (p.weights[one][:, own] @ (p.weights[two][own] if two == "o" else p.weights[two][:, own].T)
+                    for p in (old, new))  # fmt: skip
+            np.testing.assert_allclose(a, b, atol=1e-8 * np.abs(a).max())
+
+
+@pytest.mark.parametrize("method", ["matrix", "heads"])
+def test_inputs_that_never_leave_a_plane(method: str) -> None:
+    """A singular moment is the rule: a bias, a norm, few tokens."""
+    old, inputs, x, y = layer(3)
+    flat = x.copy()
+    flat[:, 5:] = 0
+    wide = np.concatenate([flat, np.ones((N, 1))], axis=1)
+    white = Whitened(method, old, SIZES, Inputs(wide.T @ wide, inputs.y * 0), turned=False)
+    new = at(white, old, 3)
+    assert all(np.isfinite(w).all() for w in new.weights.values())
+    names = "qk" if method == "matrix" else [f"qk{head}" for head in range(HEADS)]
+    assert max(errors(old, new, flat, y)[name] for name in names) < 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["matrix", "whitened"])
+def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
+    method: str, name: str, folders: Any, text: Path, tmp_path: Path
+) -> None:
+    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.5, method=method, calibrate=text)
+    assert 0.49 <= report.kept <= 0.5
+    assert report.predicted is None
+    assert report.measured is not None
+    plain = "heads" if method == "whitened" else method
+    tnlib_adapters.compress(folders[name], tmp_path / "plain", keep=0.5, method=plain)
+    found, other = (evaluate(folders[name], tmp_path / out, text).error for out in ("out", "plain"))
+    assert found < 1.05 * other  # weights at random: there is little to see
+    assert open_checkpoint(tmp_path / "out").attention(0).n_heads > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_those_that_the_model_reads(name: str, folders: Any) -> None:
+    checkpoint = open_checkpoint(folders[name])
+    found = inputs_of_text(checkpoint, made_up_text())
+    assert len(found) == checkpoint.n_layers
+    for one in found:
+        n_tokens = one.x[-1, -1]
+        assert n_tokens == round(n_tokens) > 100
+        assert np.all(np.linalg.eigvalsh(one.x) > -1e-6 * np.trace(one.x))
+        # behind a norm every token has a length of about the root of the width
+        assert 0.1 < np.trace(one.x[:-1, :-1]) / n_tokens / checkpoint.sizes.d_model < 10
+
+
+def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    short = tmp_path / "short"
+    short.write_text("w1 w2 w3\n")
+    with refused(ArgumentError, "too few; add text"):
+        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="whitened", calibrate=short)
+    with refused(ArgumentError, "with calibrate, of heads, whitened, matrix", "'whitened'"):
+        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="whitened")
+    with refused(ArgumentError, "max_error cannot be met by method 'whitened'"):
+        tnlib_adapters.compress(folders["bert"], out, max_error=0.1, method="whitened", calibrate=text)
+    assert not out.exists()
