@@ -198,7 +198,7 @@ def test_compressed_it_still_predicts_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any, text: str, windows: np.ndarray
 ) -> None:
     pytest.importorskip("tnlib_adapters.torch")
-    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 15)  # quick, and a little worse
+    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 15)  # quick, and a little worse
     (tmp_path / "text").write_text(text[40_000:48_000], encoding="utf-8")
     report = compress(LLAMA, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
     assert report.kept <= 0.5

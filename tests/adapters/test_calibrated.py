@@ -47,7 +47,7 @@ def text(tmp_path):
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     """As many as show that they help."""
-    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 15)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 15)
 
 
 def layer_cuts(checkpoint, moments):
@@ -225,7 +225,7 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
         (folders["bert"], {"calibrate": tmp_path / "none"}, MissingFileError, "must be a text file"),
         (folders["bert"], {"calibrate": binary}, ArgumentError, "UTF-8, got byte 0xff at position 3"),
         (folders["bert"], {"calibrate": short}, ArgumentError, "too few"),
-        (folders["bert"], {"calibrate": text, "method": "cp"}, ArgumentError, "works with method 'heads'"),
+        (folders["bert"], {"calibrate": text, "method": "cp"}, ArgumentError, "works with method 'heads', 'whitened', 'matrix'"),
         (without, {"calibrate": text}, TnlibError, "tokenizer"),
     ]
     for source, arguments, error, words in cases:

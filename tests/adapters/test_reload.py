@@ -70,7 +70,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in WITHOUT_PICTURES.items():
             patch.setattr(f"tnlib_adapters.compression.compress.{name}", stand_in)
-        patch.setattr("tnlib_adapters.compression.calibrated._STEPS", 3)
+        patch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
         yield get
 
 

@@ -40,7 +40,7 @@ def text(tmp_path):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Few steps, many batches, and a file after every one of them."""
-    monkeypatch.setattr("tnlib_adapters.compression.calibrated._STEPS", 2)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 2)
     monkeypatch.setattr("tnlib_adapters.compression.statistics._SAVED_EVERY", 0.0)
     monkeypatch.setattr(running, "_TOKENS", 128)
 

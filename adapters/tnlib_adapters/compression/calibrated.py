@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece, columns_of, places
 from tnlib_adapters.checkpoints.pivoted import pack
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.cuts import Cut, cuts_of
+from tnlib_adapters.compression.cuts import Cut
 from tnlib_adapters.compression.moments import KINDS
-from tnlib_adapters.compression.plan import COSINE, DIVERGENCE, Factorisation, Plan, Progress
-from tnlib_adapters.compression.statistics import Save, Statistics, collect, forget, measure_gates
-from tnlib_adapters.compression.statistics_file import origin, read_statistics, write_statistics
-
-if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
-
-# Moments and gates settle early; the fit has as many unknowns as a layer.
-_TOKENS_OF_STATISTICS = 16_384
-_TOKENS_OF_FIT = 65_536
-_STEPS = 200  # of descent in every layer
 
 
 class CalibratedHeads:
@@ -194,79 +177,3 @@ def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projec
         biases["o"] = biases["o"] + by_head.ravel() @ weights["o"]  # every row of a pattern sums to 1
         biases["v"] = np.zeros_like(biases["v"])
     return Projections(weights, biases)
-
-
-def calibrate(
-    checkpoint: Checkpoint,
-    text: str,
-    keep: float | None,
-    progress: Progress,
-    *,
-    max_error: float | None = None,
-    statistics: Path | None = None,
-) -> Plan:
-    """Return the factors of a fraction `keep` of the numbers, by what a text shows of the running model.
-
-    What the file of `statistics` holds is not collected again, and what is collected goes there.
-
-    Raises
-    ------
-    ArgumentError
-        If the text is too short, the fraction or the error cannot be met, or the statistics are of something else.
-    """
-    from tnlib_adapters.torch.hooks.local import fit_layers
-    from tnlib_adapters.torch.hooks.running import open_running
-
-    model = open_running(checkpoint.folder.path)
-    batches = model.batches(text)
-    sizes, n_tokens = checkpoint.sizes, sum(batch.n_tokens for batch in batches)
-    if n_tokens < sizes.widths["o"]:
-        raise ArgumentError(
-            f"compress: the text of calibrate must have at least {sizes.widths['o']:,} tokens for heads of together "
-            f"{sizes.widths['o']:,} dimensions, got {n_tokens:,}, {sizes.widths['o'] - n_tokens:,} too few; add text."
-        )
-    cuts, gates = _see(checkpoint, model, _some(batches, _TOKENS_OF_STATISTICS), statistics, progress)
-    projections = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
-    heads = [CalibratedHeads(one, sizes, cuts[layer], gates[layer]) for layer, one in enumerate(projections)]
-    n_before = sum(a.size for one in projections for a in [*one.weights.values(), *one.biases.values()])
-    factorisation = Factorisation("heads", heads, n_before, DIVERGENCE if model.predicts else COSINE)
-    choice = factorisation.select(keep, max_error)
-    plan = factorisation.at(choice, progress)
-    n = len(choice) // checkpoint.n_layers
-    chosen = [choice[k * n : (k + 1) * n] for k in range(checkpoint.n_layers)]
-    fitted = fit_layers(
-        model,
-        _some(batches, _TOKENS_OF_FIT),
-        lambda k: heads[k].truncated(chosen[k]),
-        lambda k: heads[k].free(chosen[k]),
-        n_steps=_STEPS,
-        progress=progress,
-    )
-    layers = [one.packed(dense, units) for one, dense, units in zip(heads, fitted, chosen, strict=True)]
-    return replace(plan, layers=layers)
-
-
-def _see(
-    checkpoint: Checkpoint, model: RunningModel, batches: Sequence[Batch], file: Path | None, progress: Progress
-) -> tuple[list[dict[str, Cut]], list[dict[str, Array]]]:
-    """Return where every layer can be cut, and what every unit of it is worth."""
-    so_far: Statistics | None = None
-    save: Save = forget
-    if file is not None:
-        of = origin(checkpoint, batches)
-        so_far, save = read_statistics(file, of), partial(write_statistics, file, of)
-    found = collect(model, batches, progress, so_far=so_far, save=save)
-    group = model.sizes.n_heads // model.sizes.kv_heads
-    cuts = [cuts_of(one, group, checkpoint.attention(layer).rotary) for layer, one in enumerate(found.moments)]
-    return cuts, measure_gates(model, batches, cuts, found, progress, save=save)
-
-
-def _some(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
-    """Return batches of together about so many tokens, drawn at random by a fixed seed."""
-    chosen, count = [], 0
-    for k in np.random.default_rng(0).permutation(len(batches)):
-        if count >= n_tokens:
-            break
-        chosen.append(batches[k])
-        count += batches[k].n_tokens
-    return chosen

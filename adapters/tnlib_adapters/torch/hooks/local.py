@@ -29,6 +29,7 @@ from tnlib_adapters.torch.hooks.running import Batch, Layer, RunningModel, input
 _RIDGE = 0.03
 _RATE = 0.01  # of a projection's root mean square, per step
 _WARM_UP = 10
+_TOLD_BY = 4
 
 
 @dataclass
@@ -78,7 +79,7 @@ def fit_layers(
         scale = _steps(model, layer, k, start(k), free(k))
         targets, refitted = _refit_output(model, layer, k, streams, tensors)
         descended = _descend(layer, k, streams, targets, refitted, scale, n_steps, generator)
-        # near an exact fit both steps add noise: what worsens is not kept
+        # near an exact fit both steps add noise: what worsens is not kept; a part of the text tells
         best = min((tensors, refitted, descended), key=lambda tried: _loss(layer, k, streams, targets, tried))
         _install(layer.block, best)
         for stream, target in zip(streams, targets, strict=True):
@@ -160,7 +161,7 @@ def _descend(
     moves = {name: torch.zeros_like(value, requires_grad=True) for name, value in start.items()}
     optimiser = torch.optim.Adam(moves.values(), lr=_RATE, betas=(0.9, 0.99))
     rate = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / n_steps))
+        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
     )
     order: list[int] = []
     for _ in range(n_steps):
@@ -180,9 +181,9 @@ def _descend(
 def _loss(
     layer: Layer, k: int, streams: Sequence[_Stream], targets: Sequence[Tensor], tensors: Mapping[str, Tensor]
 ) -> float:
-    """Return the squared difference at the output of the block, over all batches."""
+    """Return the squared difference at the output of the block, over one batch in `_TOLD_BY`."""
     total = 0.0
-    for stream, target in zip(streams, targets, strict=True):
+    for stream, target in zip(streams[::_TOLD_BY], targets[::_TOLD_BY], strict=True):
         with torch.no_grad():
             wrote = _run(layer, k, stream, stream.truncated, tensors)
         total += float((wrote - target)[stream.batch.valid].square().sum())
