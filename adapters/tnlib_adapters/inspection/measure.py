@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, TnlibError
 from tnlib._typing import Array
 from tnlib.formats.base import fits_in_memory
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.folding import fold
 from tnlib_adapters.checkpoints.projections import Sizes
-from tnlib_adapters.circuits.composition import Compositions, Kind, compositions
+from tnlib_adapters.circuits import Compositions, compositions
+from tnlib_adapters.circuits.composition import Kind
+from tnlib_adapters.circuits.layers import has_layer_norm
+from tnlib_adapters.compression.plan import Progress
 from tnlib_adapters.forward.model import run
+from tnlib_adapters.forward.weights import Weights, read_weights
 from tnlib_adapters.inspection.heads import GaugeReport, Spectra, gauge_report, spectra
+from tnlib_adapters.inspection.reading import Readings, read_heads
 from tnlib_adapters.inspection.tokens import Tokens
-
-Progress = Callable[[str, int, int], None]
 
 DISTANCES = (0, 1, 8)  # at which scores are shown that depend on it
 _MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
+_MOST_NUMBERS = 3e8  # of a model that is run without being asked to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +51,8 @@ class Inspection:
         Schmidt values of all heads of these layers.
     gauges
         One report per layer.
+    readings
+        What heads do, and some of them in tokens.
     tokens, patterns
         The sequence and, per layer, (heads, n, n); None without a text.
     """
@@ -58,6 +64,7 @@ class Inspection:
     compositions: Mapping[str, Compositions]
     spectra: Spectra
     gauges: tuple[GaugeReport, ...]
+    readings: Readings
     tokens: Tokens | None = None
     patterns: tuple[Array, ...] | None = None
 
@@ -72,24 +79,30 @@ class Inspection:
 
 def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress: Progress) -> Inspection:
     """Measure a checkpoint."""
-    patterns = None if tokens is None else _patterns(checkpoint, tokens, progress)
+    progress("running the text", 0, 1)
+    weights, notes = _weights(checkpoint, tokens)
+    seen = None if weights is None or tokens is None else run(weights, tokens.ids).patterns
+    patterns = None if seen is None else tuple(of_layer[0] for of_layer in seen)
+    progress("running the text", 1, 1)
     shown = n_shown(checkpoint.sizes)
-    notes = []
     if shown < checkpoint.n_layers:
         notes.append(
             f"Of {checkpoint.n_layers} layers the first {shown} are measured: all would have too many pairs of heads."
         )
     layers, told = _layers(checkpoint, shown, progress)
-    distances = _distances(layers[0])
+    distances, centred = _distances(layers[0]), has_layer_norm(checkpoint)
     if distances != [None]:
         told.append(f"Scores depend on the distance and are shown at {', '.join(map(str, distances))}.")
-    progress("reading heads", 0, 2)
+    progress("measuring heads", 0, 2)
     found = spectra(layers, distances)
-    progress("reading heads", 1, 2)
+    progress("measuring heads", 1, 2)
     gauges = tuple(gauge_report(checkpoint.attention(layer)) for layer in range(shown))
-    progress("reading heads", 2, 2)
-    scores = _compositions(layers, distances, _centred(checkpoint), progress)
-    return Inspection(page, checkpoint, (*notes, *told), shown, scores, found, gauges, tokens, patterns)
+    progress("measuring heads", 2, 2)
+    scores = _compositions(layers, distances, centred, progress)
+    near = distances[-1] if len(distances) == 1 else distances[1]
+    readings = read_heads(checkpoint, layers, weights, scores, distance=near, centred=centred, progress=progress)
+    all_notes = (*notes, *told, *readings.notes)
+    return Inspection(page, checkpoint, all_notes, shown, scores, found, gauges, readings, tokens, patterns)
 
 
 def n_shown(sizes: Sizes) -> int:
@@ -123,10 +136,6 @@ def _place(checkpoint: Checkpoint) -> str | None:
     return place(checkpoint.config) if callable(place) else place
 
 
-def _centred(checkpoint: Checkpoint) -> bool:
-    return checkpoint.architecture.norm == "layer" and _place(checkpoint) == "before"
-
-
 def _distances(layer: Attention) -> list[int | None]:
     if layer.rotary is None and layer.alibi is None:
         return [None]
@@ -148,13 +157,20 @@ def _compositions(
     return found
 
 
-def _patterns(checkpoint: Checkpoint, tokens: Tokens, progress: Progress) -> tuple[Array, ...]:
-    progress("running the text", 0, 1)
+def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | None, list[str]]:
+    """Return the weights of a model that is run; without a text only where that takes little."""
+    if checkpoint.architecture.reads != "tokens":
+        return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
+    if tokens is None and numbers > _MOST_NUMBERS:
+        return None, ["A model of this size is run on a text that is given only."]
     if not fits_in_memory(numbers, np.dtype(np.float64)):
         raise ArgumentError(
             f"inspect: text needs the model in memory in double precision, {numbers * 8 / 1e9:.1f} GB; leave it out."
         )
-    seen = run(checkpoint, tokens.ids)
-    progress("running the text", 1, 1)
-    return tuple(of_layer[0] for of_layer in seen.patterns)
+    try:
+        return read_weights(checkpoint), []
+    except TnlibError as problem:
+        if tokens is not None:
+            raise
+        return None, [f"The model is not run: {problem}"]

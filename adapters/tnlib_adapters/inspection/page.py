@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.compression.markup import page, svg
+from tnlib_adapters.compression.plan import Progress
 from tnlib_adapters.inspection import sections
-from tnlib_adapters.inspection.measure import Inspection, Progress
+from tnlib_adapters.inspection.measure import Inspection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ _SECTIONS = (
     ("frozen", "With its patterns fixed", sections.frozen),
     ("composition", "What heads read from each other", sections.composition),
     ("spectra", "How many directions a head has", sections.spectra),
+    ("heads", "What heads do", sections.heads),
     ("gauge", "What is convention", sections.gauge),
     ("patterns", "Attention on a text", sections.patterns),
 )
@@ -29,6 +31,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summa
 .facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
 figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
 figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
+pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
 .tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
 .tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
 """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,25 +22,42 @@ _NOISE = 1e-8  # of the largest Schmidt value
 
 def rank_maps(found: Spectra) -> Figure:
     """Draw the effective ranks of all heads, layers down and heads across."""
+    ranks = {f"QK{_at(distance)}": effective_rank(values) for distance, values in found.qk.items()}
+    ranks["OV"] = effective_rank(found.ov)
+    top = max(one.max() for one in ranks.values())
+    return _maps(ranks, [("viridis", 0.0, float(top), "effective rank")] * len(ranks))
+
+
+def doing_maps(shares: Mapping[str, Array], copying: Array | None) -> Figure:
+    """Draw shares of attention, and copying scores where there are any, layers down and heads across."""
+    maps = dict(shares)
+    styles = [("Blues", 0.0, 1.0, "share of attention")] * len(shares)
+    if copying is not None:
+        maps["copying"] = copying
+        styles.append(("RdBu_r", -1.0, 1.0, "score"))
+    return _maps(maps, styles)
+
+
+Style: TypeAlias = tuple[str, float, float, str]  # colours, what the lowest and the highest stand for, what it is
+
+
+def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
     from matplotlib.figure import Figure
 
-    named = {f"QK{_at(distance)}": values for distance, values in found.qk.items()} | {"OV": found.ov}
-    ranks = {name: effective_rank(values) for name, values in named.items()}
-    n_layers, n_heads = ranks["OV"].shape
-    columns = min(len(named), 2)
-    rows = -(-len(named) // columns)
-    width = max(7.5, 1.3 + 0.42 * columns * n_heads)
+    n_layers, n_heads = next(iter(maps.values())).shape
+    columns = min(len(maps), 2)
+    rows = -(-len(maps) // columns)
+    width = min(14.0, columns * max(4.2, 1.6 + 0.42 * n_heads))
     figure = Figure(figsize=(width, rows * (1.1 + 0.36 * n_layers)), layout="constrained")
     axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    top = max(one.max() for one in ranks.values())
-    for ax, (name, values) in zip(axes, ranks.items(), strict=False):
-        image = ax.imshow(values, vmin=0, vmax=top, aspect="auto")
+    for ax, (name, values), (colours, low, high, what) in zip(axes, maps.items(), styles, strict=False):
+        image = ax.imshow(values, vmin=low, vmax=high, aspect="auto", cmap=colours)
         ax.set(title=name, xlabel="head", ylabel="layer", xticks=_ticks(n_heads), yticks=_ticks(n_layers))
+        figure.colorbar(image, ax=ax, label=what)
         if n_layers * n_heads <= _MOST_VALUES:
-            _write_values(ax, values, top)
-    for ax in axes[len(named) :]:
+            _write_values(ax, image, values)
+    for ax in axes[len(maps) :]:
         ax.set_visible(False)
-    figure.colorbar(image, ax=list(axes), label="effective rank", shrink=0.9)
     return figure
 
 
@@ -151,8 +168,12 @@ def _ticks(count: int) -> range:
     return range(0, count, 1 if count <= 32 else 4)
 
 
-def _write_values(ax: Axes, values: Any, top: float) -> None:
+def _write_values(ax: Axes, image: Any, values: Array) -> None:
+    """Write every number, in white where its colour is dark."""
     for (row, column), value in np.ndenumerate(values):
-        dark = value < 0.6 * top
-        ax.text(column, row, f"{value:.0f}" if value >= 9.95 else f"{value:.1f}", ha="center", va="center",
-                color="white" if dark else "black", fontsize=8)  # fmt: skip
+        if np.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            shown = f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value > 1 else f"{value:.2f}"
+            ax.text(column, row, shown.replace("0.", "."), ha="center", va="center", fontsize=8,
+                    color="white" if dark else "black")  # fmt: skip

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, get_args
+
+import numpy as np
 
 import tnlib
 from tnlib.drawing import Diagram
-from tnlib_adapters.circuits.block_diagrams import block_diagram
-from tnlib_adapters.circuits.composition_diagrams import composition_diagram
-from tnlib_adapters.circuits.diagrams import frozen_diagram
-from tnlib_adapters.circuits.pictures import heat_map
+from tnlib_adapters.circuits import Overlaps, block_diagram, composition_diagram, frozen_diagram, heat_map
 from tnlib_adapters.compression.markup import table
 from tnlib_adapters.inspection.measure import Inspection
-from tnlib_adapters.inspection.pictures import pattern_overview, pattern_panels, rank_maps, schmidt_values
+from tnlib_adapters.inspection.pictures import doing_maps, pattern_overview, pattern_panels, rank_maps, schmidt_values
+from tnlib_adapters.inspection.reading import Doing, Reader
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw: TypeAlias = "Callable[[Figure], str]"
 
+_READERS: Mapping[Reader, str] = {"Q": "queries", "K": "keys", "V": "values"}
 _MOST_BLOCKS = 3  # kinds of blocks that are drawn
 _MOST_PANELS = 200  # heads whose patterns are drawn large
 _STRONGEST = 5  # pairs of heads in a table
@@ -88,6 +89,33 @@ def spectra(found: Inspection, draw: Draw) -> list[str]:
     ]
 
 
+def heads(found: Inspection, draw: Draw) -> list[str]:
+    """Show what heads attend to and copy, where they write and read, and some of them in tokens."""
+    readings = found.readings
+    maps = {} if readings.scores is None else {name: getattr(readings.scores, name) for name in get_args(Doing)}
+    parts = []
+    if maps or readings.copying is not None:
+        parts += [
+            "<p>On random tokens that come twice: how much attention falls on the previous token, on the same token "
+            "before (duplicate), and on what followed it (induction). Copying is the sum of the eigenvalues of the "
+            "circuit from tokens to logits over the sum of their sizes: 1 where a head raises the logit of what it "
+            "attends to.</p>",
+            draw(doing_maps(maps, readings.copying)),
+        ]
+    if readings.overlaps:
+        parts += [
+            "<h3>Where heads write and read</h3>",
+            "<p>Overlap of the directions that one head writes with those that the queries, keys or values of a later "
+            "one read: the mean squared cosine of their principal angles, and how far that is above two subspaces at "
+            "random, in standard deviations.</p>",
+            table(["writes", "reads", "by", "overlap", "chance", "sigma"], _overlaps(readings.overlaps)),
+        ]
+    if readings.heads:
+        parts.append("<h3>In tokens</h3>")
+        parts += [f"<pre>{html.escape(repr(one))}</pre>" for one in readings.heads]
+    return parts or ["<p>This is a model of images of one layer: there are no tokens and no pairs of heads.</p>"]
+
+
 def gauge(found: Inspection, draw: Draw) -> list[str]:
     """Say what in the weights says nothing."""
     rows = [
@@ -152,6 +180,20 @@ def _strongest(found: Inspection) -> Iterator[tuple[str, Diagram]]:
             one, two = ((found.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader))
             heads = f"{_head(reader)} reads {_head(writer)}"
             yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, two, one)
+
+
+def _overlaps(found: Mapping[Reader, Overlaps]) -> list[list[str]]:
+    """Return the pairs that lie furthest above chance, of a head and one of a later layer."""
+    rows = []
+    for by, one in found.items():
+        layers = np.arange(len(one.overlaps))
+        later = (layers[:, None] < layers)[:, None, :, None]
+        order = np.argsort(np.where(later, -one.sigmas, np.inf), axis=None, kind="stable")[:_STRONGEST]
+        for at in (np.unravel_index(k, one.overlaps.shape) for k in order):
+            if at[0] < at[2]:
+                numbers = f"{one.overlaps[at]:.3f}", f"{one.chance[at]:.3f}", f"{one.sigmas[at]:+.1f}"
+                rows.append([f"{at[0]}.{at[1]}", f"{at[2]}.{at[3]}", _READERS[by], *numbers])
+    return rows
 
 
 def _titled(title: str, picture: str) -> str:

@@ -1,0 +1,126 @@
+"""What heads do and say: on repeated tokens, from tokens to logits, in tokens, and where they write and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from tnlib import TnlibError
+from tnlib._typing import Array
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.residual_product import Head
+from tnlib_adapters.circuits import (
+    Compositions,
+    HeadReading,
+    Overlaps,
+    PatternScores,
+    Vocabulary,
+    copying,
+    read_head,
+    read_vocabulary,
+    repeat_scores,
+    subspace_overlaps,
+)
+from tnlib_adapters.compression.plan import Progress
+from tnlib_adapters.forward.weights import Weights
+
+Doing: TypeAlias = Literal["previous", "duplicate", "induction"]
+Reader: TypeAlias = Literal["Q", "K", "V"]
+
+_MOST_READ = 8  # heads that are read in tokens
+_MOST_WORK = 1e11  # multiplications with the vocabulary
+_SAMPLE = 256  # tokens for the accuracy of copying
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """What heads do and say.
+
+    Parameters
+    ----------
+    scores
+        Attention to previous, equal and following tokens, on random tokens that come twice; None where no text is run.
+    copying
+        Eigenvalue copying scores (layers, heads), NaN where they were not measured; None without an unembedding.
+    heads
+        Some heads in tokens: those that do most of something, and those of the strongest compositions.
+    overlaps
+        Of what one head writes with what another one reads, by "Q", "K" or "V".
+    notes
+        Sentences on what is missing.
+    """
+
+    scores: PatternScores | None
+    copying: Array | None
+    heads: tuple[HeadReading, ...]
+    overlaps: Mapping[Reader, Overlaps]
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_heads(
+    checkpoint: Checkpoint,
+    layers: Sequence[Attention],
+    weights: Weights | None,
+    compositions: Mapping[str, Compositions],
+    *,
+    distance: int | None,
+    centred: bool,
+    progress: Progress,
+) -> Readings:
+    """Read the heads of the layers that are shown; `weights` are those of a model that can be run."""
+    progress("reading tokens", 0, 3)
+    scores, notes = None, []
+    if weights is not None and (weights.context is None or weights.context >= 4):
+        scores = repeat_scores(weights, n_sequences=2)
+    progress("reading tokens", 1, 3)
+    words: Vocabulary | None = None
+    if checkpoint.architecture.reads == "tokens":
+        try:
+            words = read_vocabulary(checkpoint)
+        except TnlibError as problem:  # a folder of attention alone
+            notes.append(f"Tokens are not named: {problem}")
+    copied = None if words is None else _copying(checkpoint, len(layers), words)
+    if copied is not None and np.isnan(copied).any():
+        notes.append("Copying is measured in the first layers only: the vocabulary is large.")
+    progress("reading tokens", 2, 3)
+    chosen = [] if words is None else _chosen(checkpoint, len(layers), len(words), scores, compositions)
+    heads = tuple(read_head(checkpoint, *head, distance=distance, vocabulary=words) for head in chosen)
+    progress("reading tokens", 3, 3)
+    overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Reader) if len(layers) > 1}
+    return Readings(scores, copied, heads, overlaps, tuple(notes))
+
+
+def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary) -> Array | None:
+    """Return the scores (layers, heads), of as many layers as can be measured in seconds."""
+    if not words.ends_in_logits:
+        return None
+    sizes = checkpoint.sizes
+    one = len(words) * sizes.d_head * (2 * sizes.d_model + _SAMPLE)
+    measured = min(n_layers, max(1, int(_MOST_WORK / (one * sizes.n_heads))))
+    found = np.full((n_layers, sizes.n_heads), np.nan)
+    for at in np.ndindex(measured, sizes.n_heads):
+        found[at] = copying(checkpoint, *at, vocabulary=words, sample=_SAMPLE).score
+    return found
+
+
+def _chosen(
+    checkpoint: Checkpoint,
+    n_layers: int,
+    vocab: int,
+    scores: PatternScores | None,
+    compositions: Mapping[str, Compositions],
+) -> list[Head]:
+    """Return the heads that do most of something, then those of the strongest pairs."""
+    found: list[Head] = (
+        [] if scores is None else [head for doing in get_args(Doing) for head, _ in scores.largest(doing, 1)]
+    )
+    for one in compositions.values():
+        found += [head for writer, reader, _ in one.largest(1) for head in (writer, reader)]
+    found += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
+    shown = dict.fromkeys(head for head in found if head[0] < n_layers)
+    work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
+    return sorted(list(shown)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])
