@@ -1,5 +1,10 @@
+from tnlib_adapters.circuits.attending import PatternScores as PatternScores
+from tnlib_adapters.circuits.attending import pattern_scores as pattern_scores
+from tnlib_adapters.circuits.attending import repeat_scores as repeat_scores
 from tnlib_adapters.circuits.block_diagrams import block_diagram as block_diagram
 from tnlib_adapters.circuits.block_diagrams import feed_forward_diagram as feed_forward_diagram
+from tnlib_adapters.circuits.by_weights import WeightScores as WeightScores
+from tnlib_adapters.circuits.by_weights import weight_scores as weight_scores
 from tnlib_adapters.circuits.chance import Score as Score
 from tnlib_adapters.circuits.chance import composition_score as composition_score
 from tnlib_adapters.circuits.composition import Compositions as Compositions
@@ -19,6 +24,8 @@ from tnlib_adapters.circuits.head_reading import HeadReading as HeadReading
 from tnlib_adapters.circuits.head_reading import read_head as read_head
 from tnlib_adapters.circuits.induction import Induction as Induction
 from tnlib_adapters.circuits.induction import find_induction as find_induction
+from tnlib_adapters.circuits.key_shares import ScoreShares as ScoreShares
+from tnlib_adapters.circuits.key_shares import score_shares as score_shares
 from tnlib_adapters.circuits.maximum import Maximum as Maximum
 from tnlib_adapters.circuits.maximum import form_maximum as form_maximum
 from tnlib_adapters.circuits.open_layer import OpenLayer as OpenLayer

@@ -116,23 +116,40 @@ class Vocabulary:
         found += constant.astype(found.dtype)
         return found
 
-    def read_apart(self, columns: Array, norm: Norm | None, count: int | None = None) -> tuple[Array, Array | None]:
+    def read_apart(
+        self, columns: Array, norm: Norm | None, count: int | None = None, *, average: bool = False
+    ) -> tuple[Array, Array | None]:
         """Return what columns [u; c] read of every token (vocab, r), and of each learned position (count, r).
 
         The sum of the two is what is read of a token at a position, when norms divide by one number for all of them,
-        the root mean square of what they would divide by. The second is None where positions are not learned.
+        the root mean square of what they would divide by. The second is None where positions are not learned;
+        `average` returns the mean over tokens (1, r) as the first.
         """
         main, constant = self._through_norm(columns, norm)
-        of_tokens = matmul(self.table, main.astype(self.table.dtype)).astype(np.float64)  # vocab [d] r
+        if average:
+            of_tokens = self.mean_row[None] @ main  # token [d] r
+        else:
+            of_tokens = matmul(self.table, main.astype(self.table.dtype)).astype(np.float64)  # vocab [d] r
         positions = None if self.positions is None else self.positions[:count]
-        of_positions = None if positions is None else positions @ main  # i [d] r
-        by = self._typical(positions, norm)
-        shift = self._bias_read(columns, norm)
+        by, shift = self._typical(positions, norm), self._bias_read(columns, norm)
         if self.norm is not None and norm is not None:  # a norm behind a norm
-            moments = self.variance if norm.centred else self.mean_square
-            behind = np.sqrt(moments.mean() + norm.eps)
+            behind = np.sqrt((self.variance if norm.centred else self.mean_square).mean() + norm.eps)
             by, shift = by * behind, shift / behind
-        return of_tokens / by + shift + constant, None if of_positions is None else of_positions / by
+        return of_tokens / by + shift + constant, None if positions is None else positions @ main / by  # i [d] r
+
+    def second_moments(self, norm: Norm | None) -> Array:
+        """Return the mean over tokens of x~^T x~ with x~ = [n(e_t), 1], (d_model + 1, d_model + 1)."""
+        total = np.zeros((self.table.shape[1] + 1,) * 2)
+        for start in range(0, len(self), _BLOCK):
+            tokens = np.arange(start, min(start + _BLOCK, len(self)))
+            x = self.rows(tokens).astype(self.table.dtype)
+            if norm is not None:
+                moments = (self.variance if norm.centred else self.mean_square)[tokens]
+                x = x - x.mean(axis=1, keepdims=True) if norm.centred else x
+                x = x / np.sqrt(moments + norm.eps).astype(x.dtype)[:, None]
+            x = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+            total += matmul(x.T, x)  # d~ [token] d~
+        return total / len(self)
 
     def write(self, rows: Array) -> Array:
         """Return what rows (r, d_model), added to the final stream, add to every logit, (r, vocab)."""
@@ -204,8 +221,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
             f"read_vocabulary: checkpoint must read tokens, got a {row.model_type}, which reads {row.reads}; "
             "its heads have no token space."
         )
-    table = checkpoint.locate(f"{row.embeddings[0]}.weight")
-    stored = np.dtype(np.float64 if table is not None and table.dtype == "F64" else np.float32)
+    info = checkpoint.locate(f"{row.embeddings[0]}.weight")
+    stored = np.dtype(np.float64 if info is not None and info.dtype == "F64" else np.float32)
     embedding = read_embedding(checkpoint)
     table = embedding.tokens if embedding.segment is None else embedding.tokens + embedding.segment
     table = table.astype(stored, copy=False)
