@@ -44,11 +44,14 @@ class SpectralReduction:
         Per start and letter, in the order in which letters first occur: (n, d, d), sum_i X_i (x) conj(X_i) of radius 1.
     fitness
         (starts,), what each start reached.
+    real
+        Whether the tensor is; then conj(X) is worth as much as X.
     """
 
     variables: str
     matrices: tuple[tuple[Array, ...], ...]
     fitness: Array
+    real: bool = True
 
     @property
     def best(self) -> int:
@@ -63,11 +66,19 @@ class SpectralReduction:
     def similarity(self, a: int, b: int) -> float:
         """Return rho(sum X (x) conj(Y)) / sqrt(rho(sum X (x) conj(X)) rho(sum Y (x) conj(Y))) of two starts.
 
-        In [0, 1]; 1 where the one is c S X S^-1 of the other. Every letter has a phase of its own, which the fitness
-        does not see: those that bring the two closest are taken.
+        In [0, 1]; 1 where the one is c S X S^-1 of the other. What the fitness does not see is no difference: every
+        letter has a phase of its own, and of a real tensor X and conj(X) are the same.
         """
-        pairs = np.stack([_pairs(x, y) for x, y in zip(self.matrices[a], self.matrices[b], strict=True)])
-        return max(_closest(pairs, np.array(turns)) for turns in product((1, 1j, -1, -1j), repeat=len(pairs)))
+        found = [self._similarity(self.matrices[a], self.matrices[b])]
+        if self.real:
+            found.append(self._similarity(self.matrices[a], tuple(y.conj() for y in self.matrices[b])))
+        return max(found)
+
+    @staticmethod
+    def _similarity(a: tuple[Array, ...], b: tuple[Array, ...]) -> float:
+        pairs = np.stack([_pairs(x, y) for x, y in zip(a, b, strict=True)])
+        others = product((1, 1j, -1, -1j), repeat=len(pairs) - 1)  # a phase of all of them is no matter
+        return max(_closest(pairs, np.array((1, *turns))) for turns in others)
 
     def __repr__(self) -> str:
         d = self.matrices[0][0].shape[-1]
@@ -147,7 +158,7 @@ def spectral_reduction(
     )
     found = [problem.maximise(generator) for _ in range(n_starts)]
     fitness = scale ** (1 / t.ndim) * np.exp([log for _, log in found])
-    return SpectralReduction(names, tuple(matrices for matrices, _ in found), fitness)
+    return SpectralReduction(names, tuple(matrices for matrices, _ in found), fitness, bool(np.isrealobj(t)))
 
 
 def _check(t: Array, variables: str | None, field: str) -> str:
