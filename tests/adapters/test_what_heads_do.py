@@ -285,7 +285,10 @@ def test_weights_and_patterns_agree_on_the_trained_llama() -> None:
     strongest = {head for head, _ in seen.largest("induction", 3)}
     assert strongest == {divmod(int(k), 8) for k in np.argsort(-told.induction, axis=None)[:3]}
     assert min(share for _, share in seen.largest("induction", 3)) > 1.5 * seen.chance["induction"]
-    assert told.writer(3, 5) == (2, 5)
+    writer = told.writer(3, 5)
+    assert writer is not None
+    assert writer[0] == 2
+    assert min(told.previous[writer], seen.previous[writer]) > 0.5
 
 
 def test_the_trained_bert_has_heads_that_go_by_position(minilm_path: Path) -> None:
