@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 400  # pairs whose numbers are written
 _MOST_NAMES = 40  # heads on an axis whose names are
+_MOST_LEVEL = 12  # of them, without turning their names
 
 
 def heat_map(found: Compositions) -> Figure:
@@ -57,8 +58,11 @@ def heat_map(found: Compositions) -> Figure:
 
 def _name_heads(axis: Any, layers: range, n_heads: int) -> None:
     """Name every head as layer.head, or of many heads the layers alone."""
-    if len(layers) * n_heads <= _MOST_NAMES:
-        axis.set_ticks(range(len(layers) * n_heads), [f"{layer}.{head}" for layer in layers for head in range(n_heads)])
+    count = len(layers) * n_heads
+    if count <= _MOST_NAMES:
+        turn = 90 if axis.axis_name == "x" and count > _MOST_LEVEL else 0
+        names = [f"{layer}.{head}" for layer in layers for head in range(n_heads)]
+        axis.set_ticks(range(count), names, rotation=turn)
     else:
         axis.set_ticks([(k + 0.5) * n_heads - 0.5 for k in range(len(layers))], [f"layer {layer}" for layer in layers])
 

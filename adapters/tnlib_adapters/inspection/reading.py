@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -13,13 +13,16 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
+from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
 from tnlib_adapters.circuits import (
     Compositions,
     HeadReading,
+    Induction,
     Overlaps,
     PatternScores,
     Vocabulary,
     copying,
+    find_induction,
     read_head,
     read_vocabulary,
     repeat_scores,
@@ -50,6 +53,8 @@ class Readings:
         Some heads in tokens: those that do most of something, and those of the strongest compositions.
     overlaps
         Of what one head writes with what another one reads, by "Q", "K" or "V".
+    induction
+        The circuit of a model of attention alone; None of others.
     notes
         Sentences on what is missing.
     """
@@ -58,7 +63,8 @@ class Readings:
     copying: Array | None
     heads: tuple[HeadReading, ...]
     overlaps: Mapping[Reader, Overlaps]
-    notes: tuple[str, ...] = field(default=())
+    induction: Induction | None
+    notes: tuple[str, ...]
 
 
 def read_heads(
@@ -91,7 +97,17 @@ def read_heads(
     heads = tuple(read_head(checkpoint, *head, distance=distance, vocabulary=words) for head in chosen)
     progress("reading tokens", 3, 3)
     overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Reader) if len(layers) > 1}
-    return Readings(scores, copied, heads, overlaps, tuple(notes))
+    return Readings(scores, copied, heads, overlaps, _induction(checkpoint), tuple(notes))
+
+
+def _induction(checkpoint: Checkpoint) -> Induction | None:
+    """Return the induction circuit, None where the model is none of attention alone, or takes no repeats."""
+    if checkpoint.architecture is not ATTENTION_ONLY:
+        return None
+    try:
+        return find_induction(checkpoint, n=8)
+    except TnlibError:
+        return None
 
 
 def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary) -> Array | None:
@@ -120,7 +136,8 @@ def _chosen(
     )
     for one in compositions.values():
         found += [head for writer, reader, _ in one.largest(1) for head in (writer, reader)]
-    found += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
+    if n_layers * checkpoint.sizes.n_heads <= _MOST_READ:
+        found += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
     shown = dict.fromkeys(head for head in found if head[0] < n_layers)
     work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
     return sorted(list(shown)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])

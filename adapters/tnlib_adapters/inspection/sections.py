@@ -102,6 +102,12 @@ def heads(found: Inspection, draw: Draw) -> list[str]:
             "attends to.</p>",
             draw(doing_maps(maps, readings.copying)),
         ]
+    if readings.induction is not None:
+        parts += [
+            "<p>The induction circuit, by patterns, by weights, and by the share of the gap between the loss and chance "
+            "that is lost when later keys do without a head:</p>",
+            f"<pre>{html.escape(repr(readings.induction))}</pre>",
+        ]
     if readings.overlaps:
         parts += [
             "<h3>Where heads write and read</h3>",
@@ -112,7 +118,11 @@ def heads(found: Inspection, draw: Draw) -> list[str]:
         ]
     if readings.heads:
         parts.append("<h3>In tokens</h3>")
-        parts += [f"<pre>{html.escape(repr(one))}</pre>" for one in readings.heads]
+        parts += [
+            f"<details{' open' * (k == 0)}><summary>Head {one.layer}.{one.head}</summary>"
+            f"<pre>{html.escape(repr(one))}</pre></details>"
+            for k, one in enumerate(readings.heads)
+        ]
     return parts or ["<p>This is a model of images of one layer: there are no tokens and no pairs of heads.</p>"]
 
 
