@@ -17,6 +17,7 @@ from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
+    from tnlib_adapters.compression.compare_text import TextComparison
     from tnlib_adapters.compression.evaluate import Evaluation
     from tnlib_adapters.compression.plan import Progress
     from tnlib_adapters.compression.report import LayerReport, Report
@@ -96,11 +97,18 @@ def compress(
 @click.option("--keep", "keeps", type=float, multiple=True, default=(0.75, 0.5, 0.25), show_default=True,
               help="A fraction to try; may be given several times.")  # fmt: skip
 @click.option("--method", "methods", type=click.Choice(METHODS), multiple=True, help="A method to try; all by default.")
+@click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
+              help="Text file: what matrices and heads lose on it, plain, whitened, calibrated and in int8.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-compare"), show_default=True,
               help="Folder for compare.csv and compare.png.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
-def compare(source: str, keeps: tuple[float, ...], methods: tuple[str, ...], out: Path, force: bool) -> None:
+def compare(
+    source: str, keeps: tuple[float, ...], methods: tuple[str, ...], calibrate: Path | None, out: Path, force: bool
+) -> None:
     """Measure every method at several fractions on the checkpoint IN; nothing is compressed."""
+    if calibrate is not None:
+        _compare_on_text(source, keeps, methods, calibrate, out, force=force)
+        return
     with _errors(), _progress() as progress:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
         from tnlib_adapters.compression.compare import compare as run
@@ -115,6 +123,25 @@ def compare(source: str, keeps: tuple[float, ...], methods: tuple[str, ...], out
             found.write_csv(partial / "compare.csv")
             draw(found).savefig(partial / "compare.png", dpi=150)
     _show_comparison(found, out)
+
+
+def _compare_on_text(
+    source: str, keeps: tuple[float, ...], methods: tuple[str, ...], file: Path, out: Path, *, force: bool
+) -> None:
+    with _errors(), _progress() as progress:
+        from tnlib_adapters.attention.checkpoint import open_checkpoint
+        from tnlib_adapters.compression.compare_text import compare_on_text, draw_on_text
+        from tnlib_adapters.compression.text import read_text
+        from tnlib_adapters.compression.whole import check_target, whole_folder
+
+        folder, text = _folder(source), read_text("compare", "calibrate", file)
+        checkpoint = open_checkpoint(folder)
+        check_target("compare", out, folder, force=force)
+        found = compare_on_text(checkpoint, sorted(set(keeps), reverse=True), text, methods, progress)
+        with whole_folder(out) as partial:
+            found.write_csv(partial / "compare.csv")
+            draw_on_text(found).savefig(partial / "compare.png", dpi=150)
+    _show_text_comparison(found, out)
 
 
 @main.command(epilog=_IN_HELP)
@@ -250,6 +277,20 @@ def _show_evaluation(found: Evaluation) -> None:
     click.echo(f"{found.n_texts:,} texts of together {found.n_tokens:,} tokens")
     for name, value in found.measures().items():
         click.echo(f"{name}   {value:.4f}")
+
+
+def _show_text_comparison(found: TextComparison, out: Path) -> None:
+    groups: dict[str, list[list[str]]] = {}
+    for row in found.rows:
+        worst = "" if row.worst is None else f"{row.worst:.2g}"
+        floats = (f"{row.n_bytes / 1e6:.2f}", f"{row.error:.4f}", worst)
+        int8 = (f"{row.n_bytes_int8 / 1e6:.2f}", f"{row.error_int8:.4f}", f"{row.seconds:.1f}")
+        groups.setdefault(row.method, []).append([row.method, f"{row.kept:.4f}", *floats, *int8])
+    columns = ["method", "kept", "MB", "error", "worst", "MB in int8", "error in int8", "s"]
+    _print_table(f"{found.measure} on held-out text; MB of the attention", columns, list(groups.values()))
+    for what, reason in found.refused.items():
+        click.echo(f"without {what}: {reason}")
+    click.echo(f"written to {out}: compare.csv, compare.png")
 
 
 def _show_comparison(found: Comparison, out: Path) -> None:

@@ -72,6 +72,11 @@ class Piece:
         found = {part: (a, part in scales) for part, a in stored.items()}
         return found | {scale_name(part): (scale, True) for part, scale in scales.items()}
 
+    def rounded(self) -> Piece:
+        """Return the piece as it is once it has been stored in int8."""
+        stored, scales = narrow(self.kind, self.arrays, self.rows)
+        return replace(self, arrays=widen(self.kind, stored, scales, self.rows))
+
     @property
     def n_parameters(self) -> int:
         """Count of stored numbers."""

@@ -1,0 +1,105 @@
+"""Methods side by side on a text: every row is what the folder that compress writes would be."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import tnlib_adapters
+import tnlib_adapters.torch  # registers the layout
+from click.testing import CliRunner
+from oracles import refused
+from running_models import made_up_text, save_with_tokenizer
+from tnlib_adapters import cli, evaluate, open_checkpoint
+from tnlib_adapters.compression.compare_text import ROWS, compare_on_text, draw_on_text
+from tnlib_adapters.compression.text import hold_out
+from transformers_models import quiet, random_model
+
+from tnlib import ArgumentError
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+NAMES = ("bert", "gpt2_lm", "llama")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    quiet()
+    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"rows_{name}")) for name in NAMES}
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("calibration", "compare_text"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.{module}._STEPS", 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) -> None:
+    text, keep = made_up_text(), 0.5
+    found = compare_on_text(open_checkpoint(folders[name]), [keep], text)
+    assert not found.refused
+    rows = {row.method: row for row in found.rows}
+    assert list(rows) == ["as it is", *ROWS]
+    file, held = tmp_path / "text.txt", tmp_path / "held.txt"
+    file.write_text(text)
+    held.write_text(hold_out(text)[1])
+    for row_name, arguments in {
+        "matrix": {"method": "matrix"},
+        "heads": {},
+        "matrix, whitened": {"method": "matrix", "calibrate": file},
+        "heads, whitened": {"method": "whitened", "calibrate": file},
+        "heads, calibrated": {"calibrate": file},
+    }.items():
+        row = rows[row_name]
+        for store, n_bytes, error in (("float", row.n_bytes, row.error), ("int8", row.n_bytes_int8, row.error_int8)):
+            out = tmp_path / f"{row_name}-{store}"
+            report = tnlib_adapters.compress(folders[name], out, keep=keep, store=store, **arguments)
+            assert report.kept == row.kept
+            assert report.bytes_after["attention"] == n_bytes
+            assert evaluate(folders[name], out, held).error == pytest.approx(error, rel=1e-2, abs=1e-6)
+    assert rows["as it is"].n_bytes == report.bytes_before["attention"]
+    assert rows["as it is"].n_bytes_int8 == report.plain_bytes
+
+
+def test_some_methods_and_the_table(folders: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(made_up_text())
+    result = CliRunner().invoke(
+        cli.main,
+        ["compare", str(folders["bert"]), "--calibrate", str(text), "--keep", "0.6", "--keep", "0.4",
+         "--method", "matrix", "--out", str(tmp_path / "out")],
+        env={"COLUMNS": "140"},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "1 - cosine on held-out text" in result.stdout
+    with (tmp_path / "out/compare.csv").open() as opened:
+        rows = list(csv.DictReader(opened))
+    assert [row["method"] for row in rows] == ["as it is", *["matrix"] * 2, *["matrix, whitened"] * 2]
+    for row in rows:
+        assert f"{float(row['error']):.4f}" in result.stdout
+    assert (tmp_path / "out/compare.png").stat().st_size > 10_000
+
+
+def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
+    found = compare_on_text(open_checkpoint(folders["gpt2_lm"]), [0.6, 0.3], made_up_text(), ["matrix"])
+    numbers, sizes = draw_on_text(found).axes
+    assert [line.get_label() for line in numbers.get_lines()] == ["matrix", "matrix, whitened"]
+    assert len(sizes.get_lines()) == 2 * 2 + 3
+    assert found.measure == "divergence (nats a token)"
+
+
+def test_what_is_off_is_refused(folders: Any) -> None:
+    checkpoint = open_checkpoint(folders["bert"])
+    with refused(ArgumentError, "compare: with calibrate, method must be one of matrix, heads", "'cp'"):
+        compare_on_text(checkpoint, [0.5], made_up_text(), ["cp"])
+    with refused(ArgumentError, "at least ten lines"):
+        compare_on_text(checkpoint, [0.5], "w1 w2\nw3 w4\n")
+    with refused(ArgumentError, "keep must lie in (0, 1]"):
+        compare_on_text(checkpoint, [1.5], made_up_text())
