@@ -50,6 +50,7 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         "docs/frozen.md",
         "docs/physics.md",
         "docs/drawing.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("gallery*.md")),
     ],
 )
 def test_no_page_is_left_half_written(page: str) -> None:
@@ -68,7 +69,20 @@ def test_links_between_pages_lead_somewhere() -> None:
         "docs/architectures.md",
         "docs/drawing.md",
         "CONTRIBUTING.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("gallery*.md")),
     ):
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (folder / target).exists(), f"{page} links to {target}"
+
+
+def test_every_notion_of_the_gallery_is_found_by_its_name() -> None:
+    index = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((gallery-[a-z]+\.md)#([^)]+)\)", index))
+    there = set()
+    for page in (ROOT / "docs").glob("gallery-*.md"):
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        titles = re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE)
+        there |= {(page.name, re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")) for title in titles}
+    assert len(there) > 60
+    assert linked == there

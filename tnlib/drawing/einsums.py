@@ -32,6 +32,7 @@ def einsum_diagram(equation: str, tensors: Mapping[str, Any], layout: str | None
         term has a space inside.
     tensors
         From the label of each tensor, in the order of the terms, to its array, or to its shape where there is none.
+        Spaces around a label are not shown: they tell two of one name apart.
     layout
         Where they stand: lines of labels and of names of indices, with spaces between, "." for an empty place. An
         open index stands where its leg ends, another one where its copy tensor stands. One row by default.
@@ -118,18 +119,22 @@ def _sizes(parts: Sequence[_Operand], result: Sequence[str]) -> dict[str, int]:
 
 
 def _cells(layout: str | None, parts: Sequence[_Operand]) -> dict[str, Point]:
-    """Return the place of every label and index that the layout names."""
+    """Return the place of every tensor and every index that the layout names; tensors of one name come in order."""
     if layout is not None and not isinstance(layout, str):
         raise ArgumentTypeError(f"einsum_diagram: layout must be text, got {type(layout).__name__}; write lines.")
-    rows = [[part.label for part in parts]] if layout is None else [line.split() for line in layout.splitlines()]
-    rows = [row for row in rows if row]
-    cells = {
-        name: (_STEP[0] * x, -_STEP[1] * y) for y, row in enumerate(rows) for x, name in enumerate(row) if name != "."
-    }
-    if missing := [part.label for part in parts if part.label not in cells]:
-        raise ArgumentError(
-            f"einsum_diagram: layout must have a place for every tensor, got none for {missing[0]}; add its label."
-        )
+    names = [part.label.strip() for part in parts]
+    rows = [names] if layout is None else [line.split() for line in layout.splitlines() if line.strip()]
+    places: dict[str, list[Point]] = {}
+    for y, row in enumerate(rows):
+        for x, name in enumerate(row):
+            places.setdefault(name, []).append((_STEP[0] * x, -_STEP[1] * y))
+    cells = {name: at[0] for name, at in places.items() if name not in (*names, ".")}
+    for part, name in zip(parts, names, strict=True):
+        if not places.get(name):
+            raise ArgumentError(
+                f"einsum_diagram: layout must have a place for every tensor, got none for {name}; add its label."
+            )
+        cells[part.label] = places[name].pop(0)
     return cells
 
 
@@ -203,15 +208,15 @@ class _Picture:
         return Diagram((*nodes,), (*legs,))
 
     def _node(self, k: int, part: _Operand) -> Node:
-        at, a = self.places[k], part.array
+        at, a, label = self.places[k], part.array, part.label.strip()
         if a is None:
-            return Node("matrix" if len(part.shape) == 2 else "tensor", part.label, at)
+            return Node("matrix" if len(part.shape) == 2 else "tensor", label, at)
         if a.ndim == 1 and part.term[0] in self.hubs and len(self.holders[part.term[0]]) > 1:
-            return Node("weights", part.label, at)
+            return Node("weights", label, at)
         if a.ndim == 2 and a.shape[0] == a.shape[1] and not (a - np.diag(np.diag(a))).any():
-            return Node("text", "", at) if (np.diag(a) == 1).all() else Node("weights", part.label, at)
+            return Node("text", "", at) if (np.diag(a) == 1).all() else Node("weights", label, at)
         kind, direction = measured(a, [self._far(i, k) for i in part.term], at)
-        return Node(kind, "" if kind == "delta" else part.label, at, direction)
+        return Node(kind, "" if kind == "delta" else label, at, direction)
 
     def _far(self, index: str, k: int) -> Point:
         if index in self.hubs:

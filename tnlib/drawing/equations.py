@@ -29,7 +29,8 @@ def equation(*parts: Any, title: str = "") -> Diagram:
     Returns
     -------
     Diagram
-        For `tnlib.draw`. The parts are as they are alone, but for their titles; the middles of their shapes are on one level.
+        For `tnlib.draw`. The parts are as they are alone, but for their titles; the middles of their shapes are on one
+        level.
 
     Raises
     ------
