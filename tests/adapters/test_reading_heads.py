@@ -17,6 +17,7 @@ from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.checkpoints.token_names import token_names
 from tnlib_adapters.circuits import (
     copying,
+    copying_scores,
     form_maximum,
     read_head,
     read_vocabulary,
@@ -218,6 +219,7 @@ def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str],
         np.testing.assert_allclose(np.abs(found.eigenvalues), largest, atol=1e-6 * largest[0])
         assert (found.ranks == (dense >= np.diag(dense)[:, None]).sum(axis=1) - 1).all()
         assert found.accuracy(len(dense)) == 1
+        assert copying_scores(checkpoint)[layer, head] == pytest.approx(found.score, abs=1e-6)
 
 
 def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_a_sample_of_tokens_is_of_all_of_them(model: Checkpoint) -> None:
 
 
 def test_induction_heads_copy_and_nothing_else_does(model: Checkpoint) -> None:
-    scores = np.array([[copying(model, layer, head).score for head in range(4)] for layer in range(2)])
+    scores = copying_scores(model)
     assert scores[1].min() > 0.99
     assert scores[0].max() < 0.5
     assert min(copying(model, 1, head).accuracy(5) for head in range(4)) > 10 * 5 / 128
@@ -344,6 +346,8 @@ def test_wrong_arguments_are_refused(model: Checkpoint, opened: Callable[[str], 
         read_head(opened("llama")[0], 0, 0)
     with refused(ValueError, "copying: model must have an unembedding", "bert"):
         copying(opened("bert")[0], 0, 0)
+    with refused(ValueError, "copying_scores: model must have an unembedding", "bert"):
+        copying_scores(opened("bert")[0])
     with refused(TypeError, "singular_features: operator must be a LowRank", "ndarray"):
         singular_features(np.eye(3))  # type: ignore[arg-type]
     with refused(TypeError, "form_maximum: form must be a LowRank"):

@@ -1,3 +1,5 @@
+from tnlib_adapters.circuits.angles import Angles as Angles
+from tnlib_adapters.circuits.angles import principal_angles as principal_angles
 from tnlib_adapters.circuits.attending import PatternScores as PatternScores
 from tnlib_adapters.circuits.attending import pattern_scores as pattern_scores
 from tnlib_adapters.circuits.attending import repeat_scores as repeat_scores
@@ -18,6 +20,7 @@ from tnlib_adapters.circuits.diagrams import ov_diagram as ov_diagram
 from tnlib_adapters.circuits.diagrams import qk_diagram as qk_diagram
 from tnlib_adapters.circuits.direct_path import Bigrams as Bigrams
 from tnlib_adapters.circuits.direct_path import bigrams as bigrams
+from tnlib_adapters.circuits.ends import read_vocabulary as read_vocabulary
 from tnlib_adapters.circuits.features import Features as Features
 from tnlib_adapters.circuits.features import singular_features as singular_features
 from tnlib_adapters.circuits.head_reading import HeadReading as HeadReading
@@ -41,20 +44,18 @@ from tnlib_adapters.circuits.paths import stream_by_order as stream_by_order
 from tnlib_adapters.circuits.pictures import heat_map as heat_map
 from tnlib_adapters.circuits.pruned_circuit import Circuit as Circuit
 from tnlib_adapters.circuits.pruned_circuit import find_circuit as find_circuit
-from tnlib_adapters.circuits.subspaces import Angles as Angles
 from tnlib_adapters.circuits.subspaces import Overlaps as Overlaps
 from tnlib_adapters.circuits.subspaces import head_subspace as head_subspace
-from tnlib_adapters.circuits.subspaces import principal_angles as principal_angles
 from tnlib_adapters.circuits.subspaces import subspace_overlaps as subspace_overlaps
 from tnlib_adapters.circuits.term_diagrams import term_diagram as term_diagram
 from tnlib_adapters.circuits.token_copying import Copying as Copying
 from tnlib_adapters.circuits.token_copying import copying as copying
+from tnlib_adapters.circuits.token_copying import copying_scores as copying_scores
 from tnlib_adapters.circuits.token_features import TokenFeature as TokenFeature
 from tnlib_adapters.circuits.toy_head import ToyInduction as ToyInduction
 from tnlib_adapters.circuits.toy_head import toy_induction as toy_induction
 from tnlib_adapters.circuits.two_layers import TenTerms as TenTerms
 from tnlib_adapters.circuits.two_layers import ten_terms as ten_terms
 from tnlib_adapters.circuits.vocabulary import Vocabulary as Vocabulary
-from tnlib_adapters.circuits.vocabulary import read_vocabulary as read_vocabulary
 
 __all__: list[str]

@@ -31,8 +31,9 @@ from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.circuits.apart import Apart, as_length, read_apart
+from tnlib_adapters.circuits.ends import read_vocabulary
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
-from tnlib_adapters.circuits.vocabulary import Vocabulary, read_vocabulary
+from tnlib_adapters.circuits.vocabulary import Vocabulary
 from tnlib_adapters.forward.layers import softmax
 
 

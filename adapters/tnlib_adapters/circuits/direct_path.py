@@ -11,7 +11,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, to_numpy
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.circuits.vocabulary import Vocabulary, read_vocabulary
+from tnlib_adapters.circuits.ends import read_vocabulary
+from tnlib_adapters.circuits.vocabulary import Vocabulary
 
 _CELLS = 1 << 23  # logits that are in memory at a time
 _SHOWN = 12

@@ -10,12 +10,13 @@ from tnlib import ArgumentTypeError
 from tnlib._validate import as_count
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.circuits.ends import read_vocabulary
 from tnlib_adapters.circuits.features import Features, singular_features
 from tnlib_adapters.circuits.maximum import Maximum, form_maximum
 from tnlib_adapters.circuits.stream_head import stream_head
 from tnlib_adapters.circuits.token_copying import Copying, circuit_copying
 from tnlib_adapters.circuits.token_features import Side, TokenFeature, read_tokens
-from tnlib_adapters.circuits.vocabulary import Vocabulary, read_vocabulary
+from tnlib_adapters.circuits.vocabulary import Vocabulary
 
 _DRAWN = 2048  # tokens that the accuracy of copying is measured on: known to 0.011
 
@@ -95,7 +96,6 @@ def read_head(
     distance: int | None = None,
     features: int = 3,
     tokens: int = 5,
-    rtol: float | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> HeadReading:
     """Return what a head asks for and what it writes, in tokens, with the norms beside it folded in.
@@ -110,9 +110,6 @@ def read_head(
         Position of the query less that of the key. Needed where scores depend on it (rotary embeddings, ALiBi).
     features, tokens
         How many features are read in tokens, and how many tokens are named at each of their ends.
-    rtol
-        Singular values that differ by less than this part of their norm count as equal, and their directions as a
-        span; see `singular_features`.
     vocabulary
         What `read_vocabulary(model)` returned: read it once for many heads.
 
@@ -143,7 +140,7 @@ def read_head(
     found = stream_head(model, layer, head)
     omega, written = found.attention.qk(0, distance), found.attention.ov(0)
     words = read_vocabulary(model) if vocabulary is None else vocabulary
-    qk, ov = (singular_features(operator, rtol=rtol) for operator in (omega, written))
+    qk, ov = (singular_features(operator) for operator in (omega, written))
     chosen = np.sort(np.random.default_rng(0).permutation(len(words))[:_DRAWN])
     return HeadReading(
         layer=int(layer) % model.n_layers,

@@ -14,9 +14,9 @@ from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.composition import compositions
+from tnlib_adapters.circuits.ends import read_vocabulary
 from tnlib_adapters.circuits.gates import GatedModel, attention_only
 from tnlib_adapters.circuits.token_copying import copying
-from tnlib_adapters.circuits.vocabulary import read_vocabulary
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.forward.model import run
 from tnlib_adapters.forward.weights import Weights, read_weights

@@ -27,8 +27,9 @@ from tnlib._validate import to_numpy
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.circuits.apart import Apart, as_length, read_apart
+from tnlib_adapters.circuits.ends import read_vocabulary
 from tnlib_adapters.circuits.stream_head import stream_head
-from tnlib_adapters.circuits.vocabulary import Vocabulary, read_vocabulary
+from tnlib_adapters.circuits.vocabulary import Vocabulary
 
 QUERY = ("common", "token", "position")
 KEY = ("token", "position", "both")

@@ -21,8 +21,9 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.circuits.ends import read_vocabulary
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
-from tnlib_adapters.circuits.vocabulary import Vocabulary, read_vocabulary
+from tnlib_adapters.circuits.vocabulary import Vocabulary
 
 _CELLS = 1 << 23  # of the circuit that are in memory at a time
 _BLOCK = 1 << 12  # tokens that are widened at a time
@@ -49,8 +50,7 @@ class Copying:
     @property
     def score(self) -> float:
         """The sum of the eigenvalues over the sum of their moduli: 1 where the head copies, 0 by chance."""
-        sizes = np.abs(self.eigenvalues)
-        return float(self.eigenvalues.real.sum() / sizes.sum()) if sizes.any() else 0.0
+        return _score(self.eigenvalues)
 
     def accuracy(self, k: int = 1) -> float:
         """Return the share of tokens whose own logit is among the k that they raise most; chance is k / vocab."""
@@ -110,16 +110,50 @@ def copying(
     (True, False)
     """
     found = stream_head(model, layer, head)
-    words = read_vocabulary(model) if vocabulary is None else vocabulary
-    if not words.ends_in_logits:
-        raise ArgumentError(
-            f"copying: model must have an unembedding, got a {model.architecture.model_type}, which ends in hidden "
-            "states; load one with a head for tokens."
-        )
+    words = _ends_in_logits("copying", model, vocabulary)
     chosen = np.arange(len(words))
     if sample is not None and as_count("copying", "sample", sample) < len(words):
         chosen = np.sort(as_rng("copying", rng).choice(len(words), sample, replace=False))
     return circuit_copying(found, words, chosen)
+
+
+@own_threads
+def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -> Array:
+    """Return the copying score of every head, (layers, heads), from one pass over the vocabulary.
+
+    Parameters
+    ----------
+    model
+        A checkpoint with an unembedding.
+    vocabulary
+        What `read_vocabulary(model)` returned.
+
+    Returns
+    -------
+    ndarray
+        `copying(model, layer, head).score` of each. The sum over tokens of what is read times what is written is one
+        matrix (d_model, d_model + 1) for all heads.
+
+    Raises
+    ------
+    ArgumentError
+        If the model ends in hidden states.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
+    array([1., 1., 1., 1.])
+    """
+    words = _ends_in_logits("copying_scores", model, vocabulary)
+    found = np.zeros((model.n_layers, model.sizes.n_heads))
+    between = None
+    for at in np.ndindex(found.shape):
+        head = stream_head(model, *at)
+        ov = head.attention.ov(0)
+        between = words.between(head.norm) if between is None else between  # norms of all layers divide alike
+        found[at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ between @ ov.left))  # dh [d] [d~] dh
+    return found
 
 
 def circuit_copying(found: StreamHead, words: Vocabulary, chosen: Array) -> Copying:
@@ -151,3 +185,18 @@ def _ranks(reads: Array, writes: Array, chosen: Array) -> Array:
         own = logits[np.arange(len(tokens)), tokens]
         ranks[start : start + block] = np.count_nonzero(logits >= own[:, None], axis=1) - 1
     return ranks
+
+
+def _score(eigenvalues: Array) -> float:
+    sizes = np.abs(eigenvalues)
+    return float(eigenvalues.real.sum() / sizes.sum()) if sizes.any() else 0.0
+
+
+def _ends_in_logits(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
+    words = read_vocabulary(model) if vocabulary is None else vocabulary
+    if not words.ends_in_logits:
+        raise ArgumentError(
+            f"{function}: model must have an unembedding, got a {model.architecture.model_type}, which ends in hidden "
+            "states; load one with a head for tokens."
+        )
+    return words

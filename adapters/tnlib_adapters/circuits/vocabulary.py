@@ -11,18 +11,13 @@ unembedding u_t, up to the division of that norm and to what all logits have in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import matmul
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.attention.stream import unembedding
-from tnlib_adapters.checkpoints.token_names import token_names
 from tnlib_adapters.forward.layers import Norm
-from tnlib_adapters.forward.weights import read_embedding, read_final_norm, read_unembedding
 
 _BLOCK = 4096  # tokens whose rows are widened at a time
 
@@ -141,15 +136,27 @@ class Vocabulary:
         """Return the mean over tokens of x~^T x~ with x~ = [n(e_t), 1], (d_model + 1, d_model + 1)."""
         total = np.zeros((self.table.shape[1] + 1,) * 2)
         for start in range(0, len(self), _BLOCK):
-            tokens = np.arange(start, min(start + _BLOCK, len(self)))
-            x = self.rows(tokens).astype(self.table.dtype)
-            if norm is not None:
-                moments = (self.variance if norm.centred else self.mean_square)[tokens]
-                x = x - x.mean(axis=1, keepdims=True) if norm.centred else x
-                x = x / np.sqrt(moments + norm.eps).astype(x.dtype)[:, None]
-            x = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+            x = self._homogeneous(slice(start, start + _BLOCK), norm)
             total += matmul(x.T, x)  # d~ [token] d~
         return total / len(self)
+
+    def between(self, norm: Norm | None) -> Array:
+        """Return the sum over tokens of v_t^T x~_t, (d_model, d_model + 1): what logits of tokens have of themselves.
+
+        x~_t = [n(e_t), 1] is what is read of a token, v_t what its logit reads of the final stream. The circuit of
+        every head, W_E OV W_U, has its trace and its eigenvalues from this one matrix.
+        """
+        total = np.zeros((self.table.shape[1], self.table.shape[1] + 1))
+        mean = self.unembed.mean(axis=0, dtype=np.float64)
+        for start in range(0, len(self), _BLOCK):
+            tokens = slice(start, start + _BLOCK)
+            x = self._homogeneous(tokens, norm)
+            total += matmul(self.unembed[tokens].T, x)  # d [token] d~
+            total -= np.outer(mean, x.sum(axis=0, dtype=np.float64))
+        if self.final is None:
+            return total
+        total = self.final.weight[:, None] * total
+        return _centred(total, self.final)
 
     def write(self, rows: Array) -> Array:
         """Return what rows (r, d_model), added to the final stream, add to every logit, (r, vocab)."""
@@ -157,6 +164,15 @@ class Vocabulary:
             rows = (rows - rows.mean(axis=1, keepdims=True) if self.final.centred else rows) * self.final.weight
         found = matmul(self.unembed, rows.T.astype(self.unembed.dtype)).T  # r [d] vocab
         return np.asarray(found - found.mean(axis=1, keepdims=True, dtype=np.float64).astype(found.dtype))
+
+    def _homogeneous(self, tokens: slice, norm: Norm | None) -> Array:
+        """Return [n(e_t), 1] of some tokens, (n, d_model + 1)."""
+        x = self.table[tokens]
+        x = x if self.norm is None else self.norm(x)
+        if norm is not None:
+            x = x - x.mean(axis=1, keepdims=True) if norm.centred else x
+            x = x / np.sqrt((self.variance if norm.centred else self.mean_square)[tokens] + norm.eps)[:, None]
+        return np.concatenate([x, np.ones_like(x[:, :1])], axis=1).astype(self.table.dtype)
 
     def _through_norm(self, columns: Array, norm: Norm | None) -> tuple[Array, Array]:
         """Return columns (d_model, r) as they meet the table, and their constants."""
@@ -184,82 +200,6 @@ class Vocabulary:
         if self.norm is None or self.norm.bias is None:
             return np.zeros(columns.shape[1])
         return np.asarray(self.norm.bias @ _centred(columns[:-1], norm))
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
-    """Read the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.
-
-    Parameters
-    ----------
-    checkpoint
-        Of a model that reads tokens. Where the token embeddings have a norm of their own, it is applied to each token
-        alone; where there are segments, the first is in every row.
-
-    Returns
-    -------
-    Vocabulary
-        `read` and `write` take directions to tokens; `name` says what the tokenizer of the folder calls one.
-
-    Raises
-    ------
-    ArgumentError
-        If the model reads images.
-    FileFormatError
-        If a tensor is missing, or a file of the tokenizer is damaged.
-
-    Examples
-    --------
-    >>> import tnlib_adapters
-    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
-    >>> words = read_vocabulary(model)
-    >>> words, words.name(309)
-    (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
-    """
-    row = checkpoint.architecture
-    if row.reads != "tokens":
-        raise ArgumentError(
-            f"read_vocabulary: checkpoint must read tokens, got a {row.model_type}, which reads {row.reads}; "
-            "its heads have no token space."
-        )
-    info = checkpoint.locate(f"{row.embeddings[0]}.weight")
-    stored = np.dtype(np.float64 if info is not None and info.dtype == "F64" else np.float32)
-    embedding = read_embedding(checkpoint)
-    table = embedding.tokens if embedding.segment is None else embedding.tokens + embedding.segment
-    table = table.astype(stored, copy=False)
-    embedding = replace(embedding, tokens=table)  # and let go of the wide one
-    name, head = unembedding(checkpoint), read_unembedding(checkpoint)
-    tied = name in row.embeddings and not (row.embedding_scale or embedding.segment is not None or row.narrow)
-    divisors, mean_square, variance = _moments(table, embedding.norm)
-    return Vocabulary(
-        table=table,
-        norm=embedding.norm,
-        divisors_of_table=divisors,
-        mean_row=table.mean(axis=0, dtype=np.float64),
-        mean_square=mean_square,
-        variance=variance,
-        unembed=table if head is None or tied else np.ascontiguousarray(head.affine.weight.T.astype(stored)),
-        bias=None if head is None else head.affine.bias,
-        cap=None if head is None else head.cap,
-        final=None if head is None else read_final_norm(checkpoint),
-        positions=embedding.positions,
-        names=token_names(checkpoint.folder.path),
-        ends_in_logits=head is not None,
-    )
-
-
-def _moments(table: Array, norm: Norm | None) -> tuple[Array | None, Array, Array]:
-    """Return what a norm of the embedding divides by, and mean squares and variances of the rows behind it."""
-    divisors = None if norm is None else np.empty(len(table))
-    mean_square, variance = np.empty(len(table)), np.empty(len(table))
-    for start in range(0, len(table), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        x = table[part].astype(np.float64)
-        if norm is not None and divisors is not None:
-            divisors[part] = np.sqrt((x.var(axis=1) if norm.centred else np.square(x).mean(axis=1)) + norm.eps)
-            x = norm(x)
-        mean_square[part] = np.square(x).mean(axis=1)
-        variance[part] = x.var(axis=1)
-    return divisors, mean_square, variance
 
 
 def _centred(columns: Array, norm: Norm | None) -> Array:

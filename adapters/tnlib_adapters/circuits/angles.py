@@ -1,0 +1,111 @@
+r"""Two subspaces beside each other: principal angles, and what random ones would have.
+
+Of subspaces with orthonormal bases U (d, p) and V (d, q) the singular values of U^T V are the cosines of the principal
+angles. Their overlap is the mean squared cosine,
+
+    ||U^T V||^2 / min(p, q),    from 0, orthogonal, to 1, one inside the other.
+
+If one of the two is turned by a uniformly random rotation of n dimensions, its projector P has E P = 1 p / n and
+
+    E ||U^T V||^2 = tr E[P] Q = p q / n,      Var ||U^T V||^2 = 2 p q (n - p) (n - q) / (n^2 (n - 1) (n + 2))
+
+so that an overlap reads as a number of standard deviations above chance, and with nothing drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+import tnlib
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Angles:
+    """Two subspaces beside each other; made by `principal_angles`.
+
+    Parameters
+    ----------
+    angles
+        (min(p, q),), in radians, ascending: 0 where the two share a direction.
+    overlap
+        The mean of cos^2.
+    chance, deviation
+        Mean and standard deviation of the overlap over random rotations between the two.
+    """
+
+    angles: Array
+    overlap: float
+    chance: float
+    deviation: float
+
+    @property
+    def sigmas(self) -> float:
+        """How many standard deviations the overlap lies above chance; 0 where nothing is left to chance."""
+        return (self.overlap - self.chance) / self.deviation if self.deviation else 0.0
+
+    def __repr__(self) -> str:
+        least = f"{math.degrees(self.angles[0]):.1f}" if len(self.angles) else "none"
+        return (
+            f"Angles({len(self.angles)} from {least} degrees, overlap {self.overlap:.3f}, chance {self.chance:.3f}, "
+            f"{self.sigmas:+.1f} sigma)"
+        )
+
+
+def principal_angles(one: Array, other: Array) -> Angles:
+    """Return the angles between the spaces that the columns of two matrices span, beside what chance would give.
+
+    Parameters
+    ----------
+    one, other
+        (d, p) and (d, q), of any rank.
+
+    Raises
+    ------
+    ArgumentError
+        If they are no matrices of one height.
+
+    References
+    ----------
+    A. Bjorck and G. H. Golub, "Numerical methods for computing angles between linear subspaces" (1973).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> principal_angles(np.eye(6)[:, :2], np.eye(6)[:, 1:3])
+    Angles(2 from 0.0 degrees, overlap 0.500, chance 0.333, +1.1 sigma)
+    """
+    from scipy.linalg import subspace_angles
+
+    a, b = (as_array("principal_angles", name, x, ndim=2) for name, x in (("one", one), ("other", other)))
+    if len(a) != len(b):
+        raise ArgumentError(
+            f"principal_angles: one and other must have columns of one size, got shapes {a.shape} and {b.shape}; "
+            "pass bases in one space."
+        )
+    u, v = (span(x) for x in (a, b))
+    (p, q), n = (u.shape[1], v.shape[1]), len(a)
+    mean, deviation = overlap_by_chance(np.array(p), np.array(q), n)
+    if not min(p, q):
+        return Angles(np.zeros(0), 0.0, 0.0, 0.0)
+    overlap = float(np.square(u.T.conj() @ v).sum()) / min(p, q)
+    return Angles(subspace_angles(u, v)[::-1], overlap, float(mean), float(deviation))
+
+
+def overlap_by_chance(p: Array, q: Array, n: int) -> tuple[Array, Array]:
+    """Return mean and standard deviation of the overlap of random subspaces of p and q among n dimensions."""
+    least = np.maximum(np.minimum(p, q), 1)
+    variance = 2.0 * p * q * (n - p) * (n - q) / (n**2 * max(n - 1, 1) * (n + 2))
+    return p * q / n / least, np.sqrt(np.maximum(variance, 0)) / least
+
+
+def span(columns: Array) -> Array:
+    """Return an orthonormal basis of the columns, as many as their numerical rank; none of zeros."""
+    if not columns.size or not columns.any():
+        return columns[:, :0]
+    return np.asarray(tnlib.svd(columns).value.u)
