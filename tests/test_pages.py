@@ -50,6 +50,8 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         "docs/frozen.md",
         "docs/physics.md",
         "docs/drawing.md",
+        "docs/circuits.md",
+        "docs/experimental.md",
         *(f"docs/{path.name}" for path in (ROOT / "docs").glob("gallery*.md")),
     ],
 )
@@ -68,6 +70,8 @@ def test_links_between_pages_lead_somewhere() -> None:
         "docs/physics.md",
         "docs/architectures.md",
         "docs/drawing.md",
+        "docs/circuits.md",
+        "docs/experimental.md",
         "CONTRIBUTING.md",
         *(f"docs/{path.name}" for path in (ROOT / "docs").glob("gallery*.md")),
     ):
