@@ -10,20 +10,21 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.compression.markup import page, svg
 from tnlib_adapters.compression.plan import Progress
-from tnlib_adapters.inspection import sections
+from tnlib_adapters.inspection.diagram_sections import block, composition, frozen
+from tnlib_adapters.inspection.head_sections import gauge, heads, patterns, spectra
 from tnlib_adapters.inspection.measure import Inspection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SECTIONS = (
-    ("block", "The block", sections.block),
-    ("frozen", "With its patterns fixed", sections.frozen),
-    ("composition", "What heads read from each other", sections.composition),
-    ("spectra", "How many directions a head has", sections.spectra),
-    ("heads", "What heads do", sections.heads),
-    ("gauge", "What is convention", sections.gauge),
-    ("patterns", "Attention on a text", sections.patterns),
+    ("block", "The block", block),
+    ("frozen", "With its patterns fixed", frozen),
+    ("composition", "What heads read from each other", composition),
+    ("spectra", "How many directions a head has", spectra),
+    ("heads", "What heads do", heads),
+    ("gauge", "What is convention", gauge),
+    ("patterns", "Attention on a text", patterns),
 )
 _STYLE = """
 body { max-width: 78rem } nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }

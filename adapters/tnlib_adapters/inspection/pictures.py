@@ -90,74 +90,77 @@ def schmidt_values(found: Spectra) -> Figure:
 
 
 def pattern_overview(patterns: Sequence[Array]) -> Figure:
-    """Draw the patterns of all heads side by side: layers down, heads across, white where there is no attention."""
+    """Draw the patterns of all heads side by side: layers down and heads across."""
     from matplotlib.figure import Figure
 
     n_layers, (n_heads, n, _) = len(patterns), patterns[0].shape
-    gap = max(1, n // 16)
-    step = n + gap
-    tiles = np.full((n_layers * step - gap, n_heads * step - gap), np.nan)
-    for layer, of_layer in enumerate(patterns):
-        for head, pattern in enumerate(of_layer):
-            tiles[layer * step : layer * step + n, head * step : head * step + n] = pattern
-    width = min(10.0, max(4.5, 1.0 + 1.1 * n_heads))
+    width = min(12.0, max(4.5, 1.0 + 1.1 * n_heads))
     figure = Figure(figsize=(width, 0.6 + (width - 1.0) * n_layers / n_heads), layout="constrained")
     ax = figure.subplots()
-    ax.set_facecolor("#d8d8d8")
-    ax.imshow(tiles, vmin=0, vmax=1, cmap=_colours(), interpolation="none")
+    step = _draw_tiles(ax, np.concatenate(patterns), n_heads, gap=max(1, n // 16), colour="#d8d8d8")
     middle = (n - 1) / 2
     ax.set_xticks([head * step + middle for head in range(n_heads)], [str(head) for head in range(n_heads)])
     ax.set_yticks([layer * step + middle for layer in range(n_layers)], [str(layer) for layer in range(n_layers)])
     ax.set(xlabel="head", ylabel="layer")
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     return figure
 
 
 def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     """Draw the patterns of one layer, (heads, n, n), with the names of the tokens: who attends down, to whom across."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     n_heads, n, _ = of_layer.shape
     columns = min(n_heads, 4 if n <= 0.8 * _MOST_NAMES else 3)
     rows = -(-n_heads // columns)
-    side = 12.0 / max(columns, 3)
-    figure = Figure(figsize=(side * columns + 0.4, side * rows + 0.4), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
-    for head, ax in enumerate(axes):
-        if head >= n_heads:
-            ax.set_visible(False)
-            continue
-        ax.imshow(of_layer[head], vmin=0, vmax=1, cmap=_colours())
-        ax.set_title(f"head {head}", fontsize=9, pad=3)
-        ax.spines[:].set_color("#bbbbbb")
-        ax.tick_params(length=1.5, width=0.5, color="#bbbbbb")
-        if n <= _MOST_NAMES:
-            _name_tokens(ax, names, min(8.0, 0.8 * 72 * side / n))
-        # below a panel that the last row lacks, the axis is named here
-        last_row = head + columns >= n_heads
-        ax.tick_params(labelleft=head % columns == 0, labelbottom=last_row)
-    figure.supylabel("attends", fontsize=9)
-    figure.supxlabel("to", fontsize=9)
+    gap = max(2, n // 9)
+    cell = 12.0 / max(columns, 3) / (n + gap)  # inches
+    figure = Figure(figsize=(cell * columns * (n + gap) + 0.9, cell * rows * (n + gap) + 0.9), layout="constrained")
+    ax = figure.subplots()
+    step = _draw_tiles(ax, of_layer, columns, gap=gap, colour="white")
+    for head in range(n_heads):
+        row, column = divmod(head, columns)
+        corner = column * step - 0.5, row * step - 0.5
+        ax.add_patch(Rectangle(corner, n, n, fill=False, ec="#bbbbbb", lw=0.8, clip_on=False))
+        ax.text(corner[0] + n / 2, corner[1] - 0.12 * gap, f"head {head}", ha="center", va="bottom", fontsize=9)
+    if n <= _MOST_NAMES:
+        _name_tokens(ax, names, (rows, columns), step, min(8.0, 0.8 * 72 * cell))
+    else:
+        ax.set(xticks=[], yticks=[])
+    ax.set(ylim=((rows - 1) * step + n - 0.5, -0.5 - gap))
+    ax.set_ylabel("attends")
+    ax.set_xlabel("to")
     return figure
 
 
-def _name_tokens(ax: Axes, names: Sequence[str], size: float) -> None:
+def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int, colour: str) -> int:
+    """Draw square arrays (tiles, n, n) in rows, as one image, and return how far they stand apart."""
+    import matplotlib as mpl
+
+    count, n, _ = tiles.shape
+    rows, step = -(-count // columns), n + gap
+    image = np.full((rows * step - gap, columns * step - gap), np.nan)
+    for k, tile in enumerate(tiles):
+        row, column = divmod(k, columns)
+        image[row * step : row * step + n, column * step : column * step + n] = tile
+    colours = mpl.colormaps["Blues"].with_extremes(bad=colour)
+    ax.imshow(image, vmin=0, vmax=1, cmap=colours, interpolation="none")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    return step
+
+
+def _name_tokens(ax: Axes, names: Sequence[str], tiles: tuple[int, int], step: int, size: float) -> None:
     """Write a name at every position, or its number where the font lacks a letter."""
     from matplotlib.font_manager import findfont, get_font
 
     known = get_font(findfont("sans")).get_charmap()
     shown = [name[:12] if all(ord(letter) in known for letter in name[:12]) else str(k) for k, name in enumerate(names)]
-    ax.set_xticks(range(len(names)), shown, fontsize=size, rotation=90)
-    ax.set_yticks(range(len(names)), shown, fontsize=size)
-    for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
-        label.set_parse_math(False)  # a dollar is a dollar
-
-
-def _colours() -> Any:
-    import matplotlib as mpl
-
-    return mpl.colormaps["Blues"].with_extremes(bad="#d8d8d8")
+    for axis, count, turn in ((ax.yaxis, tiles[0], 0), (ax.xaxis, tiles[1], 90)):
+        places = [tile * step + k for tile in range(count) for k in range(len(shown))]
+        axis.set_ticks(places, shown * count, fontsize=size, rotation=turn)
+        for label in axis.get_ticklabels():
+            label.set_parse_math(False)  # a dollar is a dollar
 
 
 def _at(distance: int | None) -> str:

@@ -81,7 +81,7 @@ def read_heads(
     progress("reading tokens", 0, 3)
     scores, notes = None, []
     if weights is not None and (weights.context is None or weights.context >= 4):
-        scores = repeat_scores(weights, n_sequences=2)
+        scores = repeat_scores(weights, n_sequences=1)
     progress("reading tokens", 1, 3)
     words: Vocabulary | None = None
     if checkpoint.architecture.reads == "tokens":

@@ -1,0 +1,104 @@
+"""Sections of a page on a checkpoint that draw it: each a list of pieces of HTML, its pictures drawn by `draw`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
+
+import tnlib
+from tnlib.drawing import Diagram
+from tnlib_adapters.circuits import block_diagram, composition_diagram, frozen_diagram, heat_map
+from tnlib_adapters.compression.markup import table
+from tnlib_adapters.inspection.measure import Inspection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw: TypeAlias = "Callable[[Figure], str]"
+
+STRONGEST = 5  # pairs of heads in a table
+_MOST_BLOCKS = 3  # kinds of blocks that are drawn
+
+
+def block(found: Inspection, draw: Draw) -> list[str]:
+    """Draw every kind of block that there is."""
+    parts = [
+        "<p>What is in a bubble is contracted first, and the function of the bubble applied to it. Lines are indices, "
+        "as thick as the logarithm of their size.</p>"
+    ]
+    kinds: dict[Diagram, list[int]] = {}
+    for layer in range(found.checkpoint.n_layers):
+        diagram = block_diagram(found.checkpoint, layer)
+        kinds.setdefault(Diagram(diagram.nodes, diagram.legs, "", diagram.bubbles), []).append(layer)
+    for diagram, layers in list(kinds.items())[:_MOST_BLOCKS]:
+        parts += [f"<h3>{_named(layers)}</h3>", draw(tnlib.draw(diagram).figure)]
+    if len(kinds) > _MOST_BLOCKS:
+        parts.append(f"<p>{len(kinds) - _MOST_BLOCKS} more kinds of blocks are not drawn.</p>")
+    return parts
+
+
+def frozen(found: Inspection, draw: Draw) -> list[str]:
+    """Draw a layer whose patterns are fixed."""
+    return [
+        "<p>Once the patterns A of a text are fixed, a layer is a linear operator: A acts on positions, "
+        "W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product for every head.</p>",
+        draw(tnlib.draw(frozen_diagram(found.checkpoint.attention(0))).figure),
+    ]
+
+
+def composition(found: Inspection, draw: Draw) -> list[str]:
+    """Show how strongly heads read each other: all pairs as heat maps, the strongest as numbers and diagrams."""
+    if not found.compositions:
+        return ["<p>One layer: there is no head that another one reads.</p>"]
+    rows = [
+        [name, *map(_head, (writer, reader)), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
+        for name, one in found.compositions.items()
+        for writer, reader, s in one.largest(STRONGEST)
+    ]
+    return [
+        "<p>How much of what a head writes the queries (Q), keys (K) or values (V) of a later head read, "
+        "||L R|| / (||L|| ||R||), as a multiple of what a random rotation between the two would give. Heads are "
+        "layer.head.</p>",
+        '<div class="row">' + "".join(_titled(name, draw(heat_map(one))) for name, one in found.compositions.items()),
+        "</div>",
+        "<h3>The strongest pairs</h3>",
+        table(["kind", "writes", "reads", "score", "chance", "multiple"], rows),
+        "<h3>As diagrams</h3>",
+        *(f"<p>{heads}:</p>{draw(tnlib.draw(diagram).figure)}" for heads, diagram in _strongest(found)),
+    ]
+
+
+def _strongest(found: Inspection) -> Iterator[tuple[str, Diagram]]:
+    """Describe the strongest pair of every kind."""
+    for kind in ("Q", "K", "V"):
+        pairs = [
+            (score.multiple, name, writer, reader)
+            for name, one in found.compositions.items()
+            if one.kind == kind
+            for writer, reader, score in one.largest(1)
+        ]
+        for multiple, name, writer, reader in sorted(pairs, reverse=True)[:1]:
+            one, two = ((found.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader))
+            heads = f"{_head(reader)} reads {_head(writer)}"
+            yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, two, one)
+
+
+def _named(layers: Sequence[int]) -> str:
+    """Name layers in ranges.
+
+    >>> _named([0, 1, 2, 5])
+    'Layers 0 to 2, 5'
+    """
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
+    names = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"Layer{'s' if len(layers) > 1 else ''} {', '.join(names)}"
+
+
+def _titled(title: str, picture: str) -> str:
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{picture}</figure>"
+
+
+def _head(head: tuple[int, int]) -> str:
+    return "{}.{}".format(*head)
