@@ -57,6 +57,7 @@ _HOME = {
     "WeightScores": "tnlib_adapters.circuits.by_weights",
     "block_diagram": "tnlib_adapters.circuits.block_diagrams",
     "feed_forward_diagram": "tnlib_adapters.circuits.block_diagrams",
+    "model_diagram": "tnlib_adapters.circuits.model_diagrams",
     "composition_diagram": "tnlib_adapters.circuits.composition_diagrams",
     "dense_diagram": "tnlib_adapters.circuits.composition_diagrams",
     "frozen_diagram": "tnlib_adapters.circuits.diagrams",

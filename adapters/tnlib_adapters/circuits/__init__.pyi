@@ -31,6 +31,7 @@ from tnlib_adapters.circuits.key_shares import ScoreShares as ScoreShares
 from tnlib_adapters.circuits.key_shares import score_shares as score_shares
 from tnlib_adapters.circuits.maximum import Maximum as Maximum
 from tnlib_adapters.circuits.maximum import form_maximum as form_maximum
+from tnlib_adapters.circuits.model_diagrams import model_diagram as model_diagram
 from tnlib_adapters.circuits.open_layer import OpenLayer as OpenLayer
 from tnlib_adapters.circuits.open_layer import pair_effects as pair_effects
 from tnlib_adapters.circuits.parts import StreamParts as StreamParts
