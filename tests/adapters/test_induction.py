@@ -11,7 +11,14 @@ import tnlib_adapters
 import transformers as tf
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
-from tnlib_adapters.circuits import OpenLayer, composition_score, find_induction, split_stream, toy_induction
+from tnlib_adapters.circuits import (
+    OpenLayer,
+    composition_score,
+    find_induction,
+    pattern_scores,
+    split_stream,
+    toy_induction,
+)
 from tnlib_adapters.circuits.induction import Induction
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.forward.layers import log_softmax
@@ -136,18 +143,13 @@ def test_losses_are_those_of_another_forward_pass(model: Checkpoint) -> None:
         assert abs(share - found.lost[0, head]) < 1e-9
 
 
-def test_patterns_are_summed_where_induction_looks(model: Checkpoint) -> None:
+def test_patterns_are_those_of_the_texts_that_losses_are_of(model: Checkpoint) -> None:
     found = find_induction(model, n=3, rng=1)
-    tokens, repeated = repeated_segments(3, rng=np.random.default_rng(1))
+    tokens, _ = repeated_segments(3, rng=np.random.default_rng(1))
     patterns = run(model, tokens).patterns
-    looked = []
-    for b, sequence in enumerate(tokens):
-        for i in np.flatnonzero(repeated[b]) - 1:
-            pairs = [j for j in range(1, i + 1) if sequence[j - 1] == sequence[i] and sequence[j] == sequence[i + 1]]
-            looked.append(patterns[1][b, :, i, pairs].sum(axis=0))
-    assert_close(found.induction[1], np.mean(looked, axis=0), factor=1e4)
     back = [patterns[0][b, :, i, i - 1] for b in range(3) for i in range(1, 96)]
     assert_close(found.previous_token[0], np.mean(back, axis=0), factor=1e4)
+    assert_close(found.induction, pattern_scores(patterns, tokens).induction)
 
 
 def test_it_reads_as_a_table(found: Induction) -> None:

@@ -13,10 +13,10 @@ from tnlib._validate import as_count, as_rng
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
+from tnlib_adapters.circuits.attending import pattern_scores
 from tnlib_adapters.circuits.composition import compositions
-from tnlib_adapters.circuits.ends import read_vocabulary
 from tnlib_adapters.circuits.gates import GatedModel, attention_only
-from tnlib_adapters.circuits.token_copying import copying
+from tnlib_adapters.circuits.token_copying import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.forward.model import run
 from tnlib_adapters.forward.weights import Weights, read_weights
@@ -34,7 +34,7 @@ class Induction:
     previous_token
         Mean attention to the position before, over all but the first.
     induction
-        Mean attention to what followed the same token before, where tokens repeat.
+        Mean attention to what followed the same token before, wherever it stood before.
     composition
         K-composition score with the previous-token head, as a multiple of chance; NaN in its layer and before.
     copying
@@ -123,15 +123,14 @@ def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Gener
     tokens, repeated = _draw(model, n, as_rng("find_induction", rng))
     gated = GatedModel(model, tokens, repeated, "find_induction")
     weights = read_weights(model)
-    patterns = np.stack(run(weights, tokens).patterns)  # layer b h n n
     loss, chance = gated.loss(np.ones(len(gated.names))), math.log(_vocab(weights))
-    previous = np.diagonal(patterns, -1, axis1=3, axis2=4).mean(axis=(1, 3))  # layer h
+    seen = pattern_scores(run(weights, tokens).patterns, tokens)
     return Induction(
-        previous_token=previous,
-        induction=_induction(patterns, tokens, repeated),
-        composition=compositions(model, "K").multiples[_largest(previous[:-1])],
-        copying=_copying(model, previous.shape),
-        lost=(_losses_without(gated, previous.shape) - loss) / (chance - loss),
+        previous_token=seen.previous,
+        induction=seen.induction,
+        composition=compositions(model, "K").multiples[_largest(seen.previous[:-1])],
+        copying=copying_scores(model),
+        lost=(_losses_without(gated, seen.previous.shape) - loss) / (chance - loss),
         loss=loss,
         chance=chance,
     )
@@ -160,24 +159,6 @@ def _vocab(weights: Weights) -> int:
 def _largest(scores: Array) -> Head:
     layer, head = np.unravel_index(int(scores.argmax()), scores.shape)
     return int(layer), int(head)
-
-
-def _induction(patterns: Array, tokens: Array, repeated: Array) -> Array:
-    """Return the mean attention to what followed the same token before and comes next again, (layers, heads)."""
-    following = np.roll(tokens, -1, axis=1)
-    same = tokens[:, :, None] == tokens[:, None, :-1]  # b i j: the token at j is that at i
-    comes = following[:, :, None] == tokens[:, None, 1:]  # and the one behind j is what comes next
-    seen = np.zeros(repeated.shape + repeated.shape[1:])
-    seen[:, :, 1:] = np.tril(same & comes, -1)
-    at = np.roll(repeated, -1, axis=1)  # b i
-    looked = (patterns * seen[:, None]).sum(axis=-1)  # layer b h i
-    return np.asarray(looked.transpose(0, 2, 1, 3)[:, :, at].mean(axis=-1))
-
-
-def _copying(model: Checkpoint, shape: tuple[int, ...]) -> Array:
-    words = read_vocabulary(model)
-    scores = [copying(model, layer, head, vocabulary=words).score for layer, head in np.ndindex(*shape)]
-    return np.reshape(scores, shape)
 
 
 def _losses_without(gated: GatedModel, shape: tuple[int, ...]) -> Array:
