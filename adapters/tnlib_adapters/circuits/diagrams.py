@@ -26,7 +26,8 @@ from tnlib_adapters.circuits.diagram_parts import (
 )
 
 _OUTSIDE = 1.3  # of an open leg that leaves two bubbles
-_MOST_HEADS = 3  # of which all are drawn in a sum
+_MOST_HEADS = 2  # of which all are drawn in a sum
+_NEXT_ROW = ROW + 1.6  # from a layer to the sum over its heads
 
 
 def qk_diagram(layer: Attention, head: int) -> Diagram:
@@ -99,8 +100,8 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     Returns
     -------
     Diagram
-        The pattern above, on the wire of positions; the weights below, on that of the stream. To the right of the sign
-        of equality the same, head by head.
+        The pattern above, on the wire of positions; the weights below, on that of the stream. In the second row, behind
+        the sign of equality, the same head by head.
 
     Raises
     ------
@@ -122,16 +123,18 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     weights, inner = chain(output_value(layer, None), layer.d_head, 0.0, -ROW, first=2)
     legs += [Leg(1, 2, "", heads), to_key_value(layer, 1, 3)]
     whole = Diagram((*nodes, *weights), (*legs, *inner, *stream_ends(layer, 2, 3, weights)))
-    parts, x = [whole], STEP + REACH + 0.8  # where the next sign stands
-    shown = list(range(heads)) if heads <= _MOST_HEADS else [0, 1, None, heads - 1]
+    parts, x = [], 0.0  # where the next sign stands
+    shown = list(range(heads)) if heads <= _MOST_HEADS else [0, None, heads - 1]
     for k, head in enumerate(shown):
         parts.append(_text("=" if k == 0 else "+", x))
         if head is None:
-            parts.append(_text("· · ·", x + 0.5))
-            x += 1.0
+            parts.append(_text("· · ·", x + 0.6))
+            x += 1.2
         else:
             parts.append(_term(layer, head, n).moved(x + 0.8 + REACH, 0.0))
             x += STEP + 2 * (REACH + 0.8)
+    middle = (x - 0.8 - REACH) / 2  # of the row below
+    parts = [whole, *(part.moved(STEP / 2 - middle, -_NEXT_ROW) for part in parts)]
     return join(tuple(parts), f"attention with fixed patterns, sum over {heads} heads")
 
 
