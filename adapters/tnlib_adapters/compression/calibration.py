@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Moments and gates settle early; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 16_384
 _TOKENS_OF_FIT = 65_536
-_STEPS = 200  # of descent in every layer
+_STEPS = 400  # of descent in every layer
 
 
 def calibrate(
