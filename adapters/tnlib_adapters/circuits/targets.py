@@ -8,8 +8,8 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import to_numpy
 from tnlib_adapters.forward.layers import Unembedding, log_softmax, softmax
+from tnlib_adapters.forward.model import check_mask
 from tnlib_adapters.forward.weights import Weights
 
 
@@ -60,11 +60,4 @@ def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> T
             "use a language model without a cap on its logits."
         )
     tokens = weights.embedding.check(function, tokens, weights.context)
-    counted = np.atleast_2d(to_numpy(function, "mask", mask))
-    if counted.shape != tokens.shape or counted.dtype != np.bool_ or counted[:, 0].any() or not counted.any():
-        raise ArgumentError(
-            f"{function}: mask must be bool of shape {tokens.shape}, False at the first position and True somewhere, "
-            f"got {counted.dtype} of shape {counted.shape} with {int(np.count_nonzero(counted))} entries that count; "
-            "mark the tokens to be predicted."
-        )
-    return Targets(tokens, counted, weights.unembed)
+    return Targets(tokens, check_mask(function, mask, tokens), weights.unembed)

@@ -138,17 +138,23 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
             "use run and compare hidden states."
         )
     tokens = weights.embedding.check("loss", tokens, weights.context)
-    counted = np.atleast_2d(to_numpy("loss", "mask", mask))
-    if counted.shape != tokens.shape or counted.dtype != np.bool_ or counted[:, 0].any() or not counted.any():
-        raise ArgumentError(
-            f"loss: mask must be bool of shape {tokens.shape}, False at the first position and True somewhere, "
-            f"got {counted.dtype} of shape {counted.shape} with {int(np.count_nonzero(counted))} entries that count; "
-            "mark the tokens to be predicted."
-        )
+    counted = check_mask("loss", mask, tokens)
     hidden = run(replace(weights, unembed=None), tokens).hidden[:, :-1]  # only what counts is unembedded, below
     chosen, actual = counted[:, 1:], tokens[:, 1:]
     log_p = log_softmax(weights.unembed(hidden[chosen]))  # token vocab
     return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
+
+
+def check_mask(function: str, mask: Array, tokens: Array) -> Array:
+    """Return which tokens (batch, n) are to be predicted."""
+    counted = np.atleast_2d(to_numpy(function, "mask", mask))
+    if counted.shape != tokens.shape or counted.dtype != np.bool_ or counted[:, 0].any() or not counted.any():
+        raise ArgumentError(
+            f"{function}: mask must be bool of shape {tokens.shape}, False at the first position and True somewhere, "
+            f"got {counted.dtype} of shape {counted.shape} with {int(np.count_nonzero(counted))} entries that count; "
+            "mark the tokens to be predicted."
+        )
+    return counted
 
 
 def _attend(layer: Attention, x: Array) -> tuple[Array, Array]:
