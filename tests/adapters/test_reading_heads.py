@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
-from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters import Checkpoint, builtin_path, compress, fold, open_checkpoint
 from tnlib_adapters.checkpoints.token_names import token_names
 from tnlib_adapters.circuits import (
+    bigrams,
     copying,
     copying_scores,
     form_maximum,
@@ -261,6 +262,32 @@ def test_the_previous_token_head_reads_positions(model: Checkpoint) -> None:
     assert (other.qk_tokens[0].right.by_position or 0) < 0.2
 
 
+@pytest.mark.parametrize("name", ["gpt2_untied", "llama", "bloom"])
+def test_blocks_of_the_vocabulary_add_up(
+    name: str, opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tnlib_adapters.circuits.direct_path as direct_path
+    import tnlib_adapters.circuits.ends as ends
+    import tnlib_adapters.circuits.token_copying as token_copying
+    import tnlib_adapters.circuits.vocabulary as vocabulary
+
+    checkpoint, _ = opened(name)
+    norm_in_front = stream_head(checkpoint, 1, 0).norm
+
+    def everything() -> list[np.ndarray]:
+        words, found, pairs = read_vocabulary(checkpoint), copying(checkpoint, 1, 3), bigrams(checkpoint, k=3)
+        moments = [words.second_moments(norm_in_front), words.between(norm_in_front)]
+        return [found.eigenvalues, found.ranks, pairs.successors, pairs.probabilities, words.variance, *moments]
+
+    whole = everything()
+    for module in (ends, token_copying, vocabulary):
+        monkeypatch.setattr(module, "_BLOCK", 7)
+    for module in (direct_path, token_copying):
+        monkeypatch.setattr(module, "_CELLS", 150)
+    for got, want in zip(everything(), whole, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
+
+
 # ------------------------------------------------------------------------------------------------------- whole heads
 
 
@@ -279,6 +306,24 @@ def test_heads_of_any_architecture_are_read(name: str, opened: Callable[[str], O
     assert all(len(side.positive) == 3 for f in found.qk_tokens for side in (f.left, f.right))
     for feature in found.ov_tokens:
         assert feature.right.constant == 0
+
+
+@pytest.mark.parametrize("name", ["gpt2_untied", "llama", "gemma2"])
+def test_folded_norms_change_no_reading(name: str, opened: Callable[[str], Opened]) -> None:
+    checkpoint, _ = opened(name)
+    folded = fold(checkpoint).checkpoint
+    at = None if name == "gpt2_untied" else 2
+    one, other = (read_head(c, 1, 2, distance=at, features=1) for c in (checkpoint, folded))
+    assert_close(other.qk.values, one.qk.values, np.float32)
+    assert other.qk_tokens[0].left.positive[0][0] == one.qk_tokens[0].left.positive[0][0]
+    assert (bigrams(checkpoint, k=2).successors == bigrams(folded, k=2).successors).all()
+
+
+def test_a_compressed_model_is_read(tmp_path: Path) -> None:
+    compress(builtin_path(), tmp_path / "smaller", keep=0.7)
+    smaller = open_checkpoint(tmp_path / "smaller")
+    assert copying_scores(smaller)[1].min() > 0.99
+    assert read_head(smaller, 0, 3).qk_tokens[0].left.by_position > 0.98
 
 
 def test_ends_of_a_feature_are_the_extreme_tokens(opened: Callable[[str], Opened]) -> None:

@@ -83,7 +83,8 @@ def weight_scores(
 ) -> WeightScores:
     """Return how much every head attends to previous tokens, duplicates and what followed them, by weights alone.
 
-    The stream is taken to hold tokens, positions and what one earlier head wrote; what other layers wrote is left out.
+    The stream is taken to hold tokens, positions and what one earlier head wrote; what other layers wrote is left out,
+    and so are norms of the stream itself on the way from one head to another.
 
     Parameters
     ----------
