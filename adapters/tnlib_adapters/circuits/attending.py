@@ -38,7 +38,8 @@ class PatternScores:
     previous, duplicate, induction
         (layers, heads), from 0 to 1; NaN where no position has such a one.
     chance
-        The same three numbers of a head that attends to everything it sees alike.
+        The same three numbers of a head that attends alike to itself and everything before, or to everything where
+        some head sees what comes later.
     """
 
     previous: Array
