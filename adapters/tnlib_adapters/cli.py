@@ -220,7 +220,8 @@ def _progress() -> Iterator[Progress]:
     try:
         yield show
     finally:
-        bars.stop()
+        if tasks:
+            bars.stop()
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:

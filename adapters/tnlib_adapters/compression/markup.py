@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a figure as an element whose ids all begin with `name`, which no other picture on the page has."""
+    """Return a figure as an element whose ids begin with `name`, which no other picture on the page has."""
     import matplotlib as mpl
 
     out = io.StringIO()
@@ -43,4 +43,7 @@ def svg(figure: Figure, name: str) -> str:
     with mpl.rc_context({"svg.hashsalt": "tnlib"}):  # the same figure is the same text
         figure.savefig(out, format="svg", metadata=nothing)
     text = out.getvalue()
-    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", text[text.index("<svg") :])
+    text = text[text.index("<svg") :]
+    named = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an id that nothing needs
+    text = re.sub(r' id="([^"]*)"', lambda one: f' id="{name}-{one[1]}"' if one[1] in named else "", text)
+    return re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)

@@ -147,7 +147,7 @@ def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int, colour: str) 
     ax.imshow(image, vmin=0, vmax=1, cmap=colours, interpolation="none")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    return step
+    return int(step)
 
 
 def _name_tokens(ax: Axes, names: Sequence[str], tiles: tuple[int, int], step: int, size: float) -> None:

@@ -1,0 +1,349 @@
+"""tnlib inspect: a page that needs nothing else, with every section, and numbers that are those of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tnlib_adapters
+from checkpoint_folders import builtin_copy
+from click.testing import CliRunner, Result
+from html_pages import check_page, pictures
+from oracles import normal
+from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
+from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.checkpoints.projections import Sizes
+from tnlib_adapters.compression.plan import quiet
+from tnlib_adapters.forward.model import run
+from tnlib_adapters.inspection.heads import effective_rank, gauge_report
+from tnlib_adapters.inspection.measure import n_shown
+from tnlib_adapters.inspection.page import page_of
+from tnlib_adapters.inspection.tokens import Tokens, read_tokens
+
+import tnlib
+
+PAGE = "inspect.html"
+SECTIONS = ("block", "frozen", "composition", "spectra", "heads", "gauge", "patterns")
+SENTENCE = "def read(self, path):\n    with open(path) as file:\n        return file.read()"
+
+
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return inspect(builtin_path(), tmp_path_factory.mktemp("inspect") / "out")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    pytest.importorskip("transformers")
+    return inspect(builtin_path("llama"), tmp_path_factory.mktemp("inspect") / "out", text=SENTENCE)
+
+
+def sections(page: str) -> dict[str, str]:
+    """The pieces of a page by the id of their heading."""
+    parts = page.split('<h2 id="')[1:]
+    return {part[: part.index('"')]: part for part in parts}
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+@pytest.mark.parametrize("model", ["builtin", "llama"])
+def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(model)
+    page = found.page.read_text(encoding="utf-8")
+    check_page(page)
+    parts = sections(page)
+    assert tuple(parts) == SECTIONS
+    counts = {key: len(pictures(part)) for key, part in parts.items()}
+    n_layers, n_maps = found.checkpoint.n_layers, len(found.compositions)
+    assert counts == {
+        "block": 1,
+        "frozen": 1,
+        "composition": n_maps + 3,  # and the strongest pair of every kind
+        "spectra": 2,
+        "heads": 1,
+        "gauge": 0,
+        "patterns": 1 + n_layers,
+    }
+
+
+def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
+    parts = {key: check_text(part) for key, part in sections(builtin.page.read_text(encoding="utf-8")).items()}
+    assert set(builtin.compositions) == {"Q", "K", "V"}
+    for one in builtin.compositions.values():
+        for writer, reader, score in one.largest(5):
+            cells = [one.kind, "{}.{}".format(*writer), "{}.{}".format(*reader)]
+            assert "|".join([*cells, f"{score.score:.3f}", f"{score.chance:.3f}"]) in parts["composition"]
+    for report in builtin.gauges:
+        assert f"{report.n_numbers:,}|{report.n_free:,}" in parts["gauge"]
+        assert " ".join(map(str, report.order)) in parts["gauge"]
+    assert "Previous-token head 0.3" in parts["heads"]
+    assert builtin.readings.copying.shape == (2, 4)
+    assert builtin.readings.copying[1].min() > 0.9
+    assert builtin.readings.scores.largest("previous", 1)[0][0] == (0, 3)
+    assert [(one.layer, one.head) for one in builtin.readings.heads] == list(np.ndindex(2, 4))
+
+
+def check_text(part: str) -> str:
+    """The text of a piece, cells of tables apart."""
+    import re
+
+    return html.unescape(re.sub(r"<[^>]*>", "", part.replace("</td><td>", "|")))
+
+
+def test_patterns_are_those_of_the_model(builtin: Any, llama: Any) -> None:
+    for found in (builtin, llama):
+        seen = run(found.checkpoint, found.tokens.ids)
+        assert len(found.patterns) == found.checkpoint.n_layers
+        for mine, own in zip(found.patterns, seen.patterns, strict=True):
+            np.testing.assert_array_equal(mine, own[0])
+    n = len(builtin.tokens.ids)
+    np.testing.assert_array_equal(builtin.tokens.ids[: n // 2], builtin.tokens.ids[n // 2 :])
+
+
+def test_tokens_are_named_as_the_tokenizer_names_them(llama: Any) -> None:
+    names = llama.tokens.names
+    assert "".join(names).replace("·", " ").replace("↵", "\n") == SENTENCE
+    assert not any(letter.isspace() for name in names for letter in name)
+    text = check_text(sections(llama.page.read_text(encoding="utf-8"))["patterns"])
+    assert f"{len(names)} tokens" in text
+    assert all(name in text for name in names)
+
+
+def test_what_depends_on_the_distance_is_shown_at_several(llama: Any) -> None:
+    assert set(llama.compositions) == {f"{kind} at distance {k}" for kind in "QK" for k in (0, 1, 8)} | {"V"}
+    assert set(llama.spectra.qk) == {0, 1, 8}
+    assert {one.distance for one in llama.readings.heads} == {1}
+    assert any("depend on the distance" in note for note in llama.notes)
+
+
+def test_the_same_model_and_text_give_the_same_page(builtin: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(builtin.tokens.names))
+    again = inspect(builtin_path(), tmp_path / "again", text_file=text)
+    assert again.page.read_bytes() == builtin.page.read_bytes()
+
+
+NASTY = ("<script>alert('&')</script>", "&amp;", "$x_1^", '"', "\N{CJK UNIFIED IDEOGRAPH-4E00}", "]]>", "-->", "w" * 40)
+
+
+def test_tokens_with_markup_stay_text(builtin: Any) -> None:
+    tokens = Tokens(builtin.tokens.ids[:8], NASTY, cut=True)
+    few = tuple(of_layer[:, :8, :8] for of_layer in builtin.patterns)
+    page = page_of(dataclasses.replace(builtin, tokens=tokens, patterns=few), quiet)
+    check_page(page)
+    text = check_text(sections(page)["patterns"])
+    assert all(name in text for name in NASTY)
+    assert "Only the first 8 tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("qwen3", "Queries and keys are normalised"),
+        ("gemma2", "depend on the distance"),
+        ("bloom", "The weights of the norm in front"),
+        ("vit", "The weights of the norm in front"),
+    ],
+)
+def test_other_architectures_have_a_page(name: str, said: str, saved: Callable[[str], Any], tmp_path: Path) -> None:
+    text = None if name == "vit" else "3 4 5 6 7 3 4 5"
+    found = inspect(saved(name)[1], tmp_path / "out", text=text)
+    page = found.page.read_text(encoding="utf-8")
+    check_page(page)
+    parts = sections(page)
+    assert tuple(parts) == SECTIONS
+    assert any(said in note for note in found.notes)
+    assert (found.patterns is None) == (name == "vit")
+    assert len(pictures(parts["block"])) == (2 if name == "gemma2" else 1), "layers of gemma2 differ in their window"
+
+
+def test_a_trained_bert(minilm_path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found = inspect(minilm_path, tmp_path / "out", text="The cat sat on the mat, and <script> costs $5.")
+    check_page(found.page.read_text(encoding="utf-8"))
+    assert found.tokens.names[:4] == ("[CLS]", "the", "cat", "sat")
+    assert found.tokens.names[-1] == "[SEP]"
+    assert {"<", "script", ">", "$"} <= set(found.tokens.names)
+    (writer, reader, score), *_ = found.compositions["K"].largest(1)
+    assert score.multiple > 3
+    assert writer[0] < reader[0]
+    assert found.readings.copying is None, "it ends in hidden states"
+
+
+# -------------------------------------------------------------------------------------------------------- the numbers
+
+
+def test_spectra_are_singular_values(builtin: Any) -> None:
+    for layer, head in np.ndindex(2, 4):
+        attention = builtin.checkpoint.attention(layer)
+        for operator, said in (
+            (attention.qk(head), builtin.spectra.qk[None][layer, head]),
+            (attention.ov(head), builtin.spectra.ov[layer, head]),
+        ):
+            wanted = np.linalg.svd(operator.full().astype(float), compute_uv=False)
+            np.testing.assert_allclose(said, wanted[:16], rtol=1e-6, atol=1e-6 * wanted[0])
+            assert 1 <= effective_rank(said) <= 16
+
+
+def test_effective_ranks_count_equal_values_at_any_scale() -> None:
+    values = np.array([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    for scale in (1.0, 1e-200, 1e200):
+        np.testing.assert_allclose(effective_rank(scale * values), [3, 1, 0])
+
+
+def small_layer(kind: str) -> Attention:
+    d, heads, d_head = 5, 2, 2
+    kv = 1 if kind == "grouped" else heads
+    shapes = {"W_Q": (heads, d, d_head), "W_K": (kv, d, d_head), "W_V": (kv, d, d_head), "W_O": (heads, d_head, d)}
+    if kind == "biases":
+        shapes |= {"b_Q": (heads, d_head), "b_K": (kv, d_head), "b_V": (kv, d_head), "b_O": (d,)}
+    arrays = {name: normal(shape, seed=k) for k, (name, shape) in enumerate(shapes.items())}
+    return Attention(**arrays, scale=1.0, rotary=Rotary([0.7]) if kind == "rotary" else None)  # type: ignore[arg-type]
+
+
+def seen_of(layer: Attention) -> np.ndarray:
+    """All that softmax and the stream see of a layer: scores up to what is alike for all keys, values, a constant."""
+    distances = (None,) if layer.rotary is None else (0, 1, 2, 3)
+    parts = [layer.qk(h, distance).full()[:, :-1] for h in range(layer.n_heads) for distance in distances]
+    values = [layer.ov(h).full() for h in range(layer.n_heads)]
+    constant = sum(ov[-1, :-1] for ov in values) + (0 if layer.b_O is None else layer.b_O)
+    return np.concatenate([a.ravel() for a in (*parts, *(ov[:-1] for ov in values), constant)])
+
+
+@pytest.mark.parametrize("kind", ["plain", "biases", "grouped", "rotary"])
+def test_free_numbers_are_those_that_change_nothing(kind: str) -> None:
+    layer = small_layer(kind)
+    names = [n for n in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O") if getattr(layer, n) is not None]
+    columns = []
+    for name in names:
+        own = getattr(layer, name)
+        for k in np.ndindex(own.shape):
+            ends = []
+            for sign in (1, -1):  # exact of what is quadratic
+                moved = own.copy()
+                moved[k] += sign * 0.5
+                ends.append(seen_of(dataclasses.replace(layer, **{name: moved})))
+            columns.append(ends[0] - ends[1])
+    report = gauge_report(layer)
+    assert report.n_numbers == len(columns)
+    assert np.linalg.matrix_rank(np.array(columns), rtol=1e-9) == report.n_numbers - report.n_free
+
+
+def test_balanced_layers_have_quotients_of_one() -> None:
+    fixed = tnlib_adapters.fix_gauge(open_checkpoint(builtin_path()).attention(0))
+    bare = dataclasses.replace(fixed, b_Q=None, b_K=None, b_V=None)
+    report = gauge_report(tnlib_adapters.fix_gauge(bare))
+    np.testing.assert_allclose([*report.queries_to_keys, *report.values_to_outputs], 1, rtol=1e-5)
+    assert report.order == (0, 1, 2, 3)
+
+
+def test_large_models_show_as_many_layers_as_take_seconds() -> None:
+    assert n_shown(Sizes(12, 12, 768)) == 12
+    assert 2 <= n_shown(Sizes(24, 16, 1024)) < 24
+    assert n_shown(Sizes(32, 32, 4096)) == 2
+    assert n_shown(Sizes(1, 96, 12288)) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ text and files
+
+
+def tnlib_(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, ["inspect", *map(str, arguments)], env={"COLUMNS": "120"})
+
+
+def test_the_command_replaces_files_only_by_force(tmp_path: Path) -> None:
+    source, out = builtin_copy(tmp_path / "<b>&amp;<script>"), tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    refusal = tnlib_(source, "--out", out)
+    assert refusal.exit_code == 2
+    assert refusal.stderr.count("\n") == 1
+    assert "--force" in refusal.stderr
+    assert os.listdir(out) == ["mine.txt"]
+
+    result = tnlib_(source, "--out", out, "--text", "5 6 7 5, 6", "--force")
+    assert result.exit_code == 0, result.output
+    assert os.listdir(out) == [PAGE]
+    assert len(os.listdir(tmp_path)) == 2
+    assert str(out / PAGE) in result.stdout
+    assert "strongest 0.3 to 1.1, 2.04 times chance" in result.stdout
+    assert "drawing" in result.stderr
+    page = (out / PAGE).read_text(encoding="utf-8")
+    assert "<b>&amp;<script>, inside" in check_page(page).text
+    assert "5 tokens" in check_text(sections(page)["patterns"])
+
+
+def test_nothing_is_left_where_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(sys.modules["tnlib_adapters.inspection.inspect"], "page_of", fail)
+    with pytest.raises(MemoryError):
+        inspect(builtin_path(), tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--text", "5"], "at least two tokens, got 1"),
+        (["--text", ""], "at least two tokens, got 0"),
+        (["--text", "5 six"], "numbers of tokens from 0 to 127"),
+        (["--text", "5 128"], "got '128'"),
+        (["--text", "5 -1"], "got '-1'"),
+        (["--text", "5 99999999999999999999"], "numbers of tokens"),
+        (["--text", "5 6", "--text-file", "x"], "one place"),
+        (["--text-file", "nowhere.txt"], "must be a text file, found none"),
+    ],
+)
+def test_texts_that_are_none_are_refused(options: list[str], said: str, tmp_path: Path) -> None:
+    result = tnlib_("builtin", "--out", tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith("Error: inspect: ")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"\xff\xfe5")
+    with pytest.raises(tnlib.ArgumentError, match="UTF-8"):
+        inspect(builtin_path(), tmp_path / "other", text_file=bad)
+
+
+def test_a_model_of_images_reads_no_text(saved: Callable[[str], Any], tmp_path: Path) -> None:
+    with pytest.raises(tnlib.ArgumentError, match="inspect: text must be left out for a model of images"):
+        inspect(saved("vit")[1], tmp_path / "out", text="3 4")
+
+
+def test_no_folder_no_page(tmp_path: Path) -> None:
+    assert tnlib_(tmp_path / "nowhere", "--out", tmp_path / "out").exit_code == 2
+    source = builtin_copy(tmp_path / "in")
+    inside = tnlib_(source, "--out", source / "out")
+    assert inside.exit_code == 2
+    assert "must lie outside IN" in inside.stderr
+
+
+def test_long_texts_are_cut() -> None:
+    model = open_checkpoint(builtin_path())
+    found = read_tokens(model, " ".join(str(k % 128) for k in range(500)))
+    assert found.cut
+    assert len(found.ids) == len(found.names) == 96
+    assert not read_tokens(model, "1 2 3").cut
+
+
+def test_without_transformers_the_text_is_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    model = open_checkpoint(builtin_path("llama"))
+    found = read_tokens(model, "309 309")
+    assert found.names == ("·in", "·in")
+    with pytest.raises(tnlib.ArgumentError, match="numbers of tokens from 0 to 1023"):
+        read_tokens(model, "def f")

@@ -1,0 +1,66 @@
+"""A page of HTML taken apart, and what must hold of any page that the package writes."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import xml.etree.ElementTree as ET
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Page(html.parser.HTMLParser):
+    """Tags with their attributes, and the text outside pictures; refuses tags that are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "svg" not in self.open and "style" not in self.open:
+            self.text += data
+
+
+def pictures(page: str) -> list[ET.Element]:
+    """The pictures of a page as XML, which they must be."""
+    return [ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def check_page(page: str) -> Page:
+    """Hold a page against what is asked of all: closed tags, unique ids, nothing from elsewhere, full pictures."""
+    assert page.startswith("<!doctype html>")
+    found = Page(page)
+    names = {tag for tag, _ in found.tags}
+    assert not {"script", "link", "iframe", "object", "embed", "video", "base"} & names
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    for tag, attributes in found.tags:
+        for key in ("src", "href", "xlink:href", "data", "action"):
+            value = attributes.get(key)
+            assert value is None or value.startswith(("#", "data:")), f"{tag} refers to {value}"
+            assert value is None or value.startswith("data:") or value[1:] in ids, f"{tag} refers to no id, {value}"
+    for url in re.findall(r"url\(([^)]*)\)", page):
+        assert url.strip("'\"#") in ids
+    assert "@import" not in page
+    for picture in pictures(page):
+        assert float(picture.attrib["width"].removesuffix("pt")) > 50
+        drawn = [one for one in picture.iter() if one.tag in (f"{SVG}path", f"{SVG}image", f"{SVG}use")]
+        assert len(drawn) > 5
+    return found
