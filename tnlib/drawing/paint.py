@@ -108,7 +108,9 @@ def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float) -> None:
     points = np.array([start, *leg.via, stop], dtype=float)
     vertices, codes = (_bent(points, bend), [Path.MOVETO, Path.CURVE3, Path.CURVE3]) if bend else _rounded(points)
     width = thickness(leg.size)
-    line = PathPatch(Path(vertices, codes), fill=False, lw=width, ec="#555555", capstyle="butt", zorder=1)
+    bare = any(k is not None and diagram.nodes[k].kind == "text" for k in (leg.a, leg.b))  # a line that goes through
+    cap = "projecting" if bare else "butt"
+    line = PathPatch(Path(vertices, codes), fill=False, lw=width, ec="#555555", capstyle=cap, zorder=1)
     ax.add_patch(line)
     if leg.towards is not None:
         _paint_arrow(ax, leg, points, bend, width)
