@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,16 @@ def test_from_end_to_end(name: str, saved: Saved, tmp_path: Path, without_pictur
         assert head.ov_error == pytest.approx(np.linalg.norm(old - new) / np.linalg.norm(old), rel=1e-4)
         old, new = (one.attention(head.layer).numerator().qk(head.head, 0).full() for one in (before, after))
         assert head.qk_error == pytest.approx(np.linalg.norm(old - new) / np.linalg.norm(old), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_without_the_import_transformers_refuses(name: str, saved: Saved, tmp_path: Path) -> None:
+    """It would otherwise start with random attention, and say so in a warning only."""
+    model, source = saved(name)
+    folder, _ = write(source, tmp_path, "heads")
+    program = f"import transformers; transformers.{type(model).__name__}.from_pretrained({str(folder)!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError" in done.stderr
+    assert "got tnlib" in done.stderr
+    assert "MISMATCH" in done.stderr

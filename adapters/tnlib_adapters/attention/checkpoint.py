@@ -198,7 +198,9 @@ class Checkpoint:
         return found
 
     def _get(self, name: str) -> Array | None:
-        return self.folder.tensors[name].read_finite() if name in self.folder.tensors else None
+        """Read a tensor, None if there is none: an empty one stands where the weights are factors."""
+        found = self.folder.tensors.get(name)
+        return None if found is None or found.size == 0 else found.read_finite()
 
     def _piece(self, layer: int, described: dict[str, Any]) -> Piece:
         def get(part: str) -> Array:

@@ -17,7 +17,7 @@ from tnlib_adapters.checkpoints.bf16 import from_bf16
 from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
 from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
 from tnlib_adapters.checkpoints.projections import module_names, put_together
-from tnlib_adapters.checkpoints.tensor_file import FLOATS, Entry, encode, write_tensor_file
+from tnlib_adapters.checkpoints.tensor_file import FLOATS, STORED_AS, Entry, encode, write_tensor_file
 from tnlib_adapters.compression.names import PAGE, REPORT
 from tnlib_adapters.compression.plan import Plan
 
@@ -94,6 +94,10 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
                 for piece in pieces
                 for part, (values, own) in piece.parts(in_int8=in_int8).items()
             ]
+            # Under the old names of weights empty ones: a program that knows nothing of factors then refuses the folder,
+            # where it would otherwise start with random attention.
+            empty = np.empty(0, STORED_AS[dtype])
+            entries += [Entry(name, dtype, empty) for name in vanishing if name.endswith(".weight")]
         layers.append({vanishing[0]: entries, **{name: [] for name in vanishing[1:]}})
     return layers
 

@@ -55,6 +55,8 @@ class TnlibQuantizer(HfQuantizer):
                 made = build(layer.described, held, home, layer.sizes, layer.row.fused)
                 if not layer.holds_bias_of(held):
                     made.bias = originals[name].bias
+                # as in the file: an empty weight under the old name
+                made.register_parameter("weight", nn.Parameter(originals[name].weight.new_empty(0)))
                 _set_module(layer.attention, name, made)
             # nothing is missing, whatever an architecture's own initialisation looks for in this module, but for
             # what no file holds: buffers that it computes
