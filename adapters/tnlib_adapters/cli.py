@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE, STORES
+from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE, STORES, WHAT
 from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def main() -> None:
               "heads, or to compare matrix or whitened (heads), where the inputs are.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
+@click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
+              help="What to compress: mlp are the feed-forward layers, all adds embeddings.")  # fmt: skip
 @click.option("--store", type=click.Choice(STORES), default="float", show_default=True,
               help="float: factors in the dtype of the weights; int8: one byte a number.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
@@ -69,6 +71,7 @@ def compress(
     method: str,
     layout: str,
     store: str,
+    what: str,
     calibrate: Path | None,
     statistics: Path | None,
     force: bool,
@@ -84,6 +87,7 @@ def compress(
             method=method,
             layout=layout,
             store=store,
+            what=what,
             calibrate=calibrate,
             statistics=statistics,
             force=force,
@@ -98,7 +102,7 @@ def compress(
               help="A fraction to try; may be given several times.")  # fmt: skip
 @click.option("--method", "methods", type=click.Choice(METHODS), multiple=True, help="A method to try; all by default.")
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file: what matrices and heads lose on it, plain, whitened, calibrated and in int8.")  # fmt: skip
+              help="Text file: what matrices and heads lose on it, plain, whitened, calibrated, in int8.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-compare"), show_default=True,
               help="Folder for compare.csv and compare.png.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
@@ -244,12 +248,13 @@ def _show_report(report: Report, out: Path) -> None:
     from tnlib_adapters.compression.plain import verdict
 
     after = "in factors" if report.layout == "dense" else "after"
+    whose = f"{report.subject}'" if report.subject.endswith("s") else f"{report.subject}'s"
     rows = [
         [str(one.layer), *(f"{e:.4f}" for e in (one.qk_error, one.ov_error, one.worst)), *_counts(one)]
         for one in report.layers
     ]
     _print_table(
-        f"{report.model_type}, method {report.method}: {report.kept:.4f} of the attention's numbers kept",
+        f"{report.model_type}, method {report.method}: {report.kept:.4f} of the {whose} numbers kept",
         ["layer", "QK error", "OV error", "worst head", "numbers before", after],
         [rows, [["all", "", "", "", *_counts(report)]]],
     )
@@ -260,10 +265,8 @@ def _show_report(report: Report, out: Path) -> None:
         click.echo(f"{report.measure}, {name}   {value:.4g}" if value is not None else "", nl=value is not None)
     for name, value in report.quality.items():
         click.echo(f"{name}   {value:.3f}")
-    inside = [sizes["attention"] / 1e6 for sizes in (report.bytes_before, report.bytes_after)]
-    click.echo(
-        f"of the attention   {inside[0]:.2f} MB -> {inside[1]:.2f} MB, plain int8 {report.plain_bytes / 1e6:.2f} MB"
-    )
+    before, after = (f"{report.compressed(n) / 1e6:.2f} MB" for n in (report.bytes_before, report.bytes_after))
+    click.echo(f"of the {report.subject}   {before} -> {after}, plain int8 {report.plain_bytes / 1e6:.2f} MB")
     if said := verdict(report):
         click.echo(said)
     click.echo(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")

@@ -16,7 +16,7 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.torch  # noqa: E402  # registers the layout
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.plain import plain_bytes, round_attention, verdict  # noqa: E402
+from tnlib_adapters.compression.plain import plain_bytes, round_weights, verdict  # noqa: E402
 from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
@@ -52,7 +52,7 @@ def test_its_bytes_are_those_of_the_folder_that_holds_it(name: str, folders: Any
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     tnlib_adapters.compress(folders[name], tmp_path / "out", keep=1, method="matrix", store="int8")
-    rounded, stored = round_attention(open_running(folders[name])), open_running(tmp_path / "out")
+    rounded, stored = round_weights(open_running(folders[name])), open_running(tmp_path / "out")
     batch = rounded.batches(text.read_text())[0]
     with torch.no_grad():
         one, two, before = (model(batch) for model in (rounded, stored, open_running(folders[name])))

@@ -15,6 +15,7 @@ from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.factored import Piece, check_factors, descriptions, expand, factor_name
 from tnlib_adapters.checkpoints.folder import CONFIG, Folder, open_folder
+from tnlib_adapters.checkpoints.modules import with_products
 from tnlib_adapters.checkpoints.projections import (
     Projections,
     Sizes,
@@ -250,7 +251,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     factored = None if pieces is None else ["".join(piece["of"] for piece in layer) for layer in pieces]
     check_shapes(opened, sizes, prefix, factored)
     check_factors(opened, prefix, pieces or [])
-    return Checkpoint(opened, sizes, prefix, pieces)
+    return Checkpoint(with_products(opened, prefix), sizes, prefix, pieces)
 
 
 def as_attention(projections: Projections, sizes: Sizes, scale: float) -> Attention:

@@ -17,7 +17,7 @@ from tnlib_adapters.checkpoints.projections import module_names, put_together
 from tnlib_adapters.checkpoints.tensor_file import STORED_AS
 from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
 from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
-from tnlib_adapters.compression.plain import plain_bytes, round_attention
+from tnlib_adapters.compression.plain import plain_bytes, round_weights
 from tnlib_adapters.compression.plan import (
     COSINE,
     DIVERGENCE,
@@ -118,7 +118,7 @@ def compare_on_text(
         )
     folder = checkpoint.folder.path
     bench = _Bench(checkpoint, open_running(folder), open_running(folder), held)
-    rounded = evaluate_running(bench.before, round_attention(open_running(folder)), held)
+    rounded = evaluate_running(bench.before, round_weights(open_running(folder)), held)
     whole, size = bench.bytes_before, plain_bytes(checkpoint)
     rows = [TextRow("as it is", 1.0, 1.0, whole, 0.0, 0.0, size, rounded.error, 0.0)]
     refused: dict[str, str] = {}

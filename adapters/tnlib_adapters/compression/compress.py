@@ -14,16 +14,25 @@ from tnlib._validate import as_path
 from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.calibration import calibrate as calibrated_plan
-from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, PAGE, REPORT, STORES
+from tnlib_adapters.compression.modules import names_of
+from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, PAGE, REPORT, STORES, WHAT
 from tnlib_adapters.compression.page import write_page
-from tnlib_adapters.compression.plain import plain_bytes, round_attention
-from tnlib_adapters.compression.plan import Plan, Progress, check_budget, check_method, factorise, quiet
+from tnlib_adapters.compression.plain import plain_bytes, round_weights
+from tnlib_adapters.compression.plan import Plan, Progress, check_budget, check_method, quiet
 from tnlib_adapters.compression.quality import measure_quality
-from tnlib_adapters.compression.report import LayerReport, Report, compare_layer, measured_error, stored_bytes
+from tnlib_adapters.compression.report import (
+    LayerReport,
+    Report,
+    compare_layer,
+    count_attention,
+    measured_error,
+    stored_bytes,
+)
 from tnlib_adapters.compression.statistics_file import check_statistics_file
 from tnlib_adapters.compression.text import hold_out, read_text
-from tnlib_adapters.compression.whitening import PLAIN, factorise_whitened, inputs_of_text
+from tnlib_adapters.compression.whitening import PLAIN
 from tnlib_adapters.compression.whole import check_target, whole_folder
+from tnlib_adapters.compression.whole_model import check_what, plan_whole
 from tnlib_adapters.compression.write import other_files, write_checkpoint
 
 
@@ -36,6 +45,7 @@ def compress(
     method: str = "heads",
     layout: str = "factored",
     store: str = "float",
+    what: str = "attention",
     calibrate: str | os.PathLike[str] | None = None,
     statistics: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -65,6 +75,10 @@ def compress(
         "float" writes factors in the dtype of the weights, "int8" in one byte a number with a scale for every
         component, rounded to nearest; biases stay as they are. With `keep` 1 and method "matrix" that is plain
         rounding of the weights. Scales count as bytes, not as numbers.
+    what
+        "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both and the embeddings of tokens
+        (where these do not make the predictions as well). `keep` is then the fraction of the numbers in all of them.
+        Matrices outside the attention are stored as products of low rank, or as they are.
     calibrate
         Text file in UTF-8 like what the model is to be used on. With method "heads" every head keeps what the text
         shows to matter, and every layer is fitted to what the original layer wrote; "matrix" truncates every weight,
@@ -109,6 +123,8 @@ def compress(
         raise ArgumentError(f"compress: store must be one of {', '.join(STORES)}, got {store!r}; choose one of them.")
     if store == "int8" and layout == "dense":
         raise ArgumentError("compress: store='int8' needs layout 'factored', got 'dense'; leave one of them out.")
+    if what not in WHAT:
+        raise ArgumentError(f"compress: what must be one of {', '.join(WHAT)}, got {what!r}; choose one of them.")
     text = None if calibrate is None else _calibration(calibrate, method)
     kept_in = None if statistics is None else as_path("compress", "statistics", statistics)
     if kept_in is not None:
@@ -118,24 +134,22 @@ def compress(
     checkpoint = open_checkpoint(source)
     check_target("compress", target, checkpoint.folder.path, force=force)
     check_method(checkpoint, method, by_text=calibrate is not None)
+    check_what(checkpoint, what)
     _check_finite(checkpoint, progress)
-    if text is None:
-        factorisation = factorise(checkpoint, method, progress)
-        plan = factorisation.at(factorisation.select(keep, max_error), progress)
-    elif method in PLAIN:
-        inputs = inputs_of_text(checkpoint, text[0], progress)
-        factorisation = factorise_whitened(checkpoint, method, inputs, progress)
-        plan = factorisation.at(factorisation.select(keep, max_error), progress)
-    else:
+    if what == "attention" and text is not None and method not in PLAIN:
         plan = calibrated_plan(checkpoint, text[0], keep, progress, max_error=max_error, statistics=kept_in)
+    else:
+        seen = None if text is None else text[0]
+        plan = plan_whole(checkpoint, what, method, seen, (keep, max_error), progress, kept_in)
 
     with whole_folder(target) as partial:
         for step in write_checkpoint(checkpoint, plan, layout, partial, in_int8=store == "int8"):
             progress(*step)
         written = open_checkpoint(partial)
-        report = _report(checkpoint, written, plan, (keep, max_error), (layout, store), progress, started)
+        report = _report(checkpoint, written, plan, (keep, max_error), (layout, store, what), progress, started)
         if text is not None:
-            found, measured, plain = _quality_on(text[1], source, partial, plan, progress)
+            names = names_of(checkpoint, what)
+            found, measured, plain = _quality_on(text[1], source, partial, plan, (what, names), progress)
             report.quality.update(found)
             report = replace(report, measured=measured, plain_measured=plain)
         report.write(partial / REPORT)
@@ -155,7 +169,12 @@ def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:
 
 
 def _quality_on(
-    text: str, before: str | os.PathLike[str], after: Path, plan: Plan, progress: Progress
+    text: str,
+    before: str | os.PathLike[str],
+    after: Path,
+    plan: Plan,
+    compressed: tuple[str, Sequence[str]],
+    progress: Progress,
 ) -> tuple[dict[str, float], float | None, float | None]:
     """Return how far the two checkpoints lie apart on a text, beside what was predicted; that, and of plain int8.
 
@@ -168,7 +187,8 @@ def _quality_on(
         return {}, None, None
     original = open_running(before)
     found = evaluate_running(original, open_running(after), text, progress)
-    plain = evaluate_running(original, round_attention(open_running(before)), text, progress).error
+    rounded = round_weights(open_running(before), *compressed)
+    plain = evaluate_running(original, rounded, text, progress).error
     measured = {f"{name}, on held-out text": value for name, value in found.measures().items()}
     predicted = plan.forecast.error
     if predicted is not None:
@@ -191,7 +211,7 @@ def _report(
     after: Checkpoint,
     plan: Plan,
     asked: tuple[float | None, float | None],
-    stored: tuple[str, str],
+    stored: tuple[str, str, str],
     progress: Progress,
     started: float,
 ) -> Report:
@@ -202,11 +222,13 @@ def _report(
         found, qk, ov = compare_layer(layer, old, new, _ranks(pieces, before.sizes.n_heads))
         heads += found
         worst = max(max(head.qk_error, head.ov_error) for head in found)
-        n_before, n_after = plan.n_before // before.n_layers, plan.layer_numbers[layer]
+        n_before = count_attention(before, layer)
+        n_after = plan.layer_numbers[layer] if pieces else n_before
         layers.append(LayerReport(layer, qk, ov, worst, n_before, n_after))
     progress("measuring errors", before.n_layers, before.n_layers)
-    bytes_before, n_other = stored_bytes(before)
-    bytes_after, _ = stored_bytes(after)
+    names = names_of(before, stored[2])
+    bytes_before, n_other = stored_bytes(before, stored[2], names)
+    bytes_after, _ = stored_bytes(after, stored[2], names)
     return Report(
         source=str(before.folder.path),
         model_type=before.architecture.model_type,
@@ -227,10 +249,11 @@ def _report(
         left_out=[str(path.relative_to(before.folder.path)) for path in other_files(before)[1]],
         max_error=asked[1],
         store=stored[1],
+        what=stored[2],
         measure=plan.forecast.measure,
         predicted=plan.forecast.error,
         measured=measured_error(before, after, plan, heads),
-        plain_bytes=plain_bytes(before),
+        plain_bytes=plain_bytes(before, stored[2], names),
         curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
     )
 

@@ -2,6 +2,7 @@
 
 METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
 BY_TEXT = ("heads", "whitened", "matrix")  # with calibrate
+WHAT = ("attention", "mlp", "all")
 LAYOUTS = ("factored", "dense")
 STORES = ("float", "int8")
 

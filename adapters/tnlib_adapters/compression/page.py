@@ -16,7 +16,7 @@ def write_page(report: Report, file: Path) -> None:
     """Write the page: a summary, where the numbers went, errors per head and layer, and spectra."""
     name = Path(report.source).resolve().name
     body = [
-        f"<h1>{html.escape(name)}, {report.kept:.1%} of its attention kept by method {report.method}</h1>",
+        f"<h1>{html.escape(name)}, {report.kept:.1%} of its {report.subject} kept by method {report.method}</h1>",
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
         f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
         table(["", "before", "after"], _summary(report)),
@@ -63,9 +63,9 @@ def _curve(report: Report) -> list[str]:
 def _summary(report: Report) -> list[list[str]]:
     before, after = report.bytes_before, report.bytes_after
     rows = [
-        ["numbers in the attention", f"{report.n_before:,}", f"{report.n_stored:,}"],
-        ["MB of the attention", f"{before['attention'] / 1e6:.2f}", f"{after['attention'] / 1e6:.2f}"],
-        ["MB of the attention in plain int8", "", f"{report.plain_bytes / 1e6:.2f}"],
+        [f"numbers in the {report.subject}", f"{report.n_before:,}", f"{report.n_stored:,}"],
+        [f"MB of the {report.subject}", *(f"{report.compressed(one) / 1e6:.2f}" for one in (before, after))],
+        [f"MB of the {report.subject} in plain int8", "", f"{report.plain_bytes / 1e6:.2f}"],
         ["MB of all weights", f"{sum(before.values()) / 1e6:.2f}", f"{sum(after.values()) / 1e6:.2f}"],
     ]
     if report.layout == "dense":

@@ -122,27 +122,36 @@ def where_it_went(report: Report) -> Figure:
     from matplotlib.figure import Figure
 
     numbers = [(report.n_before, report.n_other), (report.n_stored, report.n_other)]
-    sizes = [(b["attention"], b["other"]) for b in (report.bytes_before, report.bytes_after)]
+    sizes = [
+        (report.compressed(b), sum(b.values()) - report.compressed(b))
+        for b in (report.bytes_before, report.bytes_after)
+    ]
     figure = Figure(figsize=(9, 2.2), layout="constrained")
     axes = figure.subplots(1, 2)
-    _draw_bars(axes[0], numbers, "numbers", "")
-    _draw_bars(axes[1], sizes, "bytes on disk", "B")
+    _draw_bars(axes[0], numbers, "numbers", "", report.subject)
+    _draw_bars(axes[1], sizes, "bytes on disk", "B", report.subject)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
-def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str) -> None:
-    """Draw (attention, everything else) before and after."""
+def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str, subject: str) -> None:
+    """Draw (what was compressed, everything else) before and after."""
     from matplotlib.ticker import EngFormatter
 
     names = ["before", "after"]
     attention, other = [a for a, _ in pairs], [b for _, b in pairs]
-    ax.barh(names, attention, color=QK, label="attention")
+    ax.barh(names, attention, color=QK, label=subject)
     ax.barh(names, other, left=attention, color=GREY, label="everything else")
     widest = max(a + b for a, b in pairs)
     rounded = EngFormatter(unit, places=2)
     for y, (a, b) in enumerate(pairs):
-        ax.text(a + b + 0.01 * widest, y, f"{rounded(a)} in attention", va="center", fontsize=8)
+        ax.text(
+            a + b + 0.01 * widest,
+            y,
+            f"{rounded(a)} in {subject.split(',')[0]}{' ...' * (',' in subject)}",
+            va="center",
+            fontsize=8,
+        )
     ax.invert_yaxis()
     ax.set(xlabel=label, xlim=(0, 1.5 * widest))
     ax.locator_params(axis="x", nbins=5)

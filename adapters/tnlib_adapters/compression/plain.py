@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.int8 import round_slices
+from tnlib_adapters.checkpoints.modules import is_embedding
 from tnlib_adapters.checkpoints.projections import module_names
 from tnlib_adapters.compression.report import Report
 
@@ -15,29 +17,37 @@ if TYPE_CHECKING:
 _SCALE = 4  # bytes
 
 
-def plain_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes of the attention in plain int8: a byte a weight, a scale an output, biases as they are."""
-    count, tensors = 0, checkpoint.folder.tensors
-    outputs = 0 if checkpoint.architecture.stored == "out_in" else 1
-    for layer in range(checkpoint.n_layers):
-        for module in module_names(checkpoint.architecture, checkpoint.prefix, layer):
-            weight, bias = tensors[f"{module}.weight"], tensors.get(f"{module}.bias")
-            count += weight.size + _SCALE * weight.shape[outputs]
-            count += 0 if bias is None else bias.end - bias.begin
+def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:
+    """Return the bytes of what is compressed in plain int8: a byte a weight, a scale an output, biases as they are."""
+    row, tensors = checkpoint.architecture, checkpoint.folder.tensors
+    layers = range(0 if what == "mlp" else checkpoint.n_layers)
+    names = [name for layer in layers for name in module_names(row, checkpoint.prefix, layer)]
+    tables = [f"{checkpoint.prefix}{name}" for name in modules if is_embedding(row, name)]
+    count = 0
+    for name in (*names, *(f"{checkpoint.prefix}{name}" for name in modules)):
+        weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+        count += weight.size + _SCALE * weight.shape[1 if name in tables or row.stored == "in_out" else 0]
+        count += 0 if bias is None else bias.end - bias.begin
     return count
 
 
-def round_attention(model: RunningModel) -> RunningModel:
-    """Round the attention's weights of a model in memory, and return it."""
+def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:
+    """Round the weights of a model in memory that are compressed, and return it."""
     import torch
 
-    outputs = 0 if model.row.stored == "out_in" else 1
-    for layer in model.layers:
-        modules: dict[int, Any] = {id(p.module): p.module for p in layer.projections.values()}
-        for module in modules.values():
-            q, scale = round_slices(module.weight.detach().numpy(), outputs)
-            with torch.no_grad():
-                module.weight.copy_(torch.from_numpy(q * scale))
+    from tnlib_adapters.torch.hooks.matrices import find_module
+
+    rows = 0 if model.row.stored == "out_in" else 1
+    found: list[tuple[Any, int]] = [
+        (module, rows)
+        for layer in (() if what == "mlp" else model.layers)
+        for module in {id(p.module): p.module for p in layer.projections.values()}.values()
+    ]
+    found += [(find_module(model.model, name), 1 if is_embedding(model.row, name) else rows) for name in modules]
+    for module, outputs in found:
+        q, scale = round_slices(module.weight.detach().numpy(), outputs)
+        with torch.no_grad():
+            module.weight.copy_(torch.from_numpy(q * scale))
     return model
 
 
@@ -45,7 +55,7 @@ def verdict(report: Report) -> str | None:
     """Say how a compression stands beside plain int8 of the same weights, None where nothing was measured on text."""
     if report.plain_measured is None or report.measured is None:
         return None
-    ours, theirs = report.bytes_after["attention"], report.plain_bytes
+    ours, theirs = report.compressed(report.bytes_after), report.plain_bytes
     smaller, nearer = ours < theirs, report.measured <= report.plain_measured
     said = {
         (True, True): "this is smaller and nearer to the original",

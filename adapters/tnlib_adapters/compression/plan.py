@@ -69,6 +69,9 @@ class Plan:
         The sum of the errors by which the budget was shared out, in the unit of the method.
     forecast
         What these factors err by that sum, and what the other sizes would.
+    modules
+        Pieces of matrices outside the attention, each `of` its module; `module_numbers` those that they store, with
+        their biases.
     """
 
     method: str
@@ -77,11 +80,13 @@ class Plan:
     layer_numbers: Sequence[int]
     lost: float = 0.0
     forecast: Forecast = field(default_factory=Forecast)
+    modules: Sequence[Piece] = ()
+    module_numbers: int = 0
 
     @property
     def n_after(self) -> int:
-        """Numbers that are stored in all layers."""
-        return sum(self.layer_numbers)
+        """Numbers that are stored of all that is compressed."""
+        return sum(self.layer_numbers) + self.module_numbers
 
     @property
     def kept(self) -> float:
@@ -98,6 +103,7 @@ class Factorisation:
     n_before: int
     measure: str = RELATIVE
     foretells: bool = True  # whether the errors of its blocks say what the measure will be
+    modules: Sequence[Factorised] = ()  # matrices outside the attention, in the same budget
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
         """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
@@ -172,11 +178,11 @@ class Factorisation:
 
     @property
     def _fixed(self) -> int:
-        return sum(layer.fixed for layer in self.layers)
+        return sum(one.fixed for one in (*self.layers, *self.modules))
 
     @property
     def _curves(self) -> list[Curve]:
-        return [curve for layer in self.layers for curve in layer.curves]
+        return [curve for one in (*self.layers, *self.modules) for curve in one.curves]
 
     def _spent(self, choice: Sequence[int]) -> int:
         return self._fixed + sum(int(curve.costs[k]) for curve, k in zip(self._curves, choice, strict=True))
@@ -190,23 +196,20 @@ class Factorisation:
 
     def at(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors at one option of every block."""
-        layers = self._pieces(choice, progress)
-        numbers = [
-            layer.fixed + sum(piece.n_parameters for piece in pieces)
-            for layer, pieces in zip(self.layers, layers, strict=True)
-        ]
-        lost = _lost(self._curves, choice)
-        return Plan(self.method, layers, self.n_before, numbers, lost, self.forecast(lost))
-
-    def _pieces(self, choice: Sequence[int], progress: Progress) -> list[list[Piece]]:
-        pieces, start = [], 0
-        for done, layer in enumerate(self.layers):
-            progress("choosing factors", done, len(self.layers))
-            end = start + len(layer.curves)
-            pieces.append(layer.pieces(choice[start:end]))
+        pieces, numbers = [], []
+        parts, start = (*self.layers, *self.modules), 0
+        for done, one in enumerate(parts):
+            progress("choosing factors", done, len(parts))
+            end = start + len(one.curves)
+            pieces.append(one.pieces(choice[start:end]))
+            numbers.append(one.fixed + sum(piece.n_parameters for piece in pieces[-1]))
             start = end
-        progress("choosing factors", len(self.layers), len(self.layers))
-        return pieces
+        progress("choosing factors", len(parts), len(parts))
+        lost, n = _lost(self._curves, choice), len(self.layers)
+        modules = [piece for found in pieces[n:] for piece in found]
+        return Plan(
+            self.method, pieces[:n], self.n_before, numbers[:n], lost, self.forecast(lost), modules, sum(numbers[n:])
+        )
 
 
 def _lost(curves: Sequence[Curve], choice: Sequence[int]) -> float:

@@ -14,7 +14,10 @@ from tnlib._typing import Array
 from tnlib.linalg.product import product_svd
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.projections import module_names
 from tnlib_adapters.compression.plan import RELATIVE, Plan
+
+SUBJECTS = {"attention": "attention", "mlp": "feed-forward layers", "all": "attention, feed-forward and embeddings"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Report:
     n_before: int
     n_after: int
     n_other: int  # numbers in all other tensors
-    bytes_before: dict[str, int]  # of the weight files: "attention", "other"
+    bytes_before: dict[str, int]  # of the weight files: "attention", "other", and "matrices" outside the attention
     bytes_after: dict[str, int]
     seconds: float
     peak_memory: int  # bytes, of the whole process
@@ -73,6 +76,7 @@ class Report:
     quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
     max_error: float | None = None  # what was asked for
     store: str = "float"
+    what: str = "attention"  # what `keep` is a fraction of
     plain_bytes: int = 0  # of the attention, its weights rounded to int8 as they are
     plain_measured: float | None = None  # the error of that, where `measured` is of a text
     measure: str = RELATIVE  # what an error is here; see `Forecast`
@@ -81,8 +85,17 @@ class Report:
     curve: dict[str, list[float]] = field(default_factory=dict)  # "kept" and "predicted": every size of this method
 
     @property
+    def subject(self) -> str:
+        """What was compressed, in words."""
+        return SUBJECTS[self.what]
+
+    def compressed(self, sizes: Mapping[str, int]) -> int:
+        """Return the bytes of what was compressed, of `bytes_before` or `bytes_after`."""
+        return sizes.get("matrices", 0) + (0 if self.what == "mlp" else sizes["attention"])
+
+    @property
     def n_stored(self) -> int:
-        """Numbers that the attention of OUT holds."""
+        """Numbers that it holds in OUT."""
         return self.n_before if self.layout == "dense" else self.n_after
 
     def to_json(self) -> str:
@@ -149,6 +162,9 @@ def measured_error(before: Checkpoint, after: Checkpoint, plan: Plan, heads: Seq
                 squares += [_of_group(found[k * size : (k + 1) * size], piece.of) for k in range(n_groups)]
             else:
                 squares.append(_of_weights(old, new, piece.of))
+    for piece in plan.modules:
+        one, other = ({"w": checkpoint.read(f"{piece.of}.weight")} for checkpoint in (before, after))
+        squares.append(_of_weights(one, other, "w"))
     return float(np.sqrt(np.mean(squares)))
 
 
@@ -170,17 +186,31 @@ def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], of: str) -> 
     return float((apart / size) ** 2) if size > 0 else 0.0
 
 
-def stored_bytes(checkpoint: Checkpoint) -> tuple[dict[str, int], int]:
-    """Return the bytes of the attention's tensors and of all others, and the count of numbers in the others."""
+def count_attention(checkpoint: Checkpoint, layer: int) -> int:
+    """Return the numbers in the weights and biases of one layer's attention, as it came."""
+    tensors = checkpoint.folder.tensors
+    modules = module_names(checkpoint.architecture, checkpoint.prefix, layer)
+    stored = [tensors.get(f"{module}.{kind}") for module in modules for kind in ("weight", "bias")]
+    return sum(info.size for info in stored if info is not None)
+
+
+def stored_bytes(
+    checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()
+) -> tuple[dict[str, int], int]:
+    """Return the bytes of the attention's tensors, of those of these modules and of all others, and numbers in others.
+
+    Bytes of modules are there only where there are such; of `what` "mlp", attention is one of the others.
+    """
     row = checkpoint.architecture
     bases = tuple(
         f"{checkpoint.prefix}{row.attention.format(layer=layer)}.{module}"
         for layer in range(checkpoint.n_layers)
         for module in (*(f"{name}." for name in row.projections), "tnlib.")
     )
-    sums, n_other = {"attention": 0, "other": 0}, 0
+    elsewhere = tuple(f"{checkpoint.prefix}{name}." for name in modules)
+    sums, n_other = {"attention": 0, "other": 0} | ({"matrices": 0} if modules else {}), 0
     for name, info in checkpoint.folder.tensors.items():
-        inside = name.startswith(bases)
-        sums["attention" if inside else "other"] += info.end - info.begin
-        n_other += 0 if inside else info.size
+        kind = "matrices" if name.startswith(elsewhere) else "attention" if name.startswith(bases) else "other"
+        sums[kind] += info.end - info.begin
+        n_other += info.size if kind == "other" or (kind == "attention" and what == "mlp") else 0
     return sums, n_other

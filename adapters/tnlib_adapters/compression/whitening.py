@@ -136,9 +136,15 @@ def inputs_of_text(checkpoint: Checkpoint, text: str, progress: Progress = quiet
             f"compress: the text of calibrate must have at least {least:,} tokens for inputs of {least:,} dimensions, "
             f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )
+    return collect_inputs(model, some_batches(model, text, _TOKENS), progress)
+
+
+def some_batches(model: RunningModel, text: str, n_tokens: int) -> list[Batch]:
+    """Return batches of a text of together about so many tokens, drawn at random by a fixed seed."""
+    batches = model.batches(text)
     order = np.random.default_rng(0).permutation(len(batches))
     so_far = np.cumsum([batches[k].n_tokens for k in order])
-    return collect_inputs(model, [batches[k] for k in order[: int(np.searchsorted(so_far, _TOKENS)) + 1]], progress)
+    return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
 
 
 def factorise_whitened(

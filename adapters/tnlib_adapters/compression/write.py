@@ -16,6 +16,7 @@ from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.bf16 import from_bf16
 from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
 from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
+from tnlib_adapters.checkpoints.modules import MODULES, describe_modules, is_rewritten, on_rows
 from tnlib_adapters.checkpoints.projections import module_names, put_together
 from tnlib_adapters.checkpoints.tensor_file import FLOATS, STORED_AS, Entry, encode, write_tensor_file
 from tnlib_adapters.compression.names import PAGE, REPORT
@@ -31,7 +32,7 @@ def write_checkpoint(
     checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, *, in_int8: bool = False
 ) -> Iterator[tuple[str, int, int]]:
     """Write the compressed checkpoint into the empty folder `out`; yields (what, done, total) as it goes."""
-    replaced = _replaced(checkpoint, plan, layout, in_int8)
+    replaced = [*_replaced(checkpoint, plan, layout, in_int8), *_replaced_modules(checkpoint, plan, layout, in_int8)]
     new = {name: entries for layer in replaced for name, entries in layer.items()}
     names = {file: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     names = {file: entries for file, entries in names.items() if entries}  # a shard may have held nothing else
@@ -78,6 +79,8 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
     """Return, for each layer, the tensors that vanish, and with the first of them all those that take their place."""
     layers = []
     for layer, pieces in enumerate(plan.layers):
+        if not pieces:
+            continue
         found = expand(pieces, checkpoint.sizes)
         vanishing = []
         for module, names in module_names(checkpoint.architecture, checkpoint.prefix, layer).items():
@@ -100,6 +103,26 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
             entries += [Entry(name, dtype, empty) for name in vanishing if name.endswith(".weight")]
         layers.append({vanishing[0]: entries, **{name: [] for name in vanishing[1:]}})
     return layers
+
+
+def _replaced_modules(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) -> list[dict[str, list[Entry]]]:
+    """Return the same for every matrix outside the attention that is not stored as it came."""
+    found = []
+    for piece in plan.modules:
+        if not is_rewritten(piece, in_int8=in_int8):
+            continue
+        name = f"{checkpoint.prefix}{piece.of}"
+        dtype = checkpoint.folder.tensors[f"{name}.weight"].dtype
+        if layout == "dense":
+            weight = piece.arrays["left"].astype(np.float64) @ piece.arrays["right"]
+            stored = np.ascontiguousarray(on_rows(checkpoint.architecture, piece.of, weight))
+            entries = [Entry(f"{name}.weight", dtype, _encoded(f"{name}.weight", stored, dtype))]
+        else:
+            parts = piece.parts(in_int8=in_int8).items()
+            entries = [_entry(f"{name}.{part}", values, None if own else dtype) for part, (values, own) in parts]
+            entries.append(Entry(f"{name}.weight", dtype, np.empty(0, STORED_AS[dtype])))
+        found.append({f"{name}.weight": entries})
+    return found
 
 
 def _entry(name: str, values: Array, dtype: str | None) -> Entry:
@@ -141,4 +164,6 @@ def _write_config(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, in
     config = dict(checkpoint.config)
     if layout == "factored":
         config[KEY] = describe(plan.layers, plan.method, in_int8=in_int8)
+        modules = describe_modules(plan.modules, in_int8=in_int8)
+        config[KEY] |= {MODULES: modules} if modules else {}
     (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

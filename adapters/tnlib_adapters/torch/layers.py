@@ -13,7 +13,16 @@ from tnlib import FileFormatError
 from tnlib_adapters.checkpoints.factored import columns_of, rows_of_stack, scale_name
 from tnlib_adapters.checkpoints.projections import Sizes, n_out
 from tnlib_adapters.torch.heads import IntoHeads, OutOfHeads, PivotedIntoHeads
-from tnlib_adapters.torch.modules import Borrowed, Cost, FactoredLinear, LowRankLinear, TTLinear, as_dense, shapes
+from tnlib_adapters.torch.modules import (
+    Borrowed,
+    Cost,
+    FactoredLinear,
+    Factors,
+    LowRankLinear,
+    TTLinear,
+    as_dense,
+    shapes,
+)
 from tnlib_adapters.torch.multilinear import CPLinear, TuckerLinear
 
 Described = Mapping[str, Any]
@@ -44,7 +53,7 @@ class DenseLinear(FactoredLinear):
 
     def __init__(
         self,
-        factors: Borrowed,
+        factors: Factors | Borrowed,
         part: str,
         inputs: Sequence[int] = (0,),
         outputs: Sequence[int] = (1,),

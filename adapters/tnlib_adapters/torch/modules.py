@@ -58,7 +58,8 @@ class FactoredLinear(nn.Module, ABC):
         else:
             self._names = {part: part for part in factors}
             for part, factor in factors.items():
-                self.register_parameter(part, nn.Parameter(factor))
+                # integers have no gradient; what they are multiplied by has
+                self.register_parameter(part, nn.Parameter(factor, requires_grad=factor.dtype != torch.int8))
         self.register_parameter("bias", None)
 
     @staticmethod

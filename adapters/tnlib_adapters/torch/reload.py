@@ -22,7 +22,9 @@ from tnlib import FileFormatError
 from tnlib_adapters.attention.module import in_memory
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES, Architecture
 from tnlib_adapters.checkpoints.factored import KEY, METHOD, descriptions, held_biases
+from tnlib_adapters.checkpoints.modules import MODULES, described_modules
 from tnlib_adapters.checkpoints.projections import Sizes, read_sizes
+from tnlib_adapters.torch.elsewhere import FactoredEmbedding, factored_module
 from tnlib_adapters.torch.layers import LayerFactors, SideBySide, build
 from tnlib_adapters.torch.modules import FactoredLinear
 
@@ -31,11 +33,19 @@ from tnlib_adapters.torch.modules import FactoredLinear
 class TnlibConfig(QuantizationConfigMixin):
     """The section of config.json that describes the factors of every layer."""
 
-    def __init__(self, version: int, method: str, layers: list[list[dict[str, Any]]], **_: Any) -> None:
+    def __init__(
+        self,
+        version: int,
+        method: str,
+        layers: list[list[dict[str, Any]]],
+        modules: dict[str, dict[str, Any]] | None = None,
+        **_: Any,
+    ) -> None:
         self.quant_method: Any = METHOD
         self.version = version
         self.method = method
         self.layers = layers
+        self.modules = modules or {}
 
 
 @register_quantizer(METHOD)
@@ -62,6 +72,11 @@ class TnlibQuantizer(HfQuantizer):
             # what no file holds: buffers that it computes
             if not layer.attention._non_persistent_buffers_set:
                 layer.attention._is_hf_initialized = True  # type: ignore[assignment]
+        for name, told in _modules(self.quantization_config).items():
+            place, original = find_place(model, name)
+            made_of = factored_module(told, original)
+            made_of._is_hf_initialized = True  # type: ignore[assignment]
+            _set_module(model, place, made_of)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
         for module in model.modules():
@@ -80,6 +95,12 @@ class TnlibQuantizer(HfQuantizer):
                     dense.bias = nn.Parameter(dense.weight.new_zeros(dense.out_features))
                 _set_module(layer.attention, name, dense if layer.row.stored == "out_in" else _conv1d(dense))
             delattr(layer.attention, METHOD)
+        row, _ = _row_and_sizes(model.config)
+        for name in _modules(self.quantization_config):
+            place, module = find_place(model, name)
+            whole = cast(FactoredLinear | FactoredEmbedding, module).to_dense()
+            is_conv = isinstance(whole, nn.Linear) and row.stored == "in_out"
+            _set_module(model, place, _conv1d(cast(nn.Linear, whole)) if is_conv else whole)
         return model
 
     def is_serializable(self, *_: Any) -> bool:
@@ -125,6 +146,7 @@ def _layers(model: nn.Module, config: TnlibConfig) -> list[_Layer]:
     return [
         _Layer(_find(model, in_memory(row, row.attention.format(layer=layer))), described, row, sizes)
         for layer, described in enumerate(_described(config))
+        if described
     ]
 
 
@@ -139,15 +161,25 @@ def _described(config: TnlibConfig) -> list[list[dict[str, Any]]]:
     return descriptions({KEY: section}) or []
 
 
-def _find(model: nn.Module, path: str) -> nn.Module:
-    """Return the module at `path`, or at `path` below the base model of one with a head."""
+def _modules(config: TnlibConfig) -> dict[str, dict[str, Any]]:
+    """Return the described matrices outside the attention, checked as `open_checkpoint` checks them."""
+    return described_modules({KEY: {MODULES: config.modules}})
+
+
+def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:
+    """Return where the module `path` is, perhaps below the base model of one with a head, and the module."""
     for name, module in model.named_modules():
         if name == path or name.endswith(f".{path}"):
-            return cast(nn.Module, module)
+            return name, module
     raise FileFormatError(
         f"from_pretrained: {type(model).__name__} must have a module {path!r}, found none; "
         "config.json belongs to another architecture."
     )
+
+
+def _find(model: nn.Module, path: str) -> nn.Module:
+    """Return the module at `path`."""
+    return find_place(model, path)[1]
 
 
 def _set_module(root: nn.Module, name: str, module: nn.Module) -> None:

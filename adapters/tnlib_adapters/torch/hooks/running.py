@@ -194,7 +194,7 @@ def observe(model: RunningModel, batch: Batch, n_probes: int, generator: torch.G
             tensors = [*(wrote[k] for k in range(len(wrote))), *(read[k] for k in range(len(read)))]
             found = []
             for probe in range(n_probes):
-                value = _probe(model, out, batch, generator)
+                value = draw_probe(model, out, batch, generator)
                 found.append(torch.autograd.grad(value, tensors, retain_graph=probe + 1 < n_probes))
     valid = batch.mask[..., None, None]
     n = len(model.layers)
@@ -219,7 +219,8 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
 
-def _probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
+def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Return a scalar of the output, as `observe` draws them."""
     if not model.predicts:
         return (torch.randn(out.shape, generator=generator) * out).sum()
     logs = out.log_softmax(-1)

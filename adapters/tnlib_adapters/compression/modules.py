@@ -1,0 +1,180 @@
+r"""Feed-forward matrices and embeddings as products of low rank, under one budget with the attention.
+
+With A = E[x x^T] of what a matrix W reads and P = E[p p^T] of the gradient p at what it writes,
+
+    W' = A^-1/2 [A^1/2 W P^1/2]_r P^-1/2
+
+errs least of its rank in what the output sees, as if x and p were independent; without a text A and P are the identity,
+with one that only whitens P is. A gate on component c of it changes the output by sum_t (x_t . left_c)(right_c . p_t),
+and its mean square is what dropping the component costs, in the unit in which heads are weighed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.rank import tails
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
+from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.compression.moments import root_and_inverse
+from tnlib_adapters.compression.plan import Progress, quiet
+
+if TYPE_CHECKING:
+    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
+
+_SEED, _PROBES = 2, 2
+
+
+def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
+    """Return the modules outside the attention that `what` ("attention", "mlp", "all") means.
+
+    Embeddings that also make the predictions are one matrix in two roles, and stay.
+    """
+    row = checkpoint.architecture
+    if what == "attention":
+        return []
+    found = mlp_names(row, checkpoint.n_layers)
+    return found if what == "mlp" or row.unembed or row.reads != "tokens" else [*found, row.embeddings[0]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Sums over tokens of one module: x x^T of what it reads, of an embedding counts alone; p p^T at what it writes."""
+
+    reads: Array
+    slopes: Array | None  # None: all outputs matter alike
+
+
+class Matrix:
+    """One matrix: ranks as long as its factors are smaller than itself, then the matrix as it is."""
+
+    def __init__(self, name: str, weight: Array, n_bias: int, seen: Seen | None = None) -> None:
+        self.name, self.fixed = name, n_bias
+        self._weight = weight
+        root, self._back = _root(None if seen is None else seen.reads)
+        slope, self._ahead = _root(None if seen is None else seen.slopes)
+        inside = _times(slope, _times(root, weight.astype(np.float64)).T).T  # all roots are symmetric
+        self._u, self._s, self._vh = np.linalg.svd(inside, full_matrices=False)
+        squares = tails(self._s) ** 2
+        self.curves = [self._curve(squares / squares[0] if squares[0] > 0 else squares)]
+
+    def weigh(self, losses: Array) -> None:
+        """Take the loss by every component, from gates, in the place of squared singular values."""
+        order = np.argsort(-losses, kind="stable")
+        self._u, self._s, self._vh = self._u[:, order], self._s[order], self._vh[order]
+        self.curves = [self._curve(np.append(np.cumsum(losses[order][::-1])[::-1], 0.0))]
+
+    @property
+    def n_before(self) -> int:
+        """Numbers of the matrix as it came, and of its bias."""
+        return self._weight.size + self.fixed
+
+    @property
+    def components(self) -> tuple[Array, Array]:
+        """Left (in, r) and right (r, out), whose product is the matrix."""
+        roots = np.sqrt(self._s)
+        return _times(self._back, self._u * roots), _times(self._ahead, self._vh.T * roots).T
+
+    def pieces(self, choice: Sequence[int]) -> list[Piece]:
+        """Return the factors of rank choice[0], or the matrix, which is the last option."""
+        rank, dtype = choice[0], self._weight.dtype
+        if rank == len(self.curves[0].costs) - 1:
+            return [Piece("dense", self.name, {"whole": self._weight})]
+        left, right = self.components
+        return [
+            Piece("low_rank", self.name, {"left": left[:, :rank].astype(dtype), "right": right[:rank].astype(dtype)})
+        ]
+
+    def _curve(self, errors: Array) -> Curve:
+        unit, size = sum(self._weight.shape), self._weight.size
+        smaller = np.arange(0, min(len(self._s), (size - 1) // unit) + 1)
+        return Curve(np.append(smaller * unit, size), np.append(errors[smaller], 0.0))
+
+
+def _root(moments: Array | None) -> tuple[Array | None, Array | None]:
+    """Return a root and its inverse, (n, n), or of a diagonal (n,); None stands for the identity."""
+    if moments is None:
+        return None, None
+    if moments.ndim == 1:
+        root = np.sqrt(moments + 1.0)  # a word that the text does not hold may still come
+        return root, 1 / root
+    roots, inverses = root_and_inverse(moments[None])
+    return roots[0], inverses[0]
+
+
+def _times(root: Array | None, x: Array) -> Array:
+    if root is None:
+        return x
+    return root[:, None] * x if root.ndim == 1 else root @ x
+
+
+def read_matrices(checkpoint: Checkpoint, names: Sequence[str], seen: Sequence[Seen] | None = None) -> list[Matrix]:
+    """Factorise these modules of a checkpoint."""
+    row, found = checkpoint.architecture, []
+    for k, name in enumerate(names):
+        weight = on_rows(row, name, checkpoint.read(f"{name}.weight"))
+        bias = checkpoint.locate(f"{name}.bias")
+        found.append(Matrix(name, weight, 0 if bias is None else bias.size, None if seen is None else seen[k]))
+    return found
+
+
+def collect_matrices(
+    model: RunningModel, names: Sequence[str], batches: Sequence[Batch], progress: Progress = quiet
+) -> list[Seen]:
+    """Return what these modules read and how their outputs matter, over the batches."""
+    import torch
+
+    from tnlib_adapters.torch.hooks.matrices import observe_modules
+
+    sums: dict[int, tuple[Array, Array]] = {}
+    generator = torch.Generator().manual_seed(_SEED)
+    for done, batch in enumerate(batches):
+        progress("reading matrices", done, len(batches))
+        for k, (read, wrote) in enumerate(observe_modules(model, names, batch, _PROBES, generator)):
+            slopes = _moment(wrote)
+            if is_embedding(model.row, names[k]):
+                size = model.model.get_input_embeddings().weight.shape[0]
+                reads = np.bincount(batch.ids[batch.valid].numpy(), minlength=size).astype(np.float64)
+            else:
+                reads = _moment(read)
+            sums[k] = (sums[k][0] + reads, sums[k][1] + slopes) if done else (reads, slopes)
+    progress("reading matrices", len(batches), len(batches))
+    return [Seen(*sums[k]) for k in range(len(names))]
+
+
+def _moment(x: Array) -> Array:
+    flat = x.reshape(-1, x.shape[-1])
+    return (flat.T @ flat).astype(np.float64)  # [tokens]
+
+
+def weigh_matrices(
+    model: RunningModel, matrices: Sequence[Matrix], batches: Sequence[Batch], progress: Progress = quiet
+) -> None:
+    """Give every component of these matrices the mean square of the derivative by a gate on it."""
+    import torch
+
+    from tnlib_adapters.torch.hooks.matrices import observe_modules
+
+    names = [one.name for one in matrices]
+    sides = [tuple(side.astype(np.float32) for side in one.components) for one in matrices]
+    sums = [np.zeros(len(right)) for _, right in sides]
+    generator, count = torch.Generator().manual_seed(_SEED + 1), 0
+    for done, batch in enumerate(batches):
+        progress("weighing matrices", done, len(batches))
+        for k, (read, wrote) in enumerate(observe_modules(model, names, batch, _PROBES, generator)):
+            left, right = sides[k]
+            on_left = left[batch.ids.numpy()] if is_embedding(model.row, names[k]) else read @ left  # b t [i] c
+            on_right = wrote @ right.T  # p b t [o] c
+            slopes = np.sum(on_left * on_right, axis=2)  # p b [t] c
+            sums[k] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 1))
+        count += _PROBES * (batch.n_tokens if model.predicts else len(batch.ids))
+    progress("weighing matrices", len(batches), len(batches))
+    for one, total in zip(matrices, sums, strict=True):
+        one.weigh(total / count)

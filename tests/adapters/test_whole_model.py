@@ -1,0 +1,237 @@
+"""Feed-forward matrices and embeddings under one budget with the attention: counted, written, reloaded, dequantized."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import tnlib_adapters  # noqa: E402
+import tnlib_adapters.torch  # registers the layout  # noqa: E402
+from compressed_folders import read_config  # noqa: E402
+from oracles import refused  # noqa: E402
+from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.modules import Matrix, Seen, collect_matrices, names_of, read_matrices, weigh_matrices  # noqa: E402
+from tnlib_adapters.compression.plain import plain_bytes  # noqa: E402
+from tnlib_adapters.forward.model import run  # noqa: E402
+from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
+from transformers import AutoModel  # noqa: E402
+from transformers_models import quiet, random_model  # noqa: E402
+
+from tnlib import ArgumentError, FileFormatError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+NAMES = ("bert", "gpt2_lm", "llama", "phi3")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    quiet()
+    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"all_{name}")) for name in NAMES}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tnlib_adapters.compression.whole_model._STEPS", 3)
+
+
+def counted(folder: Path, names: list[str]) -> int:
+    """Numbers below these modules that lie in the files."""
+    checkpoint = open_checkpoint(folder)
+    bases = tuple(f"{checkpoint.prefix}{name}." for name in names)
+    tensors = checkpoint.folder.tensors
+    return sum(
+        info.size
+        for name, info in tensors.items()
+        if name.startswith(bases) and info.end > info.begin and not name.endswith("_scale")
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- one matrix
+
+
+def test_a_matrix_without_a_text_is_truncated_as_it_is() -> None:
+    w = np.random.default_rng(0).standard_normal((30, 20))
+    one = Matrix("m", w, 5)
+    s = np.linalg.svd(w, compute_uv=False)
+    for rank in (0, 1, 7):
+        (piece,) = one.pieces([rank])
+        gone = np.linalg.norm(w - piece.arrays["left"] @ piece.arrays["right"]) ** 2 / np.linalg.norm(w) ** 2
+        assert gone == pytest.approx(np.sum(s[rank:] ** 2) / np.sum(s**2), rel=1e-9)
+        assert gone == pytest.approx(one.curves[0].errors[rank], rel=1e-9)
+        assert one.curves[0].costs[rank] == piece.n_parameters
+    (whole,) = one.pieces([len(one.curves[0].costs) - 1])
+    assert whole.kind == "dense"
+    assert whole.arrays["whole"] is w
+
+
+def test_both_sides_weigh_the_error() -> None:
+    """No product of this rank errs less on the inputs, in the metric of the slopes."""
+    rng = np.random.default_rng(1)
+    w, x, p = rng.standard_normal((12, 9)), rng.standard_normal((200, 12)), rng.standard_normal((300, 9))
+    x *= 3.0 ** -np.arange(12)
+    p *= 2.0 ** -np.arange(9)
+    one = Matrix("m", w, 0, Seen(x.T @ x, p.T @ p))
+    best = np.linalg.svd(x @ w @ p.T, compute_uv=False)[:9]
+    for rank in (1, 3):
+        left, right = (a[:, :rank] if k == 0 else a[:rank] for k, a in enumerate(one.components))
+        off = np.linalg.norm(x @ (w - left @ right) @ p.T) ** 2
+        assert off == pytest.approx(np.sum(best[rank:] ** 2), rel=1e-6)
+    left, right = one.components
+    np.testing.assert_allclose(left @ right, w, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gates_are_derivatives(name: str, folders: Any) -> None:
+    """A component turned down a little: half the mean squared slope times the square of the turn is what it costs."""
+    text = made_up_text(60)
+    checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
+    names = names_of(checkpoint, "all")
+    batches = before.batches(text)
+    matrices = read_matrices(checkpoint, names, collect_matrices(before, names, batches))
+    weigh_matrices(before, matrices, batches)
+    from tnlib_adapters.checkpoints.modules import on_rows
+    from tnlib_adapters.compression.evaluate import evaluate_running
+    from tnlib_adapters.torch.hooks.matrices import find_module
+
+    for chosen in (names[1], names[-1]):
+        one = matrices[names.index(chosen)]
+        left, right = one.components
+        loss = float(one.curves[0].errors[0] - one.curves[0].errors[1])  # of the component that matters most
+        turn, module = 0.05, find_module(after.model, chosen)
+        change = on_rows(before.row, chosen, turn * np.outer(left[:, 0], right[0]))
+        with torch.no_grad():
+            module.weight -= torch.from_numpy(np.ascontiguousarray(change)).float()
+        measured = evaluate_running(before, after, text).error
+        with torch.no_grad():
+            module.weight += torch.from_numpy(np.ascontiguousarray(change)).float()
+        predicted = loss * turn**2 / 2
+        assert predicted / 2.5 <= measured <= 2.5 * predicted
+
+
+# --------------------------------------------------------------------------------------------------------- a folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["mlp", "all"])
+@pytest.mark.parametrize("store", ["float", "int8"])
+def test_a_folder_counts_reloads_and_computes_the_same(
+    store: str, what: str, name: str, folders: Any, tmp_path: Path
+) -> None:
+    source, out = folders[name], tmp_path / "out"
+    report = tnlib_adapters.compress(source, out, keep=0.5, method="matrix", what=what, store=store)
+    before = open_checkpoint(source)
+    names = names_of(before, what)
+    attention = 0 if what == "mlp" else sum(layer.n_before for layer in report.layers)
+    assert report.what == what
+    assert report.n_before == attention + counted(source, names)
+    attention_after = 0 if what == "mlp" else sum(layer.n_after for layer in report.layers)
+    assert report.n_after == attention_after + counted(out, names)
+    assert 0.49 <= report.kept <= 0.5
+    assert report.measured == pytest.approx(report.predicted, abs=0.02)
+    assert sum(report.bytes_after.values()) < sum(report.bytes_before.values())
+    assert report.bytes_after["other"] == report.bytes_before["other"]
+
+    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    wanted = run(open_checkpoint(out), tokens).hidden
+    model = AutoModel.from_pretrained(out).eval()
+    found = hidden(model, tokens)
+    np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max())
+    assert np.linalg.norm(wanted - run(before, tokens).hidden) > 1e-3 * np.linalg.norm(wanted)
+
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModel.from_pretrained(tmp_path / "again").eval()
+    np.testing.assert_allclose(hidden(again, tokens), found, atol=1e-5 * np.abs(found).max())
+    section = read_config(tmp_path / "again")["quantization_config"]
+    assert section["modules"] == read_config(out)["quantization_config"]["modules"]
+
+    dense = model.dequantize().eval()
+    np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    assert not [n for n, _ in dense.named_parameters() if n.endswith((".left", ".right", ".whole", "_scale"))]
+
+
+def hidden(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2_lm"])
+def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    found = []
+    for layout in ("factored", "dense"):
+        tnlib_adapters.compress(folders[name], tmp_path / layout, keep=0.5, method="matrix", what="all", layout=layout)
+        found.append(run(open_checkpoint(tmp_path / layout), tokens).hidden)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4 * np.abs(found[0]).max())
+    assert "quantization_config" not in read_config(tmp_path / "dense")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("what", "method"), [("mlp", "heads"), ("all", "heads"), ("mlp", "matrix"), ("all", "whitened")]
+)
+def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    source, out = folders[name], tmp_path / "out"
+    report = tnlib_adapters.compress(source, out, keep=0.5, method=method, what=what, calibrate=text)
+    assert 0.49 <= report.kept <= 0.5
+    assert report.measured is not None
+    assert (report.predicted is None) == (method != "heads")
+    assert report.plain_bytes == plain_bytes(open_checkpoint(source), what, names_of(open_checkpoint(source), what))
+    plain = "heads" if method == "whitened" else method
+    tnlib_adapters.compress(source, tmp_path / "plain", keep=0.5, method=plain, what=what)
+    assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
+
+
+def test_everything_kept_is_nothing_changed(folders: Any, tmp_path: Path) -> None:
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=1, method="matrix", what="mlp")
+    assert report.kept == 1
+    before, after = (open_checkpoint(folder).folder.tensors for folder in (folders["bert"], tmp_path / "out"))
+    assert before.keys() == after.keys()
+    for name in before:
+        np.testing.assert_array_equal(before[name].read(), after[name].read())
+
+
+def test_plain_bytes_are_those_of_the_folder(folders: Any, tmp_path: Path) -> None:
+    for name in ("bert", "gpt2_lm"):
+        out = tmp_path / name
+        report = tnlib_adapters.compress(folders[name], out, keep=1, method="matrix", what="all", store="int8")
+        assert report.compressed(report.bytes_after) == report.plain_bytes
+
+
+def test_tables_that_make_the_predictions_stay(folders: Any) -> None:
+    assert any("embed" in name for name in names_of(open_checkpoint(folders["bert"]), "all"))
+    for name in ("gpt2_lm", "llama"):
+        checkpoint = open_checkpoint(folders[name])
+        assert names_of(checkpoint, "all") == names_of(checkpoint, "mlp")
+
+
+def test_what_is_off_is_refused(folders: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with refused(ArgumentError, "compress: what must be one of attention, mlp, all", "'norms'"):
+        tnlib_adapters.compress(folders["bert"], out, keep=0.5, what="norms")
+    with refused(ArgumentError, "what must be 'attention' for a tnlib_attention_only"):
+        tnlib_adapters.compress(builtin_path(), out, keep=0.5, what="mlp")
+    assert not out.exists()
+    tnlib_adapters.compress(folders["bert"], out, keep=0.5, what="mlp", method="matrix")
+    with refused(ArgumentError, "must not be compressed already"):
+        tnlib_adapters.compress(out, tmp_path / "twice", keep=0.5)
+    config = read_config(out)
+    next(iter(config["quantization_config"]["modules"].values()))["shapes"]["left"] = [3, 3]
+    (out / "config.json").write_text(json.dumps(config))
+    with refused(FileFormatError, "are damaged"):
+        open_checkpoint(out)
