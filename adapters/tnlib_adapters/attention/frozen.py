@@ -11,6 +11,8 @@ import numpy as np
 from tnlib import ArgumentError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array
+from tnlib.drawing.graph import Diagram
+from tnlib_adapters.attention.frozen_diagrams import of_frozen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,6 +55,10 @@ class FrozenAttention:
     def apply(self, x: Array) -> Array:
         """Return the layer's output (positions, d_model) for x (positions, d_model)."""
         return self.terms.apply(x) + self.constant
+
+    def diagram(self) -> Diagram:
+        """Return what `tnlib.draw` paints."""
+        return of_frozen(self.terms)
 
     def __add__(self, other: Any) -> FrozenAttention:
         if not isinstance(other, FrozenAttention):

@@ -16,8 +16,10 @@ import numpy as np
 from tnlib import ArgumentError, KroneckerTerms
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, to_numpy
+from tnlib.drawing.graph import Diagram
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.frozen import FrozenAttention
+from tnlib_adapters.attention.frozen_diagrams import of_paths, of_product
 from tnlib_adapters.attention.residual_product import Head, ResidualProduct, expand
 
 
@@ -76,6 +78,10 @@ class FrozenStack:
             x = x + layer.apply(x)
         return x
 
+    def diagram(self) -> Diagram:
+        """Return what `tnlib.draw` paints."""
+        return of_product([layer.terms for layer in self.layers], constant=True)
+
     def __matmul__(self, other: Any) -> FrozenStack:
         return FrozenStack([*other.layers, *self.layers]) if isinstance(other, FrozenStack) else NotImplemented
 
@@ -123,6 +129,10 @@ class FrozenPaths:
     def apply(self, x: Array) -> Array:
         """Return the stream behind the last layer for the stream x (positions, d_model) in front of the first."""
         return to_numpy("FrozenPaths.apply", "x", x) + self.terms.apply(x) + self.constant
+
+    def diagram(self) -> Diagram:
+        """Return what `tnlib.draw` paints."""
+        return of_paths(self.terms)
 
 
 def freeze(checkpoint: Checkpoint, patterns: Sequence[Array]) -> FrozenStack:

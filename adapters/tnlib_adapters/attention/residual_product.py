@@ -14,7 +14,9 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms
 from tnlib._typing import Array
+from tnlib.drawing.graph import Diagram
 from tnlib.formats.base import Operator
+from tnlib_adapters.attention.frozen_diagrams import of_product
 
 Head = tuple[int, int]  # layer and head
 
@@ -75,6 +77,10 @@ class ResidualProduct(Operator):
     def ranks(self) -> tuple[int, ...]:
         """The count of terms of every factor."""
         return tuple(k.ranks[0] for k in self.factors)
+
+    def diagram(self) -> Diagram:
+        """Return what `tnlib.draw` paints."""
+        return of_product(self.factors)
 
     @property
     def H(self) -> ResidualProduct:

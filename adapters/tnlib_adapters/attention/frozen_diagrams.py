@@ -1,0 +1,55 @@
+"""Layers with fixed patterns in graphical notation: one operator, a product of layers, a sum over paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tnlib import KroneckerTerms
+from tnlib.drawing.graph import Diagram, Node, join
+from tnlib.drawing.terms import of_terms
+
+_GAP = 0.75  # from a sign to what stands beside it, beyond the labels of open legs
+_MOST = 3  # layers that are all drawn
+
+
+def of_frozen(terms: KroneckerTerms) -> Diagram:
+    """Describe the affine map terms x + constant."""
+    return _row([terms, "+  constant"], f"{_title(terms)}, and a constant")
+
+
+def of_product(factors: Sequence[KroneckerTerms], *, constant: bool = False) -> Diagram:
+    """Describe (1 + K_L) ... (1 + K_1), the layer that acts first on the right."""
+    parts: list[KroneckerTerms | str] = []
+    last = len(factors) - 1
+    shown = range(last, -1, -1) if last < _MOST else (last, None, 0)
+    for k in shown:
+        parts += ["· · ·"] if k is None else ["(  1  +", factors[k], ")"]
+    names = "".join(f" (1 + K$_{{{k + 1}}}$)" if k is not None else " ..." for k in shown)
+    more = " x + constant" if constant else ""
+    return _row([*parts, *(["+  constant"] if constant else [])], f"{len(factors)} layers,{names}{more}")
+
+
+def of_paths(terms: KroneckerTerms) -> Diagram:
+    """Describe x -> x + terms x + constant, a term for every path through at least one head."""
+    return _row(["1  +", terms, "+  constant"], f"{terms.ranks[0]} paths and the direct one")
+
+
+def _row(parts: Sequence[KroneckerTerms | str], title: str) -> Diagram:
+    """Put operators and the signs between them side by side."""
+    placed: list[Diagram] = []
+    x = 0.0
+    for part in parts:
+        if isinstance(part, str):
+            half = 0.07 * len(part)
+            placed.append(Diagram((Node("text", part, (x + half, -1.0)),), ()))
+            x += 2 * half + 0.1
+            continue
+        diagram = of_terms(part)
+        left, right, low, high = diagram.bounds
+        placed.append(diagram.moved(x + _GAP - left, -1.0 - (low + high) / 2))
+        x += right - left + 2 * _GAP
+    return join(tuple(placed), title)
+
+
+def _title(terms: KroneckerTerms) -> str:
+    return of_terms(terms).title
