@@ -27,7 +27,7 @@ from tnlib_adapters.checkpoints.projections import Projections, put_together, ta
 from tnlib_adapters.torch.hooks.running import Batch, Layer, RunningModel, input_of, output_of
 
 _RIDGE = 0.03
-_RATE = 0.01  # of a projection's root mean square, per step
+_RATE = 0.03  # of a projection's root mean square, per step
 _WARM_UP = 10
 _TOLD_BY = 4
 
