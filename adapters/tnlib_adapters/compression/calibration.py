@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
 # Moments and gates settle early; the fit has as many unknowns as a layer.
-_TOKENS_OF_STATISTICS = 16_384
+_TOKENS_OF_STATISTICS = 32_768
 _TOKENS_OF_FIT = 65_536
 _STEPS = 400  # of descent in every layer
 

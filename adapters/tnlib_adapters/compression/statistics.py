@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
-_PROBES = 2
+_PROBES = 1
 _SEED = 0
 _SAVED_EVERY = 10.0  # seconds
 
