@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,3 +149,30 @@ def test_without_the_import_transformers_refuses(name: str, saved: Saved, tmp_pa
     assert "RuntimeError" in done.stderr
     assert "got tnlib" in done.stderr
     assert "MISMATCH" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "method"), [("llama_biases", "heads"), ("phi3", "tucker")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+def test_compiled_without_a_break(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
+    model, source = saved(name)
+    factored = loaded(model, write(source, tmp_path, method)[0])
+    tokens = torch.from_numpy(inputs(model))
+    torch.compiler.reset()
+    compiled = torch.compile(factored, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert_close(compiled(tokens).logits.numpy(), factored(tokens).logits.numpy(), np.float32)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "falcon_new"])
+def test_shards_in_half_precision(name: str, saved: Saved, tmp_path: Path) -> None:
+    """Factors are stored in the dtype of the weights, in the files where those were."""
+    model, _ = saved(name)
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path / "in", max_shard_size="5KB")
+    factored_folder, dense_folder = write(tmp_path / "in", tmp_path, "heads")
+    assert {tensor.dtype for tensor in read_tensors(factored_folder).values()} == {"BF16"}
+    assert len({tensor.file for tensor in read_tensors(factored_folder).values()}) > 2
+    factored, x = loaded(model, factored_folder, dtype=torch.float32), inputs(model)
+    got = outputs(factored, x)
+    assert_close(got, outputs(factored.dequantize(), x), np.float32, factor=256)
+    rounded = outputs(type(model).from_pretrained(dense_folder, dtype=torch.float32).eval(), x)
+    assert np.abs(got - rounded).max() < 0.1 * np.abs(rounded).max()  # factors and their product are rounded apart
