@@ -35,8 +35,8 @@ Doing: TypeAlias = Literal["previous", "duplicate", "induction"]
 Reader: TypeAlias = Literal["Q", "K", "V"]
 
 _MOST_READ = 8  # heads that are read in tokens
-_MOST_WORK = 1e11  # multiplications with the vocabulary
-_SAMPLE = 256  # tokens for the accuracy of copying
+_MOST_WORK = 1e11  # multiplications with the vocabulary, for heads that are read in tokens
+_MOST_COPIED = 8e11  # for copying: the heads of a small GPT-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +115,11 @@ def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary) -> Array 
     if not words.ends_in_logits:
         return None
     sizes = checkpoint.sizes
-    one = len(words) * sizes.d_head * (2 * sizes.d_model + _SAMPLE)
-    measured = min(n_layers, max(1, int(_MOST_WORK / (one * sizes.n_heads))))
+    one = 2 * len(words) * sizes.d_head * sizes.d_model
+    measured = min(n_layers, max(1, int(_MOST_COPIED / (one * sizes.n_heads))))
     found = np.full((n_layers, sizes.n_heads), np.nan)
     for at in np.ndindex(measured, sizes.n_heads):
-        found[at] = copying(checkpoint, *at, vocabulary=words, sample=_SAMPLE).score
+        found[at] = copying(checkpoint, *at, vocabulary=words, sample=1).score
     return found
 
 
