@@ -65,12 +65,12 @@ def term_diagram(name: str, later: Head, earlier: Head) -> Diagram:
     if name == "direct":
         return _direct(one)
     if name == "first":
-        return replace(_earlier_alone(one, g), title=f"first: head {g} of the first layer alone")
+        return replace(_earlier_alone((one, g)), title=f"first: head {g} of the first layer alone")
     refuse_norm("term_diagram", two)
     sides = "" if name == "second" else name
     told = " and ".join(", ".join(what for letter, what in _SIDES.items() if letter in sides).rsplit(", ", 1))
     title = f"{name}: the {told} of head {h} read head {g}" if sides else f"second: head {h} of the second layer alone"
-    return replace(_later(two, h, one, g, sides), title=title)
+    return replace(_later((two, h), (one, g), sides), title=title)
 
 
 _SIDES = {"Q": "queries", "K": "keys", "V": "values"}
@@ -84,8 +84,9 @@ def _direct(layer: Attention) -> Diagram:
     return Diagram((Node("tensor", "x", (0.0, 0.0)),), legs, "direct: the stream as it came")
 
 
-def _earlier_alone(one: Attention, g: int) -> Diagram:
-    nodes, legs = _written(one, g, 0.0, 0.0, first=0)
+def _earlier_alone(earlier: Head) -> Diagram:
+    one = earlier[0]
+    nodes, legs = _written(earlier, 0.0, 0.0, first=0)
     x, far = len(nodes), 2 * STEP
     nodes += [Node("tensor", read_stream(one, "V")[0], (far, 0.0)), Node("matrix", "A$^1$", (far, _DROP))]
     legs += [
@@ -97,14 +98,15 @@ def _earlier_alone(one: Attention, g: int) -> Diagram:
     return Diagram((*nodes,), (*legs,))
 
 
-def _later(two: Attention, h: int, one: Attention, g: int, sides: str) -> Diagram:
+def _later(later: Head, earlier: Head, sides: str) -> Diagram:
     """Put the scores in a row from the query to the key, and below them the values."""
-    nodes, legs, query, key = _scores(two, h, one, g, sides)
+    two = later[0]
+    nodes, legs, query, key = _scores(later, earlier, sides)
     far = max(node.position[0] for node in nodes)
     floor = min(node.position[1] for node in nodes) - (2.8 if "V" in sides else 1.6)
     bubble = Bubble(tuple(range(len(nodes))), softmax_label(two))
     first = len(nodes)
-    values, inner = _values(two, h, one, g, far, floor, first, composed="V" in sides)
+    values, inner = _values(later, earlier, (far, floor), first, composed="V" in sides)
     left = min(-_OUTSIDE, values[0].position[0] - REACH)
     legs += [
         *inner,
@@ -115,13 +117,14 @@ def _later(two: Attention, h: int, one: Attention, g: int, sides: str) -> Diagra
     return Diagram((*nodes, *values), (*legs,), "", (bubble,))
 
 
-def _scores(two: Attention, h: int, one: Attention, g: int, sides: str) -> tuple[list[Node], list[Leg], int, int]:
+def _scores(later: Head, earlier: Head, sides: str) -> tuple[list[Node], list[Leg], int, int]:
     """Return the row from the x of the query to that of the key, and which nodes know the two positions."""
-    query, inner_q = _written(one, g, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
+    (two, h), one = later, earlier[0]
+    query, inner_q = _written(earlier, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
     first = 1 + len(query)
     own, inner = chain(_numbered(query_key(two, h), 2), two.d_head, first * STEP, 0.0, first=first)
     behind = first + len(own)
-    key, inner_k = _written(one, g, behind * STEP, 0.0, first=behind) if "K" in sides else ([], [])
+    key, inner_k = _written(earlier, behind * STEP, 0.0, first=behind) if "K" in sides else ([], [])
     last = behind + len(key)
     (x_q, d_q), (x_k, d_k) = (read_stream(*((one, "V") if letter in sides else (two, letter))) for letter in "QK")
     nodes = [Node("tensor", x_q, (0.0, 0.0)), *query, *own, *key, Node("tensor", x_k, (last * STEP, 0.0))]
@@ -137,15 +140,16 @@ def _scores(two: Attention, h: int, one: Attention, g: int, sides: str) -> tuple
 
 
 def _values(
-    two: Attention, h: int, one: Attention, g: int, far: float, floor: float, first: int, *, composed: bool
+    later: Head, earlier: Head, end: tuple[float, float], first: int, *, composed: bool
 ) -> tuple[list[Node], list[Leg]]:
     """Return what is written, from left to right, ending in the node that knows the position attended to."""
+    (two, h), one, (far, floor) = later, earlier[0], end
     width = 4 if composed else 2
     nodes, legs = chain(_numbered(output_value(two, h), 2), two.d_head, far - width * STEP, floor, first=first)
     legs.append(Leg(first + 1, first + 2, "stream", read_stream(two, "V")[1]))
     if not composed:
         return [*nodes, Node("tensor", read_stream(two, "V")[0], (far, floor))], legs
-    more, inner = _written(one, g, far - 2 * STEP, floor, first=first + 2)
+    more, inner = _written(earlier, far - 2 * STEP, floor, first=first + 2)
     nodes = [*nodes, *more, Node("tensor", read_stream(one, "V")[0], (far, floor))]
     nodes.append(Node("matrix", "A$^1$", (far, floor + _DROP)))
     legs += [
@@ -156,10 +160,9 @@ def _values(
     return nodes, legs
 
 
-def _written(
-    one: Attention, g: int, x: float, y: float, *, first: int, mirrored: bool = False
-) -> tuple[list[Node], list[Leg]]:
+def _written(earlier: Head, x: float, y: float, *, first: int, mirrored: bool = False) -> tuple[list[Node], list[Leg]]:
     """Return W_O W_V of the earlier head, in a row; mirrored W_V comes first."""
+    one, g = earlier
     pieces = _numbered(output_value(one, g), 1)
     if mirrored:
         pieces = [(label, a, tip, pieces[0][3] if k == 0 else "") for k, (label, a, tip, _) in enumerate(pieces[::-1])]

@@ -89,7 +89,7 @@ def read_heads(
             words = read_vocabulary(checkpoint)
         except TnlibError as problem:  # a folder of attention alone
             notes.append(f"Tokens are not named: {problem}")
-    copied = None if words is None else _copying(checkpoint, len(layers), words)
+    copied = None if words is None else _copying(checkpoint, len(layers), words, progress)
     if copied is not None and np.isnan(copied).any():
         notes.append("Copying is measured in the first layers only: the vocabulary is large.")
     progress("reading tokens", 2, 3)
@@ -110,7 +110,7 @@ def _induction(checkpoint: Checkpoint) -> Induction | None:
         return None
 
 
-def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary) -> Array | None:
+def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, progress: Progress) -> Array | None:
     """Return the scores (layers, heads), of as many layers as can be measured in seconds."""
     if not words.ends_in_logits:
         return None
@@ -119,7 +119,9 @@ def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary) -> Array 
     measured = min(n_layers, max(1, int(_MOST_COPIED / (one * sizes.n_heads))))
     found = np.full((n_layers, sizes.n_heads), np.nan)
     for at in np.ndindex(measured, sizes.n_heads):
+        progress("measuring copying", at[0], measured)
         found[at] = copying(checkpoint, *at, vocabulary=words, sample=1).score
+    progress("measuring copying", measured, measured)
     return found
 
 
