@@ -23,7 +23,7 @@ from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.moments import root_and_inverse
+from tnlib_adapters.compression.moments import triangular_root
 from tnlib_adapters.compression.plan import Progress, quiet
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def _root(moments: Array | None) -> tuple[Array | None, Array | None]:
     if moments.ndim == 1:
         root = np.sqrt(moments + 1.0)  # a word that the text does not hold may still come
         return root, 1 / root
-    roots, inverses = root_and_inverse(moments[None])
-    return roots[0], inverses[0]
+    return triangular_root(moments)
 
 
 def _times(root: Array | None, x: Array) -> Array:

@@ -24,7 +24,7 @@ from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.methods import METHODS, TURNED
-from tnlib_adapters.compression.moments import root_and_inverse
+from tnlib_adapters.compression.moments import triangular_root
 from tnlib_adapters.compression.plan import COSINE, DIVERGENCE, Factorisation, Progress, quiet, turns
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ class Whitened:
     def __init__(self, method: str, projections: Projections, sizes: Sizes, inputs: Inputs, *, turned: bool) -> None:
         self._old, self._d = projections, sizes.d_model
         self._of_heads = {"matrix": "", "heads": "v" if turned else "qkv"}[method]  # with the bias as a last row
-        whole, inverse_whole = root_and_inverse(inputs.x[None])
-        own, inverse_own = root_and_inverse(inputs.x[None, :-1, :-1])
-        read, inverse_read = root_and_inverse(inputs.y[None])
-        self._inverse: dict[str, Array] = {"homogeneous": inverse_whole[0], "x": inverse_own[0], "o": inverse_read[0]}
-        self._root = {"homogeneous": whole[0], "x": own[0], "o": read[0]}
+        with_bias = any(name in projections.biases for name in self._of_heads)
+        moments = {"x": inputs.x[:-1, :-1]}
+        moments |= {"homogeneous": inputs.x} if with_bias else {}
+        moments |= {"o": inputs.y} if method == "matrix" else {}
+        found = {name: triangular_root(one) for name, one in moments.items()}
+        self._root = {name: root for name, (root, _) in found.items()}
+        self._inverse: dict[str, Array] = {name: inverse for name, (_, inverse) in found.items()}
         self._inner = (TURNED if turned else METHODS)[method](self._whitened(method), sizes)
         self.curves, self.fixed = self._inner.curves, self._inner.fixed
 
@@ -84,7 +86,7 @@ class Whitened:
         else:
             arrays["left"] = self._inverse_for(len(arrays["left"])) @ arrays["left"]
             if piece.of == "qk":
-                arrays["right"] = arrays["right"] @ self._inverse_for(arrays["right"].shape[1])
+                arrays["right"] = arrays["right"] @ self._inverse_for(arrays["right"].shape[1]).T
         dtype = self._old.weights["q"].dtype
         return replace(piece, arrays={part: a.astype(dtype) for part, a in arrays.items()})
 

@@ -100,8 +100,10 @@ def _whitened(
         attention = replace(_untouched(checkpoint, method), measure=measure, foretells=False)
     else:
         attention = factorise_whitened(checkpoint, method, inputs_of_text(checkpoint, text, progress), progress)
-    model = open_running(checkpoint.folder.path)
-    seen = collect_matrices(model, names, some_batches(model, text, _TOKENS), progress)
+    seen: list[Seen] = []
+    if names:
+        model = open_running(checkpoint.folder.path)
+        seen = collect_matrices(model, names, some_batches(model, text, _TOKENS), progress)
     factorisation = _with(checkpoint, what, attention, names, [replace(one, slopes=None) for one in seen])
     return factorisation.at(factorisation.select(*budget), progress)
 
