@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import tnlib
 from tnlib.drawing import Diagram
-from tnlib_adapters.circuits import block_diagram, composition_diagram, frozen_diagram, heat_map
+from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
+from tnlib_adapters.circuits import block_diagram, composition_diagram, frozen_diagram, heat_map, term_diagram
+from tnlib_adapters.circuits.two_layers import NAMES
 from tnlib_adapters.compression.markup import table
 from tnlib_adapters.inspection.measure import Inspection
 
@@ -67,6 +69,7 @@ def composition(found: Inspection, draw: Draw) -> list[str]:
         table(["kind", "writes", "reads", "score", "chance", "multiple"], rows),
         "<h3>As diagrams</h3>",
         *(f"<p>{heads}:</p>{draw(tnlib.draw(diagram).figure)}" for heads, diagram in _strongest(found)),
+        *_terms(found, draw),
     ]
 
 
@@ -83,6 +86,17 @@ def _strongest(found: Inspection) -> Iterator[tuple[str, Diagram]]:
             one, two = ((found.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader))
             heads = f"{_head(reader)} reads {_head(writer)}"
             yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, two, one)
+
+
+def _terms(found: Inspection, draw: Draw) -> list[str]:
+    """Draw all terms of a model of two layers and nothing else, for the strongest pair by keys."""
+    checkpoint = found.checkpoint
+    if checkpoint.architecture is not ATTENTION_ONLY or checkpoint.n_layers != 2:
+        return []
+    ((writer, reader, _),) = found.compositions["K"].largest(1)
+    one, two = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
+    picture = draw(tnlib.draw([term_diagram(name, two, one) for name in NAMES]).figure)
+    return [f"<details><summary>All ten terms of {_head(writer)} and {_head(reader)}</summary>{picture}</details>"]
 
 
 def _named(layers: Sequence[int]) -> str:

@@ -66,7 +66,7 @@ def heads(found: Inspection, draw: Draw) -> list[str]:
             f"<pre>{html.escape(repr(one))}</pre></details>"
             for k, one in enumerate(readings.heads)
         ]
-    return parts or ["<p>This is a model of images of one layer: there are no tokens and no pairs of heads.</p>"]
+    return parts or ["<p>There are no tokens and no pairs of heads.</p>"]
 
 
 def gauge(found: Inspection, draw: Draw) -> list[str]:
