@@ -3,7 +3,7 @@
     OPENBLAS_NUM_THREADS=2 python -m benchmarks.factorising [--d-model 4096 --heads 32] [--keep 0.5]
 
 Weights and moments of the large layer are made up, the weights in bf16 as such models store them. Every row is a
-process of its own, so that its peak memory is its own; reading the weights and writing factors in their final form (for the
+process of its own, so that its peak memory is its own; reading the weights and the factors in their final form (for the
 calibrated method with the gauge fixed) are part of it. Prints a Markdown table.
 """
 

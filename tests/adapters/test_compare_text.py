@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from oracles import refused
 from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
-from tnlib_adapters.compression.compare_text import ROWS, compare_on_text, draw_on_text
+from tnlib_adapters.compression.compare_text import ROUNDED, ROWS, compare_on_text, draw_on_text
 from tnlib_adapters.compression.text import hold_out
 from transformers_models import quiet, random_model
 
@@ -46,7 +46,7 @@ def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) 
     found = compare_on_text(open_checkpoint(folders[name]), [keep], text)
     assert not found.refused
     rows = {row.method: row for row in found.rows}
-    assert list(rows) == ["as it is", *ROWS]
+    assert list(rows) == [*ROUNDED, *ROWS]
     file, held = tmp_path / "text.txt", tmp_path / "held.txt"
     file.write_text(text)
     held.write_text(hold_out(text)[1])
@@ -64,8 +64,10 @@ def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) 
             assert report.kept == row.kept
             assert report.bytes_after["attention"] == n_bytes
             assert evaluate(folders[name], out, held).error == pytest.approx(error, rel=1e-2, abs=1e-6)
-    assert rows["as it is"].n_bytes == report.bytes_before["attention"]
-    assert rows["as it is"].n_bytes_int8 == report.plain_bytes
+    assert found.bytes_before == report.bytes_before["attention"]
+    assert rows["rounded to 8 bits"].n_bytes == report.plain_bytes
+    assert rows["rounded to 4 bits"].n_bytes < 0.7 * report.plain_bytes
+    assert 10 * rows["rounded to 8 bits"].error < rows["rounded to 4 bits"].error
 
 
 def test_some_methods_and_the_table(folders: Any, tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_some_methods_and_the_table(folders: Any, tmp_path: Path) -> None:
     assert "1 - cosine on held-out text" in result.stdout
     with (tmp_path / "out/compare.csv").open() as opened:
         rows = list(csv.DictReader(opened))
-    assert [row["method"] for row in rows] == ["as it is", *["matrix"] * 2, *["matrix, whitened"] * 2]
+    assert [row["method"] for row in rows] == [*ROUNDED, *["matrix"] * 2, *["matrix, whitened"] * 2]
     for row in rows:
         assert f"{float(row['error']):.4f}" in result.stdout
     assert (tmp_path / "out/compare.png").stat().st_size > 10_000
@@ -91,7 +93,7 @@ def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
     found = compare_on_text(open_checkpoint(folders["gpt2_lm"]), [0.6, 0.3], made_up_text(), ["matrix"])
     numbers, sizes = draw_on_text(found).axes
     assert [line.get_label() for line in numbers.get_lines()] == ["matrix", "matrix, whitened"]
-    assert len(sizes.get_lines()) == 2 * 2 + 3
+    assert len(sizes.get_lines()) == 2 * 2 + 4
     assert found.measure == "divergence (nats a token)"
 
 

@@ -18,17 +18,20 @@ _FIRST = ("right", "core1")  # parts whose first leg is that of the slices
 _LARGEST = ("core", "stack")  # without a leg of components; of all others it is the last
 
 
-def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
-    """Return integers from -127 to 127 and a float32 scale for every slice along a leg, so that `a` is about both.
+def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:
+    """Return integers of so many bits and a float32 scale for every slice along a leg, so that `a` is about both.
+
+    They run from -127 to 127, or from -7 to 7 for 4 bits: symmetric, so that 0 is 0.
 
     >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
     >>> q.tolist(), scale.shape
     ([[127, 127], [-64, 32]], (1, 2))
     """
     others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
-    scale = (np.max(np.abs(a), axis=others, keepdims=True, initial=0.0) / 127).astype(np.float32)
+    top = 2 ** (bits - 1) - 1
+    scale = (np.max(np.abs(a), axis=others, keepdims=True, initial=0.0) / top).astype(np.float32)
     scale[scale == 0] = 1.0
-    return np.clip(np.rint(a / scale.astype(np.float64)), -127, 127).astype(np.int8), scale
+    return np.clip(np.rint(a / scale.astype(np.float64)), -top, top).astype(np.int8), scale
 
 
 def narrow(

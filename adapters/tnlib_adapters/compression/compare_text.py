@@ -46,7 +46,8 @@ ROWS = {
     "heads, calibrated": "heads",
 }
 _STEPS = 200  # of the fit in every layer, as many as compress takes
-INT8 = "plain int8"
+# plain rounding of all weights, the rival of every method: name -> bits
+ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
 
 Pieces = Sequence[Sequence[Piece]]
 
@@ -77,6 +78,7 @@ class TextComparison:
     measure: str
     rows: list[TextRow]
     refused: dict[str, str]
+    bytes_before: int
 
     def write_csv(self, file: Path) -> None:
         """Write one line per row, with a header."""
@@ -118,9 +120,7 @@ def compare_on_text(
         )
     folder = checkpoint.folder.path
     bench = _Bench(checkpoint, open_running(folder), open_running(folder), held)
-    rounded = evaluate_running(bench.before, round_weights(open_running(folder)), held)
-    whole, size = bench.bytes_before, plain_bytes(checkpoint)
-    rows = [TextRow("as it is", 1.0, 1.0, whole, 0.0, 0.0, size, rounded.error, 0.0)]
+    rows = [bench.rounded(name, bits) for name, bits in ROUNDED.items()]
     refused: dict[str, str] = {}
     for name, made in _factorisations(checkpoint, seen, progress):
         if methods and ROWS[name] not in methods:
@@ -140,7 +140,7 @@ def compare_on_text(
             seconds = shared / len(keeps) + time.perf_counter() - started
             rows.append(bench.measure(name, keep, plan.kept, pieces, factorisation, seconds))
     measure = DIVERGENCE if bench.before.predicts else COSINE
-    return TextComparison(measure, rows, refused)
+    return TextComparison(measure, rows, refused, bench.bytes_before)
 
 
 Fit = Callable[[Sequence[int]], Pieces]
@@ -195,6 +195,16 @@ class _Bench:
         stored = [tensors.get(f"{name}.{kind}") for name in self._names for kind in ("weight", "bias")]
         return sum(info.end - info.begin for info in stored if info is not None)
 
+    def rounded(self, name: str, bits: int) -> TextRow:
+        """Return the row of all weights rounded as they are, a scale for every output."""
+        from tnlib_adapters.torch.hooks.running import open_running
+
+        started = time.perf_counter()
+        model = round_weights(open_running(self.checkpoint.folder.path), bits=bits)
+        found, size = evaluate_running(self.before, model, self.text), plain_bytes(self.checkpoint, bits=bits)
+        worst = None if found.cosine is None else 1 - float(found.cosine.min())
+        return TextRow(name, 1.0, 1.0, size, found.error, worst, size, found.error, time.perf_counter() - started)
+
     def measure(
         self, name: str, keep: float, kept: float, pieces: Pieces, factorisation: Factorisation, seconds: float
     ) -> TextRow:
@@ -245,16 +255,16 @@ def draw_on_text(found: TextComparison) -> Figure:
 
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    plain = found.rows[0]
-    for name in dict.fromkeys(row.method for row in found.rows[1:]):
+    for name in dict.fromkeys(row.method for row in found.rows if row.method not in ROUNDED):
         mine = sorted((row for row in found.rows if row.method == name), key=lambda row: row.kept)
         (line,) = axes[0].plot([row.kept for row in mine], [row.error for row in mine], "o-", ms=5, label=name)
         colour = line.get_color()
         axes[1].plot([row.n_bytes / 1e6 for row in mine], [row.error for row in mine], "o-", ms=5, color=colour)
         axes[1].plot([r.n_bytes_int8 / 1e6 for r in mine], [r.error_int8 for r in mine], "s--", ms=4, color=colour)
-    axes[1].plot(plain.n_bytes_int8 / 1e6, plain.error_int8, "*", ms=13, color="black", label=INT8)
+    for row, mark in zip((row for row in found.rows if row.method in ROUNDED), "*P", strict=True):
+        axes[1].plot(row.n_bytes / 1e6, row.error, mark, ms=12, color="black", label=f"weights {row.method}")
     axes[1].plot([], [], "s--", ms=4, color="grey", label="the same factors in int8")
-    axes[1].axvline(plain.n_bytes / 1e6, color="grey", lw=1, label="as it is")
+    axes[1].axvline(found.bytes_before / 1e6, color="grey", lw=1, label="as it is")
     axes[0].set(xlabel="numbers kept", ylabel=found.measure, yscale="log", xlim=(0, 1))
     axes[0].xaxis.set_major_formatter(PercentFormatter(1.0))
     axes[1].set(xlabel="MB of the attention", xlim=(0, None))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _SCALE = 4  # bytes
 
 
-def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:
-    """Return the bytes of what is compressed in plain int8: a byte a weight, a scale an output, biases as they are."""
+def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = (), bits: int = 8) -> int:
+    """Return the bytes of what is compressed, rounded: so many bits a weight, a scale an output, biases as they are."""
     row, tensors = checkpoint.architecture, checkpoint.folder.tensors
     layers = range(0 if what == "mlp" else checkpoint.n_layers)
     names = [name for layer in layers for name in module_names(row, checkpoint.prefix, layer)]
@@ -26,12 +26,14 @@ def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequen
     count = 0
     for name in (*names, *(f"{checkpoint.prefix}{name}" for name in modules)):
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-        count += weight.size + _SCALE * weight.shape[1 if name in tables or row.stored == "in_out" else 0]
+        count += weight.size * bits // 8 + _SCALE * weight.shape[1 if name in tables or row.stored == "in_out" else 0]
         count += 0 if bias is None else bias.end - bias.begin
     return count
 
 
-def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:
+def round_weights(
+    model: RunningModel, what: str = "attention", modules: Sequence[str] = (), bits: int = 8
+) -> RunningModel:
     """Round the weights of a model in memory that are compressed, and return it."""
     import torch
 
@@ -45,7 +47,7 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
     ]
     found += [(find_module(model.model, name), 1 if is_embedding(model.row, name) else rows) for name in modules]
     for module, outputs in found:
-        q, scale = round_slices(module.weight.detach().numpy(), outputs)
+        q, scale = round_slices(module.weight.detach().numpy(), outputs, bits)
         with torch.no_grad():
             module.weight.copy_(torch.from_numpy(q * scale))
     return model
