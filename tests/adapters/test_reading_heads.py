@@ -102,7 +102,7 @@ def test_a_head_with_its_norm_scores_and_writes_as_before(name: str, opened: Cal
     for layer, branch in enumerate(attention_branches(weights)):
         read = x if branch.before is None else branch.before(x)
         for head in (0, 3):
-            found = stream_head(checkpoint, layer, head)
+            found = stream_head("stream_head", checkpoint, layer, head)
             bare = without_weights(x, branch.before)
             assert_close(found.attention.scores(bare)[0], branch.layer.numerator().scores(read)[head])
             want = (homogeneous(read) @ branch.layer.ov(head).full())[:, :-1]
@@ -113,7 +113,7 @@ def test_a_head_with_its_norm_scores_and_writes_as_before(name: str, opened: Cal
 @pytest.mark.parametrize("name", NAMES)
 def test_directions_meet_tokens_as_in_the_model(name: str, opened: Callable[[str], Opened]) -> None:
     checkpoint, weights = opened(name)
-    words, found = read_vocabulary(checkpoint), stream_head(checkpoint, 1, 2)
+    words, found = read_vocabulary(checkpoint), stream_head("stream_head", checkpoint, 1, 2)
     columns = normal((checkpoint.sizes.d_model + 1, 3), seed=1)
     bare = without_weights(token_rows(weights), found.norm)
     assert_close(words.read(columns, found.norm), homogeneous(bare) @ columns)
@@ -230,7 +230,7 @@ def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> No
 
     random_model("gpt2_untied").double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    words, head = read_vocabulary(checkpoint), stream_head(checkpoint, 1, 0)
+    words, head = read_vocabulary(checkpoint), stream_head("stream_head", checkpoint, 1, 0)
     moved = replace(words, unembed=words.unembed + 5 * normal((words.unembed.shape[1],)))
     one, other = (circuit_copying(head, w, np.arange(len(w))) for w in (words, moved))
     np.testing.assert_allclose(other.eigenvalues, one.eigenvalues, atol=1e-9 * abs(one.eigenvalues[0]))
@@ -272,7 +272,7 @@ def test_blocks_of_the_vocabulary_add_up(
     import tnlib_adapters.circuits.vocabulary as vocabulary
 
     checkpoint, _ = opened(name)
-    norm_in_front = stream_head(checkpoint, 1, 0).norm
+    norm_in_front = stream_head("stream_head", checkpoint, 1, 0).norm
 
     def everything() -> list[np.ndarray]:
         words, found, pairs = read_vocabulary(checkpoint), copying(checkpoint, 1, 3), bigrams(checkpoint, k=3)

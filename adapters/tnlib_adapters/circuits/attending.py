@@ -20,9 +20,10 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, to_numpy
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
+from tnlib_adapters.circuits.layers import as_weights
 from tnlib_adapters.forward.embedding import TokenEmbedding
 from tnlib_adapters.forward.model import run
-from tnlib_adapters.forward.weights import Weights, read_weights
+from tnlib_adapters.forward.weights import Weights
 
 Doing = Literal["previous", "duplicate", "induction"]
 
@@ -156,7 +157,7 @@ def repeat_scores(
     >>> found.largest("previous", 1)[0][0], bool(found.induction[1].min() > 0.5)
     ((0, 3), True)
     """
-    weights = read_weights(model) if isinstance(model, Checkpoint) else model
+    weights = as_weights("repeat_scores", model)
     if not isinstance(weights.embedding, TokenEmbedding):
         raise ArgumentError(
             f"repeat_scores: model must read tokens, got a {weights.architecture}, which reads images; "

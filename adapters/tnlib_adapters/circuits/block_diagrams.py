@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tnlib import ArgumentTypeError
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.stacks import View, mlp
 from tnlib_adapters.attention.stream import full_name
 from tnlib_adapters.circuits.diagrams import layer_diagram
+from tnlib_adapters.circuits.layers import as_checkpoint
 
 _STEP = 1.6
 _REACH = 0.9
@@ -104,12 +104,7 @@ def _has_bias(checkpoint: Checkpoint, view: View) -> bool:
 
 
 def _checked(function: str, checkpoint: Any, layer: Any) -> int:
-    if not isinstance(checkpoint, Checkpoint):
-        raise ArgumentTypeError(
-            f"{function}: checkpoint must be a Checkpoint, got {type(checkpoint).__name__}; open one with "
-            "open_checkpoint."
-        )
-    return as_index(function, "layer", layer, checkpoint.n_layers)
+    return as_index(function, "layer", layer, as_checkpoint(function, checkpoint, "checkpoint").n_layers)
 
 
 def _equations(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -25,13 +25,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.circuits.apart import Apart, as_length, read_apart
-from tnlib_adapters.circuits.ends import read_vocabulary
+from tnlib_adapters.circuits.ends import as_vocabulary
+from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 from tnlib_adapters.forward.layers import softmax
@@ -63,6 +65,8 @@ class WeightScores:
 
     def writer(self, layer: int, head: int) -> tuple[int, int] | None:
         """Return the earlier head that the induction of this one goes through, None where there is none."""
+        layer = as_index("WeightScores.writer", "layer", layer, len(self.previous))
+        head = as_index("WeightScores.writer", "head", head, self.previous.shape[1])
         products = np.nan_to_num(self.previous[:, :, None, None] * self.matching)[:, :, layer, head]
         at = np.unravel_index(int(products.argmax()), products.shape)
         return (int(at[0]), int(at[1])) if products[at] > 0 else None
@@ -116,18 +120,14 @@ def weight_scores(
     >>> bool(found.previous[0, 3] > 0.8), [found.writer(1, head) for head in range(4)]
     (True, [(0, 3), (0, 3), (0, 3), (0, 3)])
     """
-    if not isinstance(model, Checkpoint):
-        raise ArgumentTypeError(
-            f"weight_scores: model must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
-        )
-    if model.attention(0).head_norm is not None:
+    if as_checkpoint("weight_scores", model).attention(0).head_norm is not None:
         raise ArgumentError(
             f"weight_scores: scores of model must be bilinear, but a {model.architecture.model_type} normalises "
             "queries and keys; use repeat_scores, which runs it."
         )
-    words = read_vocabulary(model) if vocabulary is None else vocabulary
+    words = as_vocabulary("weight_scores", model, vocabulary)
     shape = (model.n_layers, model.sizes.n_heads)
-    heads = [stream_head(model, *at) for at in np.ndindex(shape)]
+    heads = [stream_head("weight_scores", model, *at) for at in np.ndindex(shape)]
     n = as_length("weight_scores", length, words, heads[0].attention)
     moments = words.second_moments(heads[0].norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # around the mean over tokens, which is the last row

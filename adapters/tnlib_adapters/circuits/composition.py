@@ -16,13 +16,14 @@ from typing import Literal, get_args
 import numpy as np
 
 import tnlib
-from tnlib import ArgumentError, LowRank
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.chance import Score, chance, unit
 from tnlib_adapters.circuits.layers import as_layers, has_layer_norm
@@ -57,7 +58,18 @@ class Compositions:
         return np.where(some, self.scores / np.where(some, self.chance, 1), 0.0)
 
     def __getitem__(self, pair: tuple[Head, Head]) -> Score:
-        writer, reader = pair
+        try:
+            (i, g), (j, h) = pair
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(
+                f"Compositions: pair must be two heads, ((layer, head), (layer, head)), got {pair!r}; "
+                "the one that writes comes first."
+            ) from None
+        n_layers, n_heads = self.scores.shape[:2]
+        writer, reader = (
+            (as_index("Compositions", "layer", layer, n_layers), as_index("Compositions", "head", head, n_heads))
+            for layer, head in ((i, g), (j, h))
+        )
         return Score(float(self.scores[*writer, *reader]), float(self.chance[*writer, *reader]))
 
     def largest(self, n: int) -> list[tuple[Head, Head, Score]]:
@@ -135,7 +147,12 @@ def compositions(
     if kind not in get_args(Kind):
         raise ArgumentError(f"compositions: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
     layers = as_layers("compositions", model)
-    centred = has_layer_norm(model) if centred is None else centred
+    if kind != "V" and distance is None and any(one.rotary is not None or one.alibi is not None for one in layers):
+        raise ArgumentError(
+            "compositions: distance must be given, because scores of this model depend on it (rotary embeddings or "
+            "ALiBi), got None; pass the position of the query less that of the key, for example distance=1."
+        )
+    centred = has_layer_norm(model) if centred is None else bool(centred)
     weights = _moments(moments, layers)
     writers, readers = _sides(layers, kind, distance, weights, centred)
     n_layers, n_heads = len(layers), layers[0].n_heads
@@ -164,6 +181,10 @@ def stream_moments(seen: Forward) -> list[Array]:
     >>> [m.shape for m in stream_moments(seen)], float(stream_moments(seen)[0][-1, -1])
     ([(65, 65), (65, 65)], 1.0)
     """
+    if not isinstance(seen, Forward):
+        raise ArgumentTypeError(
+            f"stream_moments: seen must be a Forward, got {type(seen).__name__}; pass run(model, tokens)."
+        )
     found = []
     for x in seen.inputs:
         rows = x.reshape(-1, x.shape[-1])
@@ -241,6 +262,11 @@ def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> li
     if moments is None:
         return [None] * len(layers)
     size = layers[0].d_model + 1
+    if not isinstance(moments, Sequence | np.ndarray):
+        raise ArgumentTypeError(
+            f"compositions: moments must be a list of matrices, got {type(moments).__name__}; "
+            "stream_moments returns them."
+        )
     if len(moments) != len(layers):
         raise ArgumentError(
             f"compositions: moments must be one matrix per layer, {len(layers)}, got {len(moments)}; "

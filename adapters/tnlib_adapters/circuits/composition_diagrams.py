@@ -15,7 +15,6 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.diagram_parts import (
     REACH,
     STEP,
-    as_head,
     chain,
     output_value,
     query_key,
@@ -24,6 +23,7 @@ from tnlib_adapters.circuits.diagram_parts import (
     softmax_label,
     weight_node,
 )
+from tnlib_adapters.circuits.layers import as_two_heads
 
 
 def composition_diagram(
@@ -56,13 +56,7 @@ def composition_diagram(
     """
     if kind not in ("Q", "K", "V"):
         raise ArgumentError(f"composition_diagram: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
-    (two, h), (one, g) = later, earlier
-    h, g = as_head("composition_diagram", two, h), as_head("composition_diagram", one, g)
-    if two.d_model != one.d_model:
-        raise ArgumentError(
-            f"composition_diagram: both layers must have one d_model, got {two.d_model} and {one.d_model}; "
-            "take them from one model."
-        )
+    (two, h), (one, g) = as_two_heads("composition_diagram", later, earlier)
     if kind == "V":
         return _virtual_head(two, h, one, g)
     refuse_norm("composition_diagram", two)

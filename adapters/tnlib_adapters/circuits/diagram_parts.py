@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.drawing import Leg, Node
 from tnlib.drawing.stars import piece
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.index import as_index
 
 STEP = 1.6  # between neighbours in a row
 ROW = 2.1  # between the wire of positions and that of the stream
 REACH = 0.9  # of open legs
 
 Piece = tuple[str, Array | None, int, str]  # label, array to be measured, its leg at the tip, name of the next bond
-
-
-def as_head(function: str, layer: Any, head: Any) -> int:
-    """Return the number of a head of an attention layer."""
-    if not isinstance(layer, Attention):
-        raise ArgumentTypeError(
-            f"{function}: layer must be an Attention, got {type(layer).__name__}; take one from a checkpoint."
-        )
-    return as_index(function, "head", head, layer.n_heads)
 
 
 def to_key_value(layer: Attention, hub: int, node: int) -> Leg:

@@ -13,7 +13,6 @@ from tnlib_adapters.circuits.diagram_parts import (
     REACH,
     ROW,
     STEP,
-    as_head,
     chain,
     output_value,
     position_ends,
@@ -24,6 +23,7 @@ from tnlib_adapters.circuits.diagram_parts import (
     stream_ends,
     to_key_value,
 )
+from tnlib_adapters.circuits.layers import as_head
 
 _OUTSIDE = 1.3  # of an open leg that leaves two bubbles
 _MOST_HEADS = 2  # of which all are drawn in a sum

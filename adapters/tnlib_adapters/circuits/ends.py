@@ -6,16 +6,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.stream import unembedding
 from tnlib_adapters.checkpoints.token_names import token_names
+from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 from tnlib_adapters.forward.layers import Norm
 from tnlib_adapters.forward.weights import read_embedding, read_final_norm, read_unembedding
 
 _BLOCK = 4096  # tokens whose rows are widened at a time
+
+
+def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
+    """Return the ends that were given, or read those of the model."""
+    if vocabulary is None:
+        return read_vocabulary(model)
+    if not isinstance(vocabulary, Vocabulary):
+        raise ArgumentTypeError(
+            f"{function}: vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; "
+            "pass read_vocabulary(model)."
+        )
+    if vocabulary.table.shape[1] != model.sizes.d_model:
+        raise ArgumentError(
+            f"{function}: vocabulary must have {model.sizes.d_model} features, as the model has, got "
+            f"{vocabulary.table.shape[1]}; pass read_vocabulary(model)."
+        )
+    return vocabulary
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
@@ -47,7 +65,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     >>> words, words.name(309)
     (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
     """
-    row = checkpoint.architecture
+    row = as_checkpoint("read_vocabulary", checkpoint, "checkpoint").architecture
     if row.reads != "tokens":
         raise ArgumentError(
             f"read_vocabulary: checkpoint must read tokens, got a {row.model_type}, which reads {row.reads}; "

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib import ArgumentTypeError
 from tnlib._validate import as_count
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.circuits.ends import read_vocabulary
+from tnlib_adapters.circuits.ends import as_vocabulary
 from tnlib_adapters.circuits.features import Features, singular_features
 from tnlib_adapters.circuits.maximum import Maximum, form_maximum
 from tnlib_adapters.circuits.stream_head import stream_head
@@ -132,14 +131,10 @@ def read_head(
     >>> len(found.qk), found.maximum.value > found.maximum.symmetric
     (16, True)
     """
-    if not isinstance(model, Checkpoint):
-        raise ArgumentTypeError(
-            f"read_head: model must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
-        )
     count, ends = as_count("read_head", "features", features), as_count("read_head", "tokens", tokens)
-    found = stream_head(model, layer, head)
+    found = stream_head("read_head", model, layer, head)
     omega, written = found.attention.qk(0, distance), found.attention.ov(0)
-    words = read_vocabulary(model) if vocabulary is None else vocabulary
+    words = as_vocabulary("read_head", model, vocabulary)
     qk, ov = (singular_features(operator) for operator in (omega, written))
     chosen = np.sort(np.random.default_rng(0).permutation(len(words))[:_DRAWN])
     return HeadReading(

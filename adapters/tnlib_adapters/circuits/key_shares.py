@@ -27,7 +27,7 @@ from tnlib._validate import to_numpy
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.circuits.apart import Apart, as_length, read_apart
-from tnlib_adapters.circuits.ends import read_vocabulary
+from tnlib_adapters.circuits.ends import as_vocabulary
 from tnlib_adapters.circuits.stream_head import stream_head
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 
@@ -118,8 +118,8 @@ def score_shares(
     >>> found.position > 0.99
     True
     """
-    head_found = stream_head(model, layer, head)
-    words = read_vocabulary(model) if vocabulary is None else vocabulary
+    head_found = stream_head("score_shares", model, layer, head)
+    words = as_vocabulary("score_shares", model, vocabulary)
     n = as_length("score_shares", length, words, head_found.attention)
     weights = _weights(tokens, len(words))
     table, total = _table(read_apart(head_found, words, n), weights)
@@ -202,10 +202,11 @@ def _weights(tokens: Array | None, vocab: int) -> Array:
     if tokens is None:
         return np.full(vocab, 1 / vocab)
     a = np.atleast_1d(to_numpy("score_shares", "tokens", tokens)).ravel()
-    if a.dtype.kind not in "iu" or not a.size or a.min() < 0 or a.max() >= vocab:
+    numbers = bool(a.size) and a.dtype.kind in "iu"
+    if not numbers or a.min() < 0 or a.max() >= vocab:
         raise ArgumentError(
             f"score_shares: tokens must be integers from 0 to {vocab - 1}, got {a.dtype} of shape {a.shape}"
-            f"{f' from {a.min()} to {a.max()}' if a.size else ''}; use the tokenizer that belongs to the model."
+            f"{f' from {a.min()} to {a.max()}' if numbers else ''}; use the tokenizer that belongs to the model."
         )
     counts = np.bincount(a.astype(np.int64), minlength=vocab)
     return np.asarray(counts / counts.sum())

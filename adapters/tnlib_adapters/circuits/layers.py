@@ -9,6 +9,24 @@ from typing import Any
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.index import as_index
+from tnlib_adapters.forward.weights import Weights, read_weights
+
+AttentionHead = tuple[Attention, int]
+
+
+def as_checkpoint(function: str, model: Any, parameter: str = "model") -> Checkpoint:
+    """Refuse what is no checkpoint: a path, or a model of another library."""
+    if not isinstance(model, Checkpoint):
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
+        )
+    return model
+
+
+def as_weights(function: str, model: Any) -> Weights:
+    """Return the weights of a checkpoint, or those that were given."""
+    return model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model))
 
 
 def as_layers(function: str, model: Any) -> list[Attention]:
@@ -29,6 +47,32 @@ def as_layers(function: str, model: Any) -> list[Attention]:
                 f"{other} in layer {k + 1}; pass the layers of one model."
             )
     return layers
+
+
+def as_head(function: str, layer: Any, head: Any) -> int:
+    """Return the number of a head of an attention layer."""
+    if not isinstance(layer, Attention):
+        raise ArgumentTypeError(
+            f"{function}: layer must be an Attention, got {type(layer).__name__}; take one from a checkpoint."
+        )
+    return as_index(function, "head", head, layer.n_heads)
+
+
+def as_two_heads(function: str, later: Any, earlier: Any) -> tuple[AttentionHead, AttentionHead]:
+    """Return two heads (layer, head) of one width."""
+    for name, given in (("later", later), ("earlier", earlier)):
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise ArgumentTypeError(
+                f"{function}: {name} must be a head, (layer, head), got {type(given).__name__}; "
+                "pass for example (model.attention(1), 0)."
+            )
+    two, one = ((layer, as_head(function, layer, head)) for layer, head in (later, earlier))
+    if two[0].d_model != one[0].d_model:
+        raise ArgumentError(
+            f"{function}: both layers must have one d_model, got {two[0].d_model} and {one[0].d_model}; "
+            "take them from one model."
+        )
+    return two, one
 
 
 def has_layer_norm(model: Any) -> bool:

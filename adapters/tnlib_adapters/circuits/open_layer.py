@@ -15,11 +15,13 @@ from typing import Literal
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.circuits.parts import StreamParts
+from tnlib_adapters.circuits.targets import as_directions
 from tnlib_adapters.forward.layers import softmax
 
 Names = Sequence[str] | None
@@ -65,7 +67,13 @@ class OpenLayer:
     softmax: bool = True
 
     def __post_init__(self) -> None:
-        layer, (_, _, d) = self.attention, self.parts.arrays.shape
+        layer, parts = self.attention, self.parts
+        if not isinstance(layer, Attention) or not isinstance(parts, StreamParts):
+            raise ArgumentTypeError(
+                f"OpenLayer: attention and parts must be an Attention and StreamParts, got {type(layer).__name__} and "
+                f"{type(parts).__name__}; pass checkpoint.attention(1) and split_stream(checkpoint, tokens, layer=1)."
+            )
+        d = parts.arrays.shape[2]
         if layer.head_norm is not None:
             raise ArgumentError(
                 "OpenLayer: attention must have scores that are bilinear, got normalised queries and keys; "
@@ -113,7 +121,7 @@ class OpenLayer:
 
     def pattern(self, scores: Array | None = None) -> Array:
         """Return the weights (heads, n, n) for scores (heads, n, n), by default those of all parts."""
-        s = self.scores() if scores is None else as_array("OpenLayer.pattern", "scores", scores)
+        s = self.scores() if scores is None else self._of_heads("pattern", "scores", scores)
         seen = self.attention.mask(s.shape[-1])
         if not self.softmax:
             return np.where(seen, s, 0)
@@ -126,7 +134,7 @@ class OpenLayer:
         This is V-composition: under one pattern the outputs of all parts add up.
         """
         v = self._sides[2][self.parts.index("OpenLayer.output", value)].sum(axis=0)
-        a = self.pattern() if pattern is None else as_array("OpenLayer.output", "pattern", pattern)
+        a = self.pattern() if pattern is None else self._of_heads("output", "pattern", pattern)
         return np.asarray(a @ v @ self.attention.W_O)  # h n [n'] [dh] d
 
     def removed(self, query: Names = None, key: Names = None, value: Names = None) -> Array:
@@ -138,6 +146,16 @@ class OpenLayer:
         scores = self.scores()
         change = self.pattern(scores) - self.pattern(scores - self.scores(query, key))
         return self.output(value, pattern=change)
+
+    def _of_heads(self, method: str, parameter: str, given: Array) -> Array:
+        a = as_array(f"OpenLayer.{method}", parameter, given)
+        n = self.parts.arrays.shape[1]
+        if a.shape != (self.attention.n_heads, n, n):
+            raise ArgumentError(
+                f"OpenLayer.{method}: {parameter} must have shape (heads, n, n) = "
+                f"({self.attention.n_heads}, {n}, {n}), got {a.shape}; pass one matrix per head."
+            )
+        return a
 
 
 def pair_effects(
@@ -173,7 +191,13 @@ def pair_effects(
     """
     if kind not in ("Q", "K", "V"):
         raise ArgumentError(f"pair_effects: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
-    w = as_array("pair_effects", "directions", directions)
+    if not isinstance(layer, OpenLayer):
+        raise ArgumentTypeError(
+            f"pair_effects: layer must be an OpenLayer, got {type(layer).__name__}; pass OpenLayer(attention, parts)."
+        )
+    _, n, d = layer.parts.arrays.shape
+    w = as_directions("pair_effects", directions, d)
+    position = as_index("pair_effects", "position", position, n)
     effects = []
     for name in layer.parts.names:
         one = layer.output([name]) if kind == "V" else layer.removed(**{"query" if kind == "Q" else "key": [name]})

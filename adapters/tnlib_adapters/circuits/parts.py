@@ -17,8 +17,9 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.index import as_index
+from tnlib_adapters.circuits.layers import as_weights
 from tnlib_adapters.forward.layers import Norm, softmax
-from tnlib_adapters.forward.weights import Branch, Weights, read_weights
+from tnlib_adapters.forward.weights import Branch, Weights
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +113,7 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     >>> split_stream(model, [5, 6, 7, 5], layer=1)
     StreamParts(4 positions x 64 features: embedding, 0.0, 0.1, 0.2, 0.3, 0.bias)
     """
-    weights = read_weights(model) if isinstance(model, Checkpoint) else model
+    weights = as_weights("split_stream", model)
     batch = weights.embedding(weights.embedding.check("split_stream", tokens, weights.context))  # batch n d
     if len(batch) != 1:
         raise ArgumentError(

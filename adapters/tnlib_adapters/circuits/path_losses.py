@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.frozen_stack import FrozenStack
@@ -80,19 +82,30 @@ def path_losses(
     streams = list(forward_by_order(layers, x, m))
     by_order = padded(streams[-1][None], m)[0]  # order n d
     total = by_order.sum(axis=0)
-    whole = float(loss(total))
+    whole = _number(loss, total)
     without_head = [
-        float(loss(total - missing)) - whole
+        _number(loss, total - missing) - whole
         for number, layer in enumerate(layers)
         for missing in _through(layers, number, layer.read(streams[number].sum(axis=0)))
     ]
     return PathLosses(
         loss=whole,
-        without_order=np.array([float(loss(total - part)) - whole for part in by_order]),
-        up_to_order=np.array([float(loss(part)) for part in np.cumsum(by_order, axis=0)]),
+        without_order=np.array([_number(loss, total - part) - whole for part in by_order]),
+        up_to_order=np.array([_number(loss, part) for part in np.cumsum(by_order, axis=0)]),
         without_head=np.array(without_head),
         heads=heads_of(layers),
     )
+
+
+def _number(loss: Callable[[Array], float], stream: Array) -> float:
+    value = loss(stream) if callable(loss) else loss
+    if not callable(loss) or not isinstance(value, numbers.Real):
+        told = f"one that returns {type(value).__name__}" if callable(loss) else type(loss).__name__
+        raise ArgumentTypeError(
+            f"path_losses: loss must be a function of a stream (n, d_model) that returns a number, got {told}; "
+            "pass for example the mean cross-entropy of its logits."
+        )
+    return float(value)
 
 
 def _through(layers: list[Layer], number: int, read: list[Array]) -> Array:

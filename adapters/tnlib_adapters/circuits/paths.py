@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError, KroneckerTerms, LowRank
+from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_array
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.frozen_stack import FrozenStack
 from tnlib_adapters.attention.index import as_index
@@ -36,6 +35,7 @@ from tnlib_adapters.circuits.orders import (
     padded,
     path_arguments,
 )
+from tnlib_adapters.circuits.targets import as_directions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,6 +90,10 @@ class Paths:
     def __getitem__(self, path: tuple[Head, ...]) -> KroneckerTerms:
         layers = self.stack.layers
         n, d = layers[0].constant.shape
+        if not isinstance(path, tuple) or not all(isinstance(head, tuple) and len(head) == 2 for head in path):
+            raise ArgumentTypeError(
+                f"Paths: path must be a tuple of heads (layer, head), got {path!r}; one head alone is ((0, 3),)."
+            )
         heads = [(as_index("Paths", "layer", layer, len(layers)), head) for layer, head in path]
         if any(a >= b for (a, _), (b, _) in pairwise(heads)):
             raise ArgumentError(
@@ -187,12 +191,7 @@ def path_contributions(
     """
     layers, x = path_arguments("path_contributions", stack, x)
     n, d = x.shape
-    given = as_array("path_contributions", "directions", directions)
-    if given.ndim not in (1, 2) or given.shape[-1] != d:
-        raise ArgumentError(
-            f"path_contributions: directions must have shape ({d},) or (directions, {d}), got {given.shape}; "
-            "pass columns of the unembedding."
-        )
+    given = as_directions("path_contributions", directions, d)
     at = as_index("path_contributions", "position", position, n)
     m = longest_order("path_contributions", max_order, len(layers))
     reading = np.zeros((len(np.atleast_2d(given)), 1, n, d), np.result_type(x, given))  # k order n d

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.circuits.composition import Compositions
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ def heat_map(found: Compositions) -> Figure:
 
         heat_map(compositions(model, "K")).savefig("k.svg")
     """
+    if not isinstance(found, Compositions):
+        raise ArgumentTypeError(
+            f"heat_map: found must be Compositions, got {type(found).__name__}; pass compositions(model, 'K')."
+        )
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 

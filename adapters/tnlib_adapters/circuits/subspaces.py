@@ -13,10 +13,9 @@ from tnlib._typing import Array
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.angles import overlap_by_chance, span
-from tnlib_adapters.circuits.layers import as_layers, has_layer_norm
+from tnlib_adapters.circuits.layers import as_head, as_layers, has_layer_norm
 
 Side = Literal["Q", "K", "V", "O"]
 
@@ -89,7 +88,7 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
     (64, 16)
     """
     _check_side("head_subspace", side)
-    return _basis(layer, as_index("head_subspace", "head", head, layer.n_heads), side, centred=False)
+    return _basis(layer, as_head("head_subspace", layer, head), side, centred=False)
 
 
 @own_threads

@@ -8,6 +8,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import as_array
 from tnlib_adapters.forward.layers import Unembedding, log_softmax, softmax
 from tnlib_adapters.forward.model import check_mask
 from tnlib_adapters.forward.weights import Weights
@@ -50,6 +51,17 @@ class Targets:
     @property
     def _actual(self) -> Array:
         return np.asarray(self.tokens[self.counted][:, None])  # t 1, in the order of `at`
+
+
+def as_directions(function: str, directions: Array, d: int) -> Array:
+    """Return directions of the output, (d,) or (directions, d)."""
+    w = as_array(function, "directions", directions)
+    if w.ndim not in (1, 2) or w.shape[-1] != d:
+        raise ArgumentError(
+            f"{function}: directions must have shape ({d},) or (directions, {d}), got {w.shape}; "
+            "pass columns of the unembedding."
+        )
+    return w
 
 
 def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> Targets:

@@ -11,7 +11,6 @@ from tnlib_adapters.circuits.diagram_parts import (
     REACH,
     STEP,
     Piece,
-    as_head,
     chain,
     output_value,
     query_key,
@@ -19,6 +18,7 @@ from tnlib_adapters.circuits.diagram_parts import (
     refuse_norm,
     softmax_label,
 )
+from tnlib_adapters.circuits.layers import as_two_heads
 from tnlib_adapters.circuits.two_layers import NAMES
 
 _DROP = 1.4  # from the stream down to the pattern that moves it
@@ -55,13 +55,7 @@ def term_diagram(name: str, later: Head, earlier: Head) -> Diagram:
     """
     if name not in NAMES:
         raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
-    (two, h), (one, g) = later, earlier
-    h, g = as_head("term_diagram", two, h), as_head("term_diagram", one, g)
-    if two.d_model != one.d_model:
-        raise ArgumentError(
-            f"term_diagram: both layers must have one d_model, got {two.d_model} and {one.d_model}; "
-            "take them from one model."
-        )
+    (two, h), (one, g) = as_two_heads("term_diagram", later, earlier)
     if name == "direct":
         return _direct(one)
     if name == "first":

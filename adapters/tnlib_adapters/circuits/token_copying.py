@@ -21,7 +21,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.circuits.ends import read_vocabulary
+from tnlib_adapters.circuits.ends import as_vocabulary
+from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 
@@ -54,7 +55,7 @@ class Copying:
 
     def accuracy(self, k: int = 1) -> float:
         """Return the share of tokens whose own logit is among the k that they raise most; chance is k / vocab."""
-        return float((self.ranks < k).mean())
+        return float((self.ranks < as_count("Copying.accuracy", "k", k)).mean())
 
     def __repr__(self) -> str:
         of = "" if len(self.ranks) == self.vocab else f" of {len(self.ranks):,} tokens"
@@ -109,7 +110,7 @@ def copying(
     >>> copying(model, 1, 2).score > 0.99, copying(model, 0, 3).score > 0  # an induction head, a previous-token head
     (True, False)
     """
-    found = stream_head(model, layer, head)
+    found = stream_head("copying", model, layer, head)
     words = _ends_in_logits("copying", model, vocabulary)
     chosen = np.arange(len(words))
     if sample is not None and as_count("copying", "sample", sample) < len(words):
@@ -145,11 +146,11 @@ def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -
     >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
     array([1., 1., 1., 1.])
     """
-    words = _ends_in_logits("copying_scores", model, vocabulary)
+    words = _ends_in_logits("copying_scores", as_checkpoint("copying_scores", model), vocabulary)
     found = np.zeros((model.n_layers, model.sizes.n_heads))
     between = None
     for at in np.ndindex(found.shape):
-        head = stream_head(model, *at)
+        head = stream_head("copying_scores", model, *at)
         ov = head.attention.ov(0)
         between = words.between(head.norm) if between is None else between  # norms of all layers divide alike
         found[at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ between @ ov.left))  # dh [d] [d~] dh
@@ -193,7 +194,7 @@ def _score(eigenvalues: Array) -> float:
 
 
 def _ends_in_logits(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
-    words = read_vocabulary(model) if vocabulary is None else vocabulary
+    words = as_vocabulary(function, model, vocabulary)
     if not words.ends_in_logits:
         raise ArgumentError(
             f"{function}: model must have an unembedding, got a {model.architecture.model_type}, which ends in hidden "

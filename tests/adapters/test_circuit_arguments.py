@@ -1,0 +1,123 @@
+"""What a user may pass by mistake is refused in one sentence, by the function that was called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles import normal, refused
+from tnlib_adapters import Checkpoint, builtin_path, circuits, freeze, open_checkpoint
+from tnlib_adapters.forward.model import Forward, run
+
+TOKENS = np.tile(np.arange(5, 15), 2)
+MASK = np.arange(20) > 10
+
+
+@pytest.fixture(scope="module")
+def model() -> Checkpoint:
+    return open_checkpoint(builtin_path())
+
+
+@pytest.fixture(scope="module")
+def seen(model: Checkpoint) -> Forward:
+    return run(model, TOKENS)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda path: circuits.compositions(path, "K"),
+        lambda path: circuits.subspace_overlaps(path, "O", "K"),
+        lambda path: circuits.split_stream(path, TOKENS),
+        lambda path: circuits.ten_terms(path, TOKENS),
+        circuits.find_induction,
+        lambda path: circuits.find_circuit(path, TOKENS, MASK, loss_increase=1.0),
+        lambda path: circuits.read_head(path, 0, 0),
+        lambda path: circuits.copying(path, 0, 0),
+        circuits.copying_scores,
+        circuits.bigrams,
+        lambda path: circuits.score_shares(path, 0, 0),
+        circuits.repeat_scores,
+        circuits.weight_scores,
+        circuits.read_vocabulary,
+        circuits.model_diagram,
+        lambda path: circuits.block_diagram(path, 0),
+    ],
+)
+def test_a_folder_is_no_checkpoint(function: Callable[[Any], Any]) -> None:
+    with refused(TypeError, "must be a Checkpoint", "PosixPath; pass open_checkpoint(folder)"):
+        function(builtin_path())
+
+
+def test_paths_are_tuples_of_heads(model: Checkpoint, seen: Forward) -> None:
+    paths = circuits.Paths(freeze(model, [patterns[0] for patterns in seen.patterns]))
+    for path in ((0, 3), 0, "0.3", ((0, 3, 1),)):
+        with refused(TypeError, "path must be a tuple of heads"):
+            paths[path]  # type: ignore[index]
+    assert paths[((0, 3),)].ranks == (1,)
+
+
+@pytest.mark.parametrize("loss", [3.0, lambda stream: stream, lambda stream: None])
+def test_a_loss_returns_a_number(model: Checkpoint, seen: Forward, loss: Any) -> None:
+    stack = freeze(model, [patterns[0] for patterns in seen.patterns])
+    with refused(TypeError, "path_losses: loss must be a function", "number, got"):
+        circuits.path_losses(stack, seen.residuals[0][0], loss)
+
+
+def test_open_layers_are_of_an_attention_and_parts(model: Checkpoint, seen: Forward) -> None:
+    parts = circuits.split_stream(model, TOKENS, layer=1)
+    for attention, given in ((model, parts), (model.attention(1), seen.inputs[1][0])):
+        with refused(TypeError, "OpenLayer: attention and parts must be"):
+            circuits.OpenLayer(attention, given)  # type: ignore[arg-type]
+    layer = circuits.OpenLayer(model.attention(1), parts)
+    with refused(ValueError, "OpenLayer.pattern: scores must have shape (heads, n, n) = (4, 20, 20)"):
+        layer.pattern(np.zeros((2, 3)))
+    with refused(ValueError, "OpenLayer.output: pattern must have shape"):
+        layer.output(pattern=np.zeros((4, 20, 19)))
+    with refused(ValueError, "pair_effects: directions must have shape (64,)"):
+        circuits.pair_effects(layer, "K", normal((3,)))
+    with refused(ValueError, "pair_effects: position must lie between 0 and 19, got 20"):
+        circuits.pair_effects(layer, "K", normal((64,)), position=20)
+    with refused(TypeError, "pair_effects: layer must be an OpenLayer"):
+        circuits.pair_effects(parts, "K", normal((64,)))  # type: ignore[arg-type]
+
+
+def test_compositions_name_what_is_missing(model: Checkpoint) -> None:
+    with refused(ValueError, "compositions: distance must be given"):
+        circuits.compositions(open_checkpoint(builtin_path("llama")), "Q")
+    found = circuits.compositions(model, "K")
+    with refused(TypeError, "Compositions: pair must be two heads"):
+        found[0]  # type: ignore[index]
+    with refused(ValueError, "Compositions: head must lie between 0 and 3, got 9"):
+        found[(0, 9), (1, 0)]
+    assert found[(0, -1), (1, 0)] == found[(0, 3), (1, 0)]
+    with refused(TypeError, "compositions: moments must be a list of matrices"):
+        circuits.compositions(model, "K", moments=3)  # type: ignore[arg-type]
+    with refused(TypeError, "stream_moments: seen must be a Forward", "run(model, tokens)"):
+        circuits.stream_moments(model)  # type: ignore[arg-type]
+    with refused(TypeError, "heat_map: found must be Compositions"):
+        circuits.heat_map(model)  # type: ignore[arg-type]
+
+
+def test_a_vocabulary_belongs_to_its_model(model: Checkpoint) -> None:
+    other = circuits.read_vocabulary(open_checkpoint(builtin_path("llama")))
+    for function in (circuits.copying, circuits.read_head, circuits.score_shares):
+        with refused(ValueError, "vocabulary must have 64 features", "got 128"):
+            function(model, 0, 0, vocabulary=other)
+    with refused(TypeError, "weight_scores: vocabulary must be a Vocabulary, got int"):
+        circuits.weight_scores(model, vocabulary=3)  # type: ignore[arg-type]
+    with refused(ValueError, "copying: layer must lie between 0 and 1"):
+        circuits.copying(model, 2, 0)
+    with refused(ValueError, "k must be at least 1"):
+        circuits.copying(model, 0, 0).accuracy(0)
+
+
+def test_a_term_has_a_name_and_a_head_is_a_pair(model: Checkpoint) -> None:
+    with refused(ValueError, "TenTerms: name must be one of direct"):
+        circuits.ten_terms(model, TOKENS)["X"]
+    with refused(TypeError, "term_diagram: later must be a head"):
+        circuits.term_diagram("K", model, model)  # type: ignore[arg-type]
+    with refused(TypeError, "head_subspace: layer must be an Attention"):
+        circuits.head_subspace(model, 0, "O")  # type: ignore[arg-type]
