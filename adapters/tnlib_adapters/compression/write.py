@@ -97,8 +97,8 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
                 for piece in pieces
                 for part, (values, own) in piece.parts(in_int8=in_int8).items()
             ]
-            # Under the old names of weights empty ones: a program that knows nothing of factors then refuses the folder,
-            # where it would otherwise start with random attention.
+            # Under the old names of weights empty ones: what knows nothing of factors then refuses the folder, where it
+            # would otherwise start with random attention.
             empty = np.empty(0, STORED_AS[dtype])
             entries += [Entry(name, dtype, empty) for name in vanishing if name.endswith(".weight")]
         layers.append({vanishing[0]: entries, **{name: [] for name in vanishing[1:]}})
