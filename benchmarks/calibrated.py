@@ -122,9 +122,11 @@ def main(
                         found = METHODS[method](source, keep, calibration, tests)
                         times = (time.perf_counter() - start, time.process_time() - spent)
                         if not begun:
-                            heads = [f"{kind}: {' | '.join(one)}" for kind, one in zip(TEST_KINDS, found, strict=True)]
+                            heads = [
+                                f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one
+                            ]
                             print(f"| method | keep | text | seed | {' | '.join(heads)} | s | CPU s |")
-                            print("|---" * (6 + sum(map(len, found))) + "|")
+                            print("|---" * (6 + len(heads)) + "|")
                             begun = True
                         cells = [f"{value:.4f}" for one in found for value in one.values()]
                         cells += [f"{seconds:.0f}" for seconds in times]
