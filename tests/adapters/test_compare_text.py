@@ -36,8 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("calibration", "compare_text"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.{module}._STEPS", 3)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -47,7 +47,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.whole_model._STEPS", 3)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
 
 
 def counted(folder: Path, names: list[str]) -> int:
@@ -195,6 +195,21 @@ def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path
     plain = "heads" if method == "whitened" else method
     tnlib_adapters.compress(source, tmp_path / "plain", keep=0.5, method=plain, what=what)
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
+
+
+@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
+def test_an_error_on_the_text_is_met_as_it_is_predicted(what: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    reports = [
+        tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", max_error=e, what=what, calibrate=text)
+        for e in (1e-3, 1e-5)
+    ]
+    for report, allowed in zip(reports, (1e-3, 1e-5), strict=True):
+        assert report.measure == "1 - cosine"
+        assert report.predicted is not None
+        assert report.predicted <= allowed
+        kept, errors = report.curve["kept"], report.curve["predicted"]
+        assert all(e > allowed for k, e in zip(kept, errors, strict=True) if k < report.kept - 0.02)
+    assert reports[0].kept < reports[1].kept
 
 
 def test_everything_kept_is_nothing_changed(folders: Any, tmp_path: Path) -> None:

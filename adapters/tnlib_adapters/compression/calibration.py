@@ -55,7 +55,7 @@ def calibrate(
     factorisation = factorisation_of(checkpoint, model, layers)
     choice = factorisation.select(keep, max_error)
     plan = factorisation.at(choice, progress)
-    return replace(plan, layers=list(fitted(model, layers, choice, batches, _STEPS, progress)))
+    return replace(plan, layers=list(fitted(model, layers, choice, batches, progress=progress)))
 
 
 def calibrated_heads(
@@ -106,7 +106,7 @@ def fitted(
     layers: Sequence[CalibratedHeads],
     choice: Sequence[int],
     batches: Sequence[Batch],
-    n_steps: int,
+    n_steps: int | None = None,
     progress: Progress = quiet,
 ) -> Iterator[list[Piece]]:
     """Yield the pieces of every layer after the fit, which leaves the running model truncated."""
@@ -119,7 +119,7 @@ def fitted(
         _some(batches, _TOKENS_OF_FIT),
         lambda k: layers[k].truncated(chosen[k]),
         lambda k: layers[k].free(chosen[k]),
-        n_steps=n_steps,
+        n_steps=_STEPS if n_steps is None else n_steps,
         progress=progress,
     )
     for layer, dense, units in zip(layers, found, chosen, strict=True):

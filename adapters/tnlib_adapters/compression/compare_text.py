@@ -45,7 +45,6 @@ ROWS = {
     "heads, whitened": "heads",
     "heads, calibrated": "heads",
 }
-_STEPS = 200  # of the fit in every layer, as many as compress takes
 # plain rounding of all weights, the rival of every method: name -> bits
 ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
 
@@ -162,7 +161,7 @@ def _factorisations(
 
         def fit(choice: Sequence[int]) -> Pieces:
             fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
-            return list(fitted(fresh, heads, choice, batches, _STEPS, progress))
+            return list(fitted(fresh, heads, choice, batches, progress=progress))
 
         return factorisation_of(checkpoint, model, heads), fit
 

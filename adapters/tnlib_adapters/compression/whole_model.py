@@ -23,7 +23,6 @@ from tnlib_adapters.compression.plan import COSINE, DIVERGENCE, Factorisation, P
 from tnlib_adapters.compression.whitening import PLAIN, factorise_whitened, inputs_of_text, some_batches
 
 _TOKENS = 16_384  # of statistics: they settle early
-_STEPS = 200  # of the fit of attention in every layer, as many as alone
 
 
 @dataclass(frozen=True)
@@ -137,4 +136,4 @@ def _calibrated(
     if not heads:
         return plan
     n = sum(len(one.curves) for one in heads)
-    return replace(plan, layers=list(fitted(model, heads, choice[:n], batches, _STEPS, progress)))
+    return replace(plan, layers=list(fitted(model, heads, choice[:n], batches, progress=progress)))
