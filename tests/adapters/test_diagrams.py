@@ -47,6 +47,9 @@ def test_operators_have_the_shapes_and_ranks_of_what_they_show(layers: list[Any]
     assert dict(qk_diagram(bare, 1).open_legs) == {"query": 64, "key": 64}
     turned = replace(bare, rotary=Rotary([1.0, 0.1]))
     assert [n.label for n in qk_diagram(turned, 0).nodes] == ["W$_Q$", "R", "W$_K$"]
+    assert [n.kind for n in qk_diagram(turned, 0).nodes][1] == "unitary"
+    longer = replace(bare, rotary=Rotary(np.geomspace(1, 0.1, 8), factor=1.1))
+    assert [n.kind for n in qk_diagram(longer, 0).nodes][1] == "matrix", "a rotation and a factor"
     assert turned.d_head == 16
     assert all(size == 16 for _, size in qk_diagram(turned, 0).bonds)
 

@@ -42,7 +42,8 @@ def query_key(layer: Attention, head: int | None) -> list[Piece]:
     if k is not None and layer.b_K is not None and head is not None:
         k = _with_bias(k, layer.b_K[head // group])
     name = "d_head" if head is None else f"head {head}"
-    turn = [("R", None, 0, "")] if layer.rotary is not None else []
+    # at one distance for all: a rotation unless scaled by a factor, which is measured
+    turn = [] if layer.rotary is None else [("R", layer.rotary.rotate(np.eye(layer.d_head), 1), 1, "")]
     return [(_named("Q", layer.b_Q), q, 1, name), *turn, (_named("K", layer.b_K), k, 1, "")]
 
 
