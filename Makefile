@@ -22,7 +22,8 @@ demo: $(VENV)/.installed
 	mkdir -p out
 	$(BIN)/tnlib compress builtin out/smaller --keep 0.5 --force
 	$(BIN)/tnlib compare builtin --out out/compare --force
-	@echo "Pictures: out/smaller/tnlib_report.html and out/compare/compare.png"
+	$(BIN)/tnlib inspect builtin --out out/inside --force
+	@echo "Pictures: out/smaller/tnlib_report.html, out/compare/compare.png and out/inside/inspect.html"
 
 # The tests' matrices are small: there threads cost more than they give.
 test: export OPENBLAS_NUM_THREADS = 1
