@@ -168,6 +168,23 @@ def test_ten_terms_and_the_rest_are_the_model(model: Checkpoint, identity: bool)
     else:
         assert np.linalg.norm(found.rest) > 0.01 * np.linalg.norm(want)
     assert_close(found.by_head.sum(axis=1), found.arrays[2:], factor=1e4)
+    split = slice(0, 3) if identity else slice(2, 3)  # under softmax values alone are additive
+    assert_close(found.by_pair.sum(axis=1)[split], found.by_head[1:4][split], factor=1e6)
+
+
+def test_a_pair_of_the_keys_is_the_change_without_it(model: Checkpoint) -> None:
+    tokens = np.tile(np.random.default_rng(1).permutation(128)[:8], 2)
+    found, parts = ten_terms(model, tokens), split_stream(model, tokens, layer=1)
+    assert found.writers == ("0.0", "0.1", "0.2", "0.3", "0.bias")
+    layer, x0, written = model.attention(1), parts["embedding"], parts["0.3"]
+    assert layer.b_Q is not None
+    assert layer.b_V is not None
+    scores, seen = layer.scores(parts.total), np.tri(len(tokens), dtype=bool)
+    for h in range(4):
+        one = layer.scale * (x0 @ layer.W_Q[h] + layer.b_Q[h]) @ (written @ layer.W_K[h]).T
+        patterns = [softmax(np.where(seen, s, -np.inf)) for s in (scores[h], scores[h] - one)]
+        want = (patterns[0] - patterns[1]) @ (x0 @ layer.W_V[h] + layer.b_V[h]) @ layer.W_O[h]
+        assert_close(found.by_pair[1, 3, h], want, factor=1e6)
 
 
 def test_terms_are_those_of_parts_alone(model: Checkpoint) -> None:

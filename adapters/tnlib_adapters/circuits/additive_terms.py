@@ -14,6 +14,7 @@ from tnlib_adapters.circuits.gates import attention_layers, attention_only
 from tnlib_adapters.circuits.open_layer import OpenLayer
 from tnlib_adapters.circuits.parts import split_stream
 from tnlib_adapters.circuits.targets import Targets, targets_of
+from tnlib_adapters.circuits.two_layers import NAMES, composed
 from tnlib_adapters.forward.model import Forward, run
 from tnlib_adapters.forward.weights import Weights, read_weights
 
@@ -94,10 +95,9 @@ def _terms(layer: OpenLayer, at: Array) -> Iterator[tuple[str, Array]]:
     embedding, *first = layer.parts.names
     for name in layer.parts.names:
         yield ("direct" if name == embedding else name), layer.parts[name][at]
-    for letters in ("", "Q", "K", "V", "QK", "QV", "KV", "QKV"):
+    for letters in ("", *NAMES[3:]):
         for writers in [[name] for name in first] if len(letters) == 1 else [first]:
-            sides = [writers if side in letters else [embedding] for side in "QKV"]
-            for h, rows in enumerate(layer.removed(*sides)[:, at]):
+            for h, rows in enumerate(composed(layer, letters, writers)[:, at]):
                 pair = [letters, *writers] if len(letters) == 1 else [letters]
                 yield " ".join([*pair, f"1.{h}"]).strip(), rows
 

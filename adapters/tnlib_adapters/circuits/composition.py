@@ -107,7 +107,8 @@ def compositions(
     ----------
     model
         A checkpoint, or its attention layers, first layer first. Of a model with norms pass `fold(model).checkpoint`:
-        what a norm multiplies by is then part of the heads that read.
+        what a norm multiplies by is then part of the heads that read, and value biases, which no pattern changes, are
+        part of no head.
     kind
         "Q", "K" or "V": whether the queries, keys or values of the later head read.
     distance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,12 @@ class TenTerms:
         (10, n, d_model). The direct term holds the output bias of layer 1.
     by_head
         (8, heads, n, d_model): the last eight, split by heads of layer 1.
+    by_pair
+        (3, writers, heads, n, d_model): "Q", "K" and "V" split by pairs, of what layer 0 wrote and a head of layer 1
+        that reads it. With softmax replaced by the identity the sum over writers is the term; under softmax it is that
+        of "V", while in "Q" and "K" each pair is the change when it alone is taken out.
+    writers
+        Names of what layer 0 wrote: its heads, and its biases where it has some.
     rest
         (n, d_model): the final stream less all ten. Zero to roundoff where softmax is replaced by the identity.
     """
@@ -37,6 +44,8 @@ class TenTerms:
     names: tuple[str, ...]
     arrays: Array
     by_head: Array
+    by_pair: Array
+    writers: tuple[str, ...]
     rest: Array
 
     def __getitem__(self, name: str) -> Array:
@@ -88,15 +97,19 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
         )
     weights = read_weights(model)
     parts = split_stream(weights, tokens, layer=1)
-    two = parts.merge({"direct": parts.names[:1], "first": parts.names[1:]})
     attention = weights.blocks[1].branches[0].layer
-    layer = OpenLayer(attention, two, softmax=softmax)  # type: ignore[arg-type]
-    sides = {"": ["direct"], "composed": ["first"]}
-    by_head = [
-        layer.removed(*(sides["composed" if letter in name else ""] for letter in "QKV"))
-        for name in ("second", *NAMES[3:])
-    ]
+    layer = OpenLayer(attention, parts, softmax=softmax)  # type: ignore[arg-type]
+    direct, *writers = parts.names
+    by_head = np.stack([composed(layer, letters, writers) for letters in ("", *NAMES[3:])])
+    by_pair = np.stack([[composed(layer, letter, [writer]) for writer in writers] for letter in "QKV"])
     bias = 0 if layer.attention.b_O is None else layer.attention.b_O
     written = layer.output().sum(axis=0) + bias
-    arrays = np.stack([two["direct"] + bias, two["first"], *(one.sum(axis=0) for one in by_head)])
-    return TenTerms(NAMES, arrays, np.stack(by_head), two.total + written - arrays.sum(axis=0))
+    first = np.sum([parts[writer] for writer in writers], axis=0)
+    arrays = np.concatenate([[parts[direct] + bias, first], by_head.sum(axis=1)])
+    return TenTerms(NAMES, arrays, by_head, by_pair, tuple(writers), parts.total + written - arrays.sum(axis=0))
+
+
+def composed(layer: OpenLayer, letters: str, writers: Sequence[str]) -> Array:
+    """Return what heads add, (heads, n, d_model), if the sides in `letters` read `writers` and others the embedding."""
+    embedding = layer.parts.names[:1]
+    return layer.removed(*(writers if letter in letters else embedding for letter in "QKV"))
