@@ -253,6 +253,34 @@ def test_large_models_show_as_many_layers_as_take_seconds() -> None:
     assert n_shown(Sizes(1, 96, 12288)) == 1
 
 
+def test_the_page_of_a_large_model_says_what_it_leaves_out(
+    saved: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("measure._MOST_WORK", "measure._MOST_NUMBERS", "reading._MOST_COPIED", "reading._MOST_WORK")
+    for name in names:
+        monkeypatch.setattr(f"tnlib_adapters.inspection.{name}", 1.0)
+    source = saved("gpt2_lm")[1]
+    quick = inspect(source, tmp_path / "quick")
+    assert (quick.n_shown, quick.patterns, quick.readings.scores) == (2, None, None)
+    assert len(quick.gauges) == len(quick.spectra.ov) == 2
+    assert len(quick.readings.heads) == 1
+    page = check_page(quick.page.read_text(encoding="utf-8"))
+    for said in (
+        "Of 3 layers the first 2 are measured",
+        "run on a text that is given only",
+        "in the first layers only",
+    ):
+        assert any(said in note for note in quick.notes)
+        assert said in page.text
+
+    monkeypatch.setattr("tnlib_adapters.inspection.head_sections._MOST_PANELS", 4)
+    seen = inspect(source, tmp_path / "seen", text="3 4 5 3 4 5")
+    assert [len(one) for one in seen.patterns] == [4, 4, 4], "the text runs through all layers"
+    patterns = sections(seen.page.read_text(encoding="utf-8"))["patterns"]
+    assert len(pictures(patterns)) == 2
+    assert "Layers from 1 on are in the overview alone" in check_text(patterns)
+
+
 # ------------------------------------------------------------------------------------------------------ text and files
 
 
