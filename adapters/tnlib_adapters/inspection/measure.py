@@ -79,11 +79,11 @@ class Inspection:
 
 def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress: Progress) -> Inspection:
     """Measure a checkpoint."""
-    progress("running the text", 0, 1)
+    progress("running the model", 0, 1)
     weights, notes = _weights(checkpoint, tokens)
     seen = None if weights is None or tokens is None else run(weights, tokens.ids).patterns
     patterns = None if seen is None else tuple(of_layer[0] for of_layer in seen)
-    progress("running the text", 1, 1)
+    progress("running the model", 1, 1)
     shown = n_shown(checkpoint.sizes)
     if shown < checkpoint.n_layers:
         notes.append(
