@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tnlib_adapters.checkpoints.factored import scale_name
 from tnlib_adapters.checkpoints.modules import PARTS
 from tnlib_adapters.torch.layers import DenseLinear
-from tnlib_adapters.torch.modules import FactoredLinear, LowRankLinear
+from tnlib_adapters.torch.modules import FactoredLinear, LowRankLinear, no_numbers
 
 
 class FactoredEmbedding(nn.Module):
@@ -78,5 +78,5 @@ def factored_module(described: Mapping[str, Any], original: nn.Module) -> nn.Mod
         made.register_parameter(scale_name(part), nn.Parameter(empty(shape, weight.dtype)))
     made.bias = getattr(original, "bias", None)
     found: nn.Module = FactoredEmbedding(made) if isinstance(original, nn.Embedding) else made
-    found.register_parameter("weight", nn.Parameter(weight.new_empty(0)))  # as in the file
+    found.register_parameter("weight", no_numbers(weight))
     return found

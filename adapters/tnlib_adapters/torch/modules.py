@@ -280,6 +280,11 @@ def contract(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> 
     return (left @ right).reshape(sizes)  # a [inner], [inner] b
 
 
+def no_numbers(like: Tensor) -> nn.Parameter:
+    """Return what stands under the name of a weight whose numbers are factors, as in the file; it is not trained."""
+    return nn.Parameter(like.new_empty(0), requires_grad=False)
+
+
 def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
     """Return the shapes of these parts."""
     if isinstance(factors, Borrowed):

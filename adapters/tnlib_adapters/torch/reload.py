@@ -26,7 +26,7 @@ from tnlib_adapters.checkpoints.modules import MODULES, described_modules
 from tnlib_adapters.checkpoints.projections import Sizes, read_sizes
 from tnlib_adapters.torch.elsewhere import FactoredEmbedding, factored_module
 from tnlib_adapters.torch.layers import LayerFactors, SideBySide, build
-from tnlib_adapters.torch.modules import FactoredLinear
+from tnlib_adapters.torch.modules import FactoredLinear, no_numbers
 
 
 @register_quantization_config(METHOD)
@@ -45,7 +45,8 @@ class TnlibConfig(QuantizationConfigMixin):
         self.version = version
         self.method = method
         self.layers = layers
-        self.modules = modules or {}
+        if modules:
+            self.modules = modules
 
 
 @register_quantizer(METHOD)
@@ -65,8 +66,7 @@ class TnlibQuantizer(HfQuantizer):
                 made = build(layer.described, held, home, layer.sizes, layer.row.fused)
                 if not layer.holds_bias_of(held):
                     made.bias = originals[name].bias
-                # as in the file: an empty weight under the old name
-                made.register_parameter("weight", nn.Parameter(originals[name].weight.new_empty(0)))
+                made.register_parameter("weight", no_numbers(originals[name].weight))
                 _set_module(layer.attention, name, made)
             # nothing is missing, whatever an architecture's own initialisation looks for in this module, but for
             # what no file holds: buffers that it computes
@@ -82,6 +82,9 @@ class TnlibQuantizer(HfQuantizer):
         for module in model.modules():
             if isinstance(module, FactoredLinear):
                 module.settle()
+        for name, parameter in model.named_parameters():
+            if name.endswith(".weight") and not parameter.numel():  # loading forgets that it is not trained
+                parameter.requires_grad_(False)
         model.is_quantized = False  # type: ignore[assignment]  # all are ordinary numbers: any dtype, any training
         return model
 
@@ -163,7 +166,7 @@ def _described(config: TnlibConfig) -> list[list[dict[str, Any]]]:
 
 def _modules(config: TnlibConfig) -> dict[str, dict[str, Any]]:
     """Return the described matrices outside the attention, checked as `open_checkpoint` checks them."""
-    return described_modules({KEY: {MODULES: config.modules}})
+    return described_modules({KEY: {MODULES: getattr(config, MODULES, {})}})
 
 
 def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:
