@@ -10,7 +10,14 @@ import oracles
 import pytest
 
 from tnlib.sweeps.cross import Cross
-from tnlib.sweeps.sample import draw, draw_products, log_density_of_products, spread_out
+from tnlib.sweeps.sample import (
+    draw,
+    draw_beside,
+    draw_products,
+    log_density_beside,
+    log_density_of_products,
+    spread_out,
+)
 from tnlib.sweeps.sketch import bond_bounds, project_on_sketch
 
 
@@ -26,7 +33,7 @@ def test_a_cross_is_exact_where_it_was_grown(shape: tuple[int, ...], dtype: type
     cross = Cross(lambda points: x[tuple(points.T)], shape, np.zeros(len(shape), int))
     points = spread_out(shape, 6, rng)
     for count in (1, 3, 6):
-        assert cross.grow(points[:count], 1e-13, 1e-15) >= 0
+        assert cross.grow(points[:count], np.full(count, 1e-13), 1e-15) >= 0
         found = oracles.dense_train(cross.cores())
         for point in points[:count]:
             assert found[tuple(point)] == pytest.approx(x[tuple(point)], abs=1e-10)
@@ -37,10 +44,10 @@ def test_a_cross_is_exact_where_it_was_grown(shape: tuple[int, ...], dtype: type
 def test_a_cross_grown_everywhere_is_the_tensor_at_its_own_ranks() -> None:
     x = oracles.random_train((5, 4, 6, 3), (1, 3, 4, 2, 1))
     cross = Cross(lambda points: x[tuple(points.T)], x.shape, np.zeros(4, int))
-    cross.grow(everywhere(x.shape), 1e-12, 1e-14)
+    cross.grow(everywhere(x.shape), np.full(x.size, 1e-12), 1e-14)
     assert cross.ranks == (1, 3, 4, 2, 1)
     oracles.assert_close(oracles.dense_train(cross.cores()), x, factor=1e4)
-    assert cross.grow(everywhere(x.shape), 1e-12, 1e-14) == 0
+    assert cross.grow(everywhere(x.shape), np.full(x.size, 1e-12), 1e-14) == 0
 
 
 def test_indices_are_drawn_from_the_train() -> None:
@@ -69,6 +76,20 @@ def test_products_are_drawn_with_the_density_that_is_told() -> None:
     count = 40_000
     seen = np.zeros(shape)
     np.add.at(seen, tuple(draw_products(profiles, count, rng).T), 1 / count)
+    assert np.abs(seen.reshape(-1) - density).max() <= 5 * math.sqrt(density.max() / count)
+
+
+def test_points_beside_rows_and_columns_are_drawn_with_the_density_that_is_told() -> None:
+    shape = (3, 2, 4)
+    none = np.empty((0, 0), int)
+    heads = [none, np.array([[0], [2]]), np.array([[0, 1], [2, 0], [2, 1]])]
+    tails = [none, np.array([[0, 1], [1, 3]]), np.array([[3]])]
+    points = everywhere(shape)
+    density = np.exp(log_density_beside(heads, tails, shape, points)) / len(points)
+    assert density.sum() == pytest.approx(1)
+    count = 40_000
+    seen = np.zeros(shape)
+    np.add.at(seen, tuple(draw_beside(heads, tails, shape, count, np.random.default_rng(3)).T), 1 / count)
     assert np.abs(seen.reshape(-1) - density).max() <= 5 * math.sqrt(density.max() / count)
 
 

@@ -99,6 +99,40 @@ def test_a_sine_over_a_hundred_binary_digits_has_rank_two() -> None:
     assert counted.n < 5000
 
 
+BULK = {
+    "a pole": lambda points: 1 / (1 + points.mean(axis=1)),
+    "a sine": lambda points: np.sin(points.sum(axis=1) / 10.0),
+    "a logarithm": lambda points: np.log(1.0 + points.sum(axis=1)),
+    "a steep power": lambda points: (1 + points.mean(axis=1)) ** -8.0,
+}
+
+
+@pytest.mark.parametrize("rtol", [1e-6, 1e-10])
+@pytest.mark.parametrize("kind", BULK)
+def test_norms_that_the_peak_has_no_part_in(kind: str, rtol: float) -> None:
+    """The largest entry lies in a corner; what counts is a narrow range of the sum that nearly all indices share."""
+    calls = []
+    for d in (25, 50):
+        fit, counted = solve(BULK[kind], (4,) * d, rtol)
+        assert fit.converged
+        assert sampled_error(BULK[kind], fit.value, 5000) <= 2 * rtol
+        assert max(fit.value.ranks) <= 12
+        calls.append(counted.n)
+    assert calls[1] <= 5 * calls[0]
+
+
+@pytest.mark.parametrize("shape", [(4,) * 100, tuple(2 + 7 * k % 31 for k in range(200))], ids=["4^100", "2 to 32"])
+def test_hundreds_of_legs(shape: tuple[int, ...]) -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1 / (1 + points.sum(axis=1) / len(shape))
+
+    fit, counted = solve(f, shape, 1e-6)
+    assert fit.converged
+    assert sampled_error(f, fit.value, 2000) <= 1e-6
+    rank = max(fit.value.ranks) + 4  # two rounds of it: what the cross held before it was rounded
+    assert counted.n <= 3 * rank**2 * sum(shape)
+
+
 def test_peaks_on_a_grid_of_a_billion_points() -> None:
     def f(points: np.ndarray) -> np.ndarray:
         x = place(points)

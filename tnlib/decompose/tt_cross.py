@@ -25,10 +25,12 @@ _UNTIL_ZERO = 4096  # points where f is zero, for it to be zero
 _SAMPLES, _LAST_SAMPLES = (48, 1 / 32, 1024), (512, 1 / 8, 4096)
 _KEPT_BACK = 1 / 8  # of the budget, for that estimate
 _CROSSINGS = 32  # points between the pivots of two bonds that are tried in every sweep
+_SPREAD = 16  # points at least that carry the norm of the first sample where f has no peak
+_FAR = 100.0  # times the largest of the first sample
 _STARTS = 4  # of the search for errors that ends it
 _POINTS = 4  # added at a time, and no more than the rank
-_THRESHOLDS = (3e-3, 3e-4, 3e-5, 3e-6)  # of the largest error found: smaller terms of it are left for later
-_ROUNDOFF = 8  # eps of max|f|: residuals below are none
+_THRESHOLDS = (3e-3, 3e-4, 3e-5, 3e-6)  # of the error at a point: smaller terms of it are left for later
+_ROUNDOFF = 8  # eps of the values beside a residual: it is none below that
 _AIM = 0.7  # of rtol: an error that is rare shows in few samples
 _ROUNDING, _LEAST_ROUNDING = 0.4, 0.01  # of rtol
 
@@ -102,7 +104,7 @@ def tt_cross(
     search = _Search(values, shape, tolerance, as_rng("tt_cross", rng))
     try:
         search.run()
-        missed = "no more can be learned from f, whose own rounding errors may be that large"
+        missed = "no index was found that mends it; f may be rounded that much, otherwise try another rng"
     except BudgetSpent:
         missed = f"max_calls={max_calls} is spent"
     best = search.finish()
@@ -120,6 +122,7 @@ class _Search:
         self._errors = Errors(values, shape, rng)
         self._zero = round(TensorTrain([np.zeros((1, n, 1)) for n in shape])).value
         self._best = Fit(self._zero, 1.0, False, False, 0)
+        self._cross: Cross | None = None
 
     def run(self) -> None:
         """Iterate until the best train has converged, or f has no more to say; BudgetSpent where that is too long."""
@@ -128,7 +131,10 @@ class _Search:
             note = f"f is zero at all of the {self._values.n_calls} points that it was asked for"
             self._best = Fit(self._zero, 0.0, False, True, 0, (note,))
             return
-        cross, n_iter, rounding = Cross(self._values, self._shape, start), 0, _ROUNDING * self._rtol
+        self._cross = cross = Cross(self._values, self._shape, start[0])
+        if len(start) > 1:
+            self._grow(cross, self._errors.compare(start, self._zero))
+        n_iter, rounding = 0, _ROUNDING * self._rtol
         while True:
             train = self._train(cross, rounding)
             sample, error, done = self._look(cross, train)
@@ -149,16 +155,27 @@ class _Search:
         count = min(_LAST_SAMPLES[0], self._values.left)
         if best.converged or best.error == 1.0 or count < _SAMPLES[0]:
             return best
-        error = self._errors.estimate(best.value, count)[1]
+        error = self._errors.estimate(best.value, count, self._cross)[1]
         return Fit(best.value, error, False, error <= self._rtol, best.n_iter)
 
     def _start(self) -> Array | None:
-        """Return an index where |f| is large, None where it seems to be zero."""
+        """Return indices (m, d) where |f| is large, None where it seems to be zero.
+
+        Where the norm of f is seen to be that of few points, it is a peak that is climbed to. Where it is that of many,
+        the largest of them comes first, and a peak must not be all there is to begin from: it may lie in a corner that
+        makes no difference. Far above all others, it would spoil their digits.
+        """
         for count in (_FIRST_SAMPLES, min(_UNTIL_ZERO, self._values.left)):
             sample = self._errors.compare(spread_out(self._shape, count, self._rng), self._zero)
             if sample.errors.any():
-                top: Array = self._errors.climb(sample.worst(1).points, self._zero)[0][0]
-                return top
+                top = sample.largest(1).points
+                peak = self._errors.climb(top, self._zero)[0]
+                squares = np.square(sample.errors / sample.errors.max())
+                if squares.sum() ** 2 < _SPREAD * np.square(squares).sum():
+                    return peak
+                both = np.concatenate([top, peak])
+                heights = self._errors.compare(both, self._zero).errors
+                return both if heights[1] <= _FAR * heights[0] else top
         return None
 
     def _train(self, cross: Cross, rounding: float) -> TensorTrain:
@@ -174,24 +191,25 @@ class _Search:
         target = max(_AIM * self._rtol, roundoff(train.dtype, len(self._shape) + 1))
         asked = self._values.n_calls
         few, many = (int(min(max(least, part * asked), most)) for least, part, most in (_SAMPLES, _LAST_SAMPLES))
-        sample, error = self._errors.estimate(train, few)
+        sample, error = self._errors.estimate(train, few, cross)
         found = self._errors.compare(self._crossings(cross, _CROSSINGS if error > target else many), train)
         if error > target:
-            return (sample + found).worst(min(_POINTS, max(cross.ranks))), error, False
-        starts = max(_STARTS, few // sum(self._shape))
-        tops = np.concatenate([some.worst(starts // 2).points for some in (sample, found)])
+            each = min(_POINTS, max(cross.ranks) + 1) // 2
+            return sample.heaviest(each) + found.largest(each), error, False
+        starts = max(_STARTS, many // sum(self._shape))
+        tops = np.concatenate([some.largest(starts // 2).points for some in (sample, found)])
         for _ in range(2 if starts * sum(self._shape) <= many else 1):
             tops, lines = self._errors.climb(tops, train)
-        heaviest, error = self._errors.estimate(train, many, lines)
+        heaviest, error = self._errors.estimate(train, many, cross, lines)
         everything, known = self._errors.again(train)
         if known > error:
-            heaviest, error = everything.worst(_POINTS), known
+            heaviest, error = everything.largest(_POINTS), known
         return heaviest, error, error <= target
 
     def _grow(self, cross: Cross, sample: Sample) -> bool:
         """Make the cross right at points of large errors; False where they are roundoff."""
-        least = _ROUNDOFF * float(np.finfo(self._values.dtype).eps) * self._values.largest
-        return any(cross.grow(sample.points, part * float(sample.errors.max()), least) for part in _THRESHOLDS)
+        roundoff = _ROUNDOFF * float(np.finfo(self._values.dtype).eps)
+        return any(cross.grow(sample.points, part * sample.errors, roundoff) for part in _THRESHOLDS)
 
     def _crossings(self, cross: Cross, count: int) -> Array:
         """Return points between a row of one bond and a column of the next but one, their two own legs drawn."""

@@ -15,6 +15,7 @@ from tnlib._typing import Array
 from tnlib.linalg.scale import exponent, shift
 
 _SINGULAR = 1e10  # an interpolation with larger entries is not one
+_PASSES = 20  # of swaps, at most: where rows are dependent but for rounding, these may go round in circles
 
 
 def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None:
@@ -24,7 +25,7 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
     the rows to begin with are dependent.
     """
     scaled, rows = shift(a, -exponent(a)), np.array(rows)
-    while True:
+    for left in reversed(range(_PASSES)):
         try:
             m = np.linalg.solve(scaled[rows].T, scaled.T).T
         except np.linalg.LinAlgError:
@@ -32,7 +33,7 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
         top = float(np.abs(m).max())
         if not top < _SINGULAR:  # NaN, too
             return None
-        if top <= bound:
+        if top <= bound or not left:
             m[rows] = np.eye(len(rows))  # free of rounding
             return rows, m
         for _ in range(len(rows)):  # swaps until rounding adds up, then anew
@@ -43,6 +44,7 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
             change[q] -= 1
             m = m - np.multiply.outer(m[:, q] / m[p, q], change)
             rows[q] = p
+    return None
 
 
 def pivots(a: Array, *, least: float, most: int) -> tuple[Array, Array]:

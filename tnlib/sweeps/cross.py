@@ -69,39 +69,44 @@ class Cross:
             for core, n in zip(self._cores, self.shape, strict=True)
         ]
 
-    def grow(self, points: Array, least: float, roundoff: float) -> int:
-        """Let the train be right at `points` (m, d) to about `least`, in one sweep; return how many pivots that took.
+    def grow(self, points: Array, least: Array, roundoff: float) -> int:
+        """Let the train be right at `points` (m, d) to about `least` (m,) in one sweep; return how many pivots it took.
 
-        Pivots below `roundoff` are none.
+        Pivots below `roundoff` times the values beside them are none.
         """
         added = 0
         for k in range(len(self.shape) - 1):
             interpolation = self._interpolate(k, roundoff)
             most = len(interpolation) - len(self._chosen[k])
             if most > 0:
-                added += self._extend(k, interpolation, points, max(least, roundoff), most)
+                added += self._extend(k, interpolation, points, least, roundoff, most)
             self.rows[k + 1] = self._indices(k, self._chosen[k])
         self._cores = [self._interpolate(k, roundoff) for k in range(len(self.shape) - 1)] + [self._table(-1)]
         return added
 
-    def _extend(self, k: int, interpolation: Array, points: Array, least: float, most: int) -> int:
+    def _extend(self, k: int, interpolation: Array, points: Array, least: Array, roundoff: float, most: int) -> int:
         """Add the right parts of `points` that core k does not interpolate within `least` to its columns."""
         columns, which = np.unique(points[:, k + 1 :], axis=0, return_inverse=True)
+        which = which.reshape(-1)
         here = self._entries(self._indices(k, self._chosen[k]), columns)  # r m
         # A term of a point's error is seen in the rows that end on its own index of leg k.
-        pairs = np.unique(np.stack([which.reshape(-1), points[:, k]], axis=1), axis=0)  # of column and index
+        pairs = np.unique(np.stack([which, points[:, k]], axis=1), axis=0)  # of column and index
         count = len(self.rows[k])
         rows = (np.arange(count) * self.shape[k] + pairs[:, 1:]).reshape(-1)  # (m l)
         many = np.repeat(pairs[:, 0], count)
         seen = self._ask(np.concatenate([self._indices(k, rows), columns[many]], axis=1))
         missing = np.abs(seen - (interpolation[rows] * here.T[many]).sum(axis=1))  # (m l) [r]
-        needed = np.unique(many[missing > least])
+        sizes, allowed = np.abs(here).max(axis=0), np.full(len(columns), np.inf)  # m
+        np.maximum.at(sizes, many, np.abs(seen))
+        np.minimum.at(allowed, which, least)
+        allowed = np.maximum(allowed, roundoff * sizes)
+        needed = np.unique(many[missing > allowed[many]])
         if len(needed) == 0:
             return 0
         columns = columns[needed]
         table = self._entries(self._indices(k, np.arange(len(interpolation))), columns)  # (l n) m
         residual = table - interpolation @ table[self._chosen[k]]  # (l n) m
-        rows, kept = pivots(residual, least=least, most=most)
+        rows, kept = pivots(residual / allowed[needed], least=1.0, most=most)
         self._chosen[k] = np.concatenate([self._chosen[k], rows])
         self.columns[k] = np.concatenate([self.columns[k], columns[kept]])
         return len(rows)
@@ -109,9 +114,11 @@ class Cross:
     def _interpolate(self, k: int, roundoff: float) -> Array:
         """Return the interpolation (l n, r) of core k through its chosen rows, which may be swapped, or be fewer."""
         table = self._table(k)
-        found = maxvol(table, self._chosen[k], bound=_GROWTH)
-        if found is None:  # rows that were swapped at an earlier bond changed these
-            rows, kept = pivots(table, least=roundoff, most=len(self._chosen[k]))
+        there = self._chosen[k].max() < len(table)
+        found = maxvol(table, self._chosen[k], bound=_GROWTH) if there else None
+        if found is None:  # rows that were swapped or left out at an earlier bond changed these
+            least = roundoff * float(np.abs(table).max())
+            rows, kept = pivots(table, least=least, most=len(self._chosen[k]))
             if len(rows) == 0:
                 rows, kept = np.zeros(1, np.intp), np.zeros(1, np.intp)
             self.columns[k], self._tables[k] = self.columns[k][kept], table[:, kept]
