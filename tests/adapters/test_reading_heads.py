@@ -167,10 +167,18 @@ def test_spans_name_tokens_that_no_basis_decides(opened: Callable[[str], Opened]
     assert feature.left.negative == ()
 
 
+@pytest.mark.parametrize("scale", [1e-150, 1.0, 1e150])
+def test_what_is_roundoff_is_no_feature(scale: float) -> None:
+    left = normal((20, 5)) @ normal((5, 8), seed=1)
+    found = singular_features(tnlib.LowRank(scale * left, normal((8, 20), seed=2)))
+    assert len(found) == 5
+    assert found.left.shape == (20, 5)
+    assert found.right.shape == (5, 20)
+
+
 def test_a_zero_head_has_no_features() -> None:
     found = singular_features(tnlib.LowRank(np.zeros((5, 2)), np.zeros((2, 5))))
-    assert norm(found.values) == 0
-    assert found.effective_rank == 0
+    assert len(found) == len(found.values) == found.effective_rank == 0
     assert form_maximum(tnlib.LowRank(np.zeros((5, 2)), np.zeros((2, 5)))).value == 0
 
 

@@ -15,6 +15,8 @@ import tnlib
 from tnlib import ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_rtol
+from tnlib.linalg.rank import noise_level
+from tnlib.linalg.scale import norm
 from tnlib.linalg.threads import own_threads
 
 
@@ -77,7 +79,7 @@ def singular_features(operator: LowRank, *, rtol: float | None = None) -> Featur
     Returns
     -------
     Features
-        At the numerical rank, signs fixed in the left vectors.
+        At the numerical rank, none of a zero operator; signs fixed in the left vectors.
 
     Raises
     ------
@@ -99,8 +101,10 @@ def singular_features(operator: LowRank, *, rtol: float | None = None) -> Featur
         )
     rtol = as_rtol("singular_features", rtol)
     u, s, vh = tnlib.convert(operator, tnlib.SVD)
+    rank = int(np.count_nonzero(s > noise_level(norm(s), s.dtype, min(operator.shape))))
+    u, s, vh = u[:, :rank], s[:rank], vh[:rank]
     groups, start = [], 0
-    for span in tnlib.degenerate_groups(s, rtol=rtol):
+    for span in tnlib.degenerate_groups(s, rtol=rtol) if rank else ():
         groups += [slice(k, k + 1) for k in range(start, span.start)] + [span]
         start = span.stop
     return Features(s, u, vh, (*groups, *(slice(k, k + 1) for k in range(start, len(s)))))
