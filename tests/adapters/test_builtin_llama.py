@@ -219,3 +219,15 @@ def test_compressed_it_still_predicts_and_writes(
     written = smaller.generate(**prompt, max_new_tokens=20, min_new_tokens=20, do_sample=False)
     assert written.shape[1] == prompt["input_ids"].shape[1] + 20
     assert len(set(written[0].tolist())) > 5
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize(("method", "keep", "lost"), [("heads", 0.75, 0.05), ("matrix", 0.5, 0.3)])
+def test_compressed_without_a_text_it_still_predicts(
+    method: str, keep: float, lost: float, tmp_path: Path, model: Any, windows: np.ndarray
+) -> None:
+    """Planes left out of queries and keys would cost ten times as much."""
+    pytest.importorskip("tnlib_adapters.torch")
+    compress(LLAMA, tmp_path / "out", keep=keep, method=method)
+    smaller = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert nats(smaller, windows).mean() < nats(model, windows).mean() + lost
