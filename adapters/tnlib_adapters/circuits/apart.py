@@ -73,10 +73,15 @@ def read_apart(found: StreamHead, words: Vocabulary, n: int, *, average: bool = 
 def _read(
     words: Vocabulary, layer: Attention, name: str, found: StreamHead, n: int, *, average: bool
 ) -> tuple[Array, Array]:
+    wanted = columns(layer, name)
+    of_tokens, of_positions = words.read_apart(wanted, found.norm, n, average=average)
+    return of_tokens, np.zeros((n, wanted.shape[1])) if of_positions is None else of_positions
+
+
+def columns(layer: Attention, name: str) -> Array:
+    """Return [W; b] of the queries or keys of a layer of one head, (d_model + 1, d_head)."""
     w, b = getattr(layer, f"W_{name}")[0], getattr(layer, f"b_{name}")
-    columns = np.concatenate([w, np.zeros_like(w[:1]) if b is None else b])  # d~ dh
-    of_tokens, of_positions = words.read_apart(columns, found.norm, n, average=average)
-    return of_tokens, np.zeros((n, w.shape[1])) if of_positions is None else of_positions
+    return np.concatenate([w, np.zeros_like(w[:1]) if b is None else b])
 
 
 def as_length(function: str, length: int | None, words: Vocabulary, layer: Attention) -> int:

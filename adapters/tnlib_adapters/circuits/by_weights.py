@@ -28,10 +28,9 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import matmul, own_threads
-from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.index import as_index
-from tnlib_adapters.circuits.apart import Apart, as_length, read_apart
+from tnlib_adapters.circuits.apart import Apart, as_length, columns, read_apart
 from tnlib_adapters.circuits.ends import as_vocabulary
 from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
@@ -197,12 +196,6 @@ class _Writers:
         keys = written.transpose(0, 2, 1) @ self.moments[:count] @ written  # h r' [r] [r] r'
         rms = np.sqrt(np.maximum(np.einsum("hab,ba->h", keys, asked), 0))
         return np.asarray(np.divide(own, rms, out=np.zeros(count), where=rms > 0))
-
-
-def columns(layer: Attention, name: str) -> Array:
-    """Return [W; b] of the queries or keys of a layer of one head, (d_model + 1, d_head)."""
-    w, b = getattr(layer, f"W_{name}")[0], getattr(layer, f"b_{name}")
-    return np.concatenate([w, np.zeros_like(w[:1]) if b is None else b])
 
 
 def _mean_turn(found: Apart) -> Array:

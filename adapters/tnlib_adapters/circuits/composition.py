@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -26,10 +25,8 @@ from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.chance import Score, chance, unit
-from tnlib_adapters.circuits.layers import as_layers, has_layer_norm
+from tnlib_adapters.circuits.layers import Kind, as_kind, as_layers, has_layer_norm
 from tnlib_adapters.forward.model import Forward
-
-Kind = Literal["Q", "K", "V"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,8 +142,7 @@ def compositions(
     >>> compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K").largest(4)[0][0]
     (0, 3)
     """
-    if kind not in get_args(Kind):
-        raise ArgumentError(f"compositions: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
+    as_kind("compositions", kind)
     layers = as_layers("compositions", model)
     if kind != "V" and distance is None and any(one.rotary is not None or one.alibi is not None for one in layers):
         raise ArgumentError(

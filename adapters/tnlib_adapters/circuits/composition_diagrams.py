@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,10 @@ from tnlib_adapters.circuits.diagram_parts import (
     softmax_label,
     weight_node,
 )
-from tnlib_adapters.circuits.layers import as_two_heads
+from tnlib_adapters.circuits.layers import AttentionHead, Kind, as_kind, as_two_heads
 
 
-def composition_diagram(
-    kind: Literal["Q", "K", "V"], later: tuple[Attention, int], earlier: tuple[Attention, int]
-) -> Diagram:
+def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
     """Describe one term of the path expansion: a head that reads, as query, key or value, what an earlier head wrote.
 
     Parameters
@@ -54,8 +52,7 @@ def composition_diagram(
     >>> [node.label.split()[0] for node in term.nodes if node.kind == "matrix"][-1]
     'A$^1$'
     """
-    if kind not in ("Q", "K", "V"):
-        raise ArgumentError(f"composition_diagram: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
+    as_kind("composition_diagram", kind)
     (two, h), (one, g) = as_two_heads("composition_diagram", later, earlier)
     if kind == "V":
         return _virtual_head(two, h, one, g)

@@ -1,10 +1,10 @@
-"""What stands for a model: a checkpoint, or its attention layers alone."""
+"""Arguments that many functions share: a model or its attention layers alone, a head, a kind of composition."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.attention.attention import Attention
@@ -13,6 +13,7 @@ from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.forward.weights import Weights, read_weights
 
 AttentionHead = tuple[Attention, int]
+Kind = Literal["Q", "K", "V"]
 
 
 def as_checkpoint(function: str, model: Any, parameter: str = "model") -> Checkpoint:
@@ -27,6 +28,13 @@ def as_checkpoint(function: str, model: Any, parameter: str = "model") -> Checkp
 def as_weights(function: str, model: Any) -> Weights:
     """Return the weights of a checkpoint, or those that were given."""
     return model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model))
+
+
+def as_kind(function: str, kind: Any) -> Kind:
+    """Refuse what is no kind of composition."""
+    if kind not in get_args(Kind):
+        raise ArgumentError(f"{function}: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
+    return kind  # type: ignore[no-any-return]
 
 
 def as_layers(function: str, model: Any) -> list[Attention]:

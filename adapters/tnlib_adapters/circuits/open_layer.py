@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.index import as_index
+from tnlib_adapters.circuits.layers import Kind, as_kind
 from tnlib_adapters.circuits.parts import StreamParts
 from tnlib_adapters.circuits.targets import as_directions
 from tnlib_adapters.forward.layers import softmax
@@ -159,7 +159,7 @@ class OpenLayer:
 
 
 def pair_effects(
-    layer: OpenLayer, kind: Literal["Q", "K", "V"], directions: Array, *, position: int = -1
+    layer: OpenLayer, kind: Kind, directions: Array, *, position: int = -1
 ) -> tuple[tuple[str, ...], Array]:
     """Return what every part of the stream is worth to every head by Q-, K- or V-composition, in some directions.
 
@@ -189,8 +189,7 @@ def pair_effects(
     >>> names[found.sum(axis=1).argmax()]
     '0.3'
     """
-    if kind not in ("Q", "K", "V"):
-        raise ArgumentError(f"pair_effects: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
+    as_kind("pair_effects", kind)
     if not isinstance(layer, OpenLayer):
         raise ArgumentTypeError(
             f"pair_effects: layer must be an OpenLayer, got {type(layer).__name__}; pass OpenLayer(attention, parts)."

@@ -18,16 +18,14 @@ from tnlib_adapters.circuits.diagram_parts import (
     refuse_norm,
     softmax_label,
 )
-from tnlib_adapters.circuits.layers import as_two_heads
+from tnlib_adapters.circuits.layers import AttentionHead, as_two_heads
 from tnlib_adapters.circuits.two_layers import NAMES
 
 _DROP = 1.4  # from the stream down to the pattern that moves it
 _OUTSIDE = 1.4  # of an open leg that leaves the bubble
 
-Head = tuple[Attention, int]
 
-
-def term_diagram(name: str, later: Head, earlier: Head) -> Diagram:
+def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
     """Describe one of the ten terms of two layers, for a pair of heads: what reads which head on which side.
 
     Parameters
@@ -78,7 +76,7 @@ def _direct(layer: Attention) -> Diagram:
     return Diagram((Node("tensor", "x", (0.0, 0.0)),), legs, "direct: the stream as it came")
 
 
-def _earlier_alone(earlier: Head) -> Diagram:
+def _earlier_alone(earlier: AttentionHead) -> Diagram:
     one = earlier[0]
     nodes, legs = _written(earlier, 0.0, 0.0, first=0)
     x, far = len(nodes), 2 * STEP
@@ -92,7 +90,7 @@ def _earlier_alone(earlier: Head) -> Diagram:
     return Diagram((*nodes,), (*legs,))
 
 
-def _later(later: Head, earlier: Head, sides: str) -> Diagram:
+def _later(later: AttentionHead, earlier: AttentionHead, sides: str) -> Diagram:
     """Put the scores in a row from the query to the key, and below them the values."""
     two = later[0]
     nodes, legs, query, key = _scores(later, earlier, sides)
@@ -111,7 +109,7 @@ def _later(later: Head, earlier: Head, sides: str) -> Diagram:
     return Diagram((*nodes, *values), (*legs,), "", (bubble,))
 
 
-def _scores(later: Head, earlier: Head, sides: str) -> tuple[list[Node], list[Leg], int, int]:
+def _scores(later: AttentionHead, earlier: AttentionHead, sides: str) -> tuple[list[Node], list[Leg], int, int]:
     """Return the row from the x of the query to that of the key, and which nodes know the two positions."""
     (two, h), one = later, earlier[0]
     query, inner_q = _written(earlier, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
@@ -134,7 +132,7 @@ def _scores(later: Head, earlier: Head, sides: str) -> tuple[list[Node], list[Le
 
 
 def _values(
-    later: Head, earlier: Head, end: tuple[float, float], first: int, *, composed: bool
+    later: AttentionHead, earlier: AttentionHead, end: tuple[float, float], first: int, *, composed: bool
 ) -> tuple[list[Node], list[Leg]]:
     """Return what is written, from left to right, ending in the node that knows the position attended to."""
     (two, h), one, (far, floor) = later, earlier[0], end
@@ -154,7 +152,9 @@ def _values(
     return nodes, legs
 
 
-def _written(earlier: Head, x: float, y: float, *, first: int, mirrored: bool = False) -> tuple[list[Node], list[Leg]]:
+def _written(
+    earlier: AttentionHead, x: float, y: float, *, first: int, mirrored: bool = False
+) -> tuple[list[Node], list[Leg]]:
     """Return W_O W_V of the earlier head, in a row; mirrored W_V comes first."""
     one, g = earlier
     pieces = _numbered(output_value(one, g), 1)
