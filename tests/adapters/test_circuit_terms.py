@@ -69,6 +69,14 @@ def test_parts_add_up_in_any_architecture(name: str, tmp_path: Path) -> None:
     assert {"embedding", "0.0", "1.3", "mlp 0", "mlp 1"} <= set(parts.names)
 
 
+def test_norms_are_named_by_what_stands_beside_them(tmp_path: Path) -> None:
+    for name, norms in (("opt_after", {"norm after 0", "norm after mlp 0"}), ("gptj", {"norm final"})):
+        tf.set_seed(0)
+        architecture_models.MODELS[name]().save_pretrained(tmp_path / name)
+        names = split_stream(open_checkpoint(tmp_path / name), [2, 3, 4]).names
+        assert norms <= set(names)
+
+
 def test_a_head_is_what_it_writes(model: Checkpoint) -> None:
     seen = run(model, [5, 6, 7, 5])
     parts = split_stream(model, [5, 6, 7, 5])

@@ -30,7 +30,8 @@ class StreamParts:
     ----------
     names
         "embedding", then "0.3" for head 3 of layer 0, "0.bias" for the output bias of that attention layer, "mlp 0" for
-        the feed-forward layer behind it, "norm ..." for the biases of norms.
+        the feed-forward layer behind it, "norm 0" or "norm mlp 0" for the bias of the norm in front of one of them,
+        "norm after ..." of the stream behind it, "norm behind ..." of what it writes, "norm final" at the end.
     arrays
         (parts, n, d_model).
     """
@@ -123,8 +124,9 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     wanted = None if layer is None else as_index("split_stream", "layer", layer, n_layers)
     parts = {"embedding": batch[0]}
     attention, mlp = 0, 0  # layers passed
-    for number, block in enumerate(weights.blocks):
+    for block in weights.blocks:
         added: dict[str, Array] = {}
+        name = ""
         for branch in block.branches:
             is_attention = isinstance(branch.layer, Attention)
             name = str(attention) if is_attention else f"mlp {mlp}"
@@ -132,7 +134,7 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
                 return _as_parts(_through(branch.before, parts, f"norm {name}"))
             added |= _written(branch, parts, name)
             attention, mlp = attention + is_attention, mlp + (not is_attention)
-        parts = _through(block.after, parts | added, f"norm of block {number}")
+        parts = _through(block.after, parts | added, f"norm after {name}")
     return _as_parts(_through(weights.final_norm, parts, "norm final"))
 
 
