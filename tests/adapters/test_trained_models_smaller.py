@@ -1,0 +1,85 @@
+"""Trained models in int8, whitened, and beyond their attention: what each is worth on text."""
+
+from __future__ import annotations
+
+import argparse
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
+import tnlib_adapters.torch  # noqa: F401 - registers the layout
+from tnlib_adapters import builtin_path, compress, evaluate
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+LLAMA = builtin_path("llama")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A text to calibrate on and one to measure on, of two modules."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name, module, count in (("seen", tarfile, 30_000), ("other", argparse, 8_000)):
+        (folder / name).write_text(Path(str(module.__file__)).read_text(encoding="utf-8")[:count], encoding="utf-8")
+    return folder / "seen", folder / "other"
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Lines of documentation, every other one to calibrate on."""
+    lines = [" ".join(text.split()) for text in (argparse.__doc__ or "").split("\n\n")]
+    for module in (argparse, tarfile):
+        for one in vars(module).values():
+            lines += [line.strip() for line in (getattr(one, "__doc__", None) or "").splitlines()]
+    kept = list(dict.fromkeys(line for line in lines if len(line) > 40))
+    folder = tmp_path_factory.mktemp("sentences")
+    for k, name in enumerate(("seen", "other")):
+        (folder / name).write_text("\n".join(kept[k::2][:90]), encoding="utf-8")
+    return folder / "seen", folder / "other"
+
+
+def error(source: Path, out: Path, text: Path, **arguments: Any) -> float:
+    compress(source, out, force=True, **arguments)
+    return evaluate(source, out, text).error
+
+
+def test_llama_in_int8_hardly_changes_and_factors_lose_nothing_more(texts: Any, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", texts[1]
+    plain = error(LLAMA, out, other, keep=1, method="matrix", store="int8")
+    wide, narrow = (error(LLAMA, out, other, keep=0.75, method="matrix", store=store) for store in ("float", "int8"))
+    assert 0 < plain < 1e-3
+    assert wide > 20 * plain
+    assert narrow == pytest.approx(wide, rel=0.05)
+
+
+@pytest.mark.parametrize("what", ["attention", "mlp"])
+def test_llama_whitened_by_a_text_predicts_better(what: str, texts: Any, tmp_path: Path) -> None:
+    seen, other = texts
+    before = error(LLAMA, tmp_path / "plain", other, keep=0.6, method="matrix", what=what)
+    after = error(LLAMA, tmp_path / "white", other, keep=0.6, method="matrix", what=what, calibrate=seen)
+    assert after < 0.8 * before
+
+
+def test_gates_share_feed_forward_layers_out_better_than_singular_values(texts: Any, tmp_path: Path) -> None:
+    seen, other = texts
+    whitened = error(LLAMA, tmp_path / "white", other, keep=0.6, method="matrix", what="mlp", calibrate=seen)
+    weighed = error(LLAMA, tmp_path / "gates", other, keep=0.6, what="mlp", calibrate=seen)
+    assert weighed < whitened
+
+
+def test_minilm_whitened_by_sentences_embeds_better(minilm_path: Path, sentences: Any, tmp_path: Path) -> None:
+    seen, other = sentences
+    found = {
+        (method, by_text): error(
+            minilm_path, tmp_path / "out", other, keep=0.5, method=method, **({"calibrate": seen} if by_text else {})
+        )
+        for method, by_text in (("matrix", False), ("matrix", True), ("heads", False), ("whitened", True))
+    }
+    assert found["matrix", True] < 0.6 * found["matrix", False]
+    assert found["whitened", True] < 0.6 * found["heads", False]
+    rounded = error(minilm_path, tmp_path / "out", other, keep=1, method="matrix", store="int8")
+    assert rounded < 1e-3
