@@ -134,7 +134,8 @@ def _compare_on_text(
 ) -> None:
     with _errors(), _progress() as progress:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.compare_text import compare_on_text, draw_on_text
+        from tnlib_adapters.compression.compare_text import compare_on_text
+        from tnlib_adapters.compression.pictures import draw_on_text
         from tnlib_adapters.compression.text import read_text
         from tnlib_adapters.compression.whole import check_target, whole_folder
 

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from oracles import refused
 from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
-from tnlib_adapters.compression.compare_text import ROUNDED, ROWS, compare_on_text, draw_on_text
+from tnlib_adapters.compression.compare_text import ROUNDED, ROWS, compare_on_text
+from tnlib_adapters.compression.pictures import draw_on_text
 from tnlib_adapters.compression.text import hold_out
 from transformers_models import quiet, random_model
 

@@ -7,17 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError
-from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.factored import Piece, expand
-from tnlib_adapters.checkpoints.projections import module_names, put_together
-from tnlib_adapters.checkpoints.tensor_file import STORED_AS
+from tnlib_adapters.compression.bench import Bench, Pieces, TextRow
 from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
-from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
-from tnlib_adapters.compression.plain import plain_bytes, round_weights
 from tnlib_adapters.compression.plan import (
     COSINE,
     DIVERGENCE,
@@ -31,12 +25,6 @@ from tnlib_adapters.compression.plan import (
 from tnlib_adapters.compression.text import hold_out
 from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from tnlib_adapters.torch.hooks.running import RunningModel
-
 # each row's name -> the method whose name selects it
 ROWS = {
     "matrix": "matrix",
@@ -48,27 +36,6 @@ ROWS = {
 # plain rounding of all weights, the rival of every method: name -> bits
 ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
 
-Pieces = Sequence[Sequence[Piece]]
-
-
-@dataclass(frozen=True)
-class TextRow:
-    """One method at one fraction, measured on text that no method has seen.
-
-    `error` is 1 - the mean cosine, or the divergence in nats a token; `worst` that of the worst text, where texts are
-    embedded. Bytes are those of the attention alone, with factors in the dtype of the weights and in int8.
-    """
-
-    method: str
-    keep: float
-    kept: float
-    n_bytes: int
-    error: float
-    worst: float | None
-    n_bytes_int8: int
-    error_int8: float
-    seconds: float
-
 
 @dataclass(frozen=True)
 class TextComparison:
@@ -78,6 +45,19 @@ class TextComparison:
     rows: list[TextRow]
     refused: dict[str, str]
     bytes_before: int
+
+    @property
+    def rounded(self) -> list[TextRow]:
+        """The rows of plain rounding."""
+        return [row for row in self.rows if row.method in ROUNDED]
+
+    @property
+    def by_method(self) -> dict[str, list[TextRow]]:
+        """The other rows of every method, by numbers kept."""
+        names = dict.fromkeys(row.method for row in self.rows if row.method not in ROUNDED)
+        return {
+            name: sorted((row for row in self.rows if row.method == name), key=lambda row: row.kept) for name in names
+        }
 
     def write_csv(self, file: Path) -> None:
         """Write one line per row, with a header."""
@@ -118,7 +98,7 @@ def compare_on_text(
             "compare: the text of calibrate must have at least ten lines, because a tenth is for measuring; add text."
         )
     folder = checkpoint.folder.path
-    bench = _Bench(checkpoint, open_running(folder), open_running(folder), held)
+    bench = Bench(checkpoint, open_running(folder), open_running(folder), held)
     rows = [bench.rounded(name, bits) for name, bits in ROUNDED.items()]
     refused: dict[str, str] = {}
     for name, made in _factorisations(checkpoint, seen, progress):
@@ -170,105 +150,3 @@ def _factorisations(
     yield "heads", lambda: (factorise(checkpoint, "heads", progress), None)
     yield "heads, whitened", lambda: whitened("whitened")
     yield "heads, calibrated", calibrated
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """Two running models, one as it came and one to put factors into, and the text to compare them on."""
-
-    checkpoint: Checkpoint
-    before: RunningModel
-    after: RunningModel
-    text: str
-
-    @property
-    def _names(self) -> list[str]:
-        checkpoint = self.checkpoint
-        layers = range(checkpoint.n_layers)
-        return [name for k in layers for name in module_names(checkpoint.architecture, checkpoint.prefix, k)]
-
-    @property
-    def bytes_before(self) -> int:
-        """Bytes of the attention as it came."""
-        tensors = self.checkpoint.folder.tensors
-        stored = [tensors.get(f"{name}.{kind}") for name in self._names for kind in ("weight", "bias")]
-        return sum(info.end - info.begin for info in stored if info is not None)
-
-    def rounded(self, name: str, bits: int) -> TextRow:
-        """Return the row of all weights rounded as they are, a scale for every output."""
-        from tnlib_adapters.torch.hooks.running import open_running
-
-        started = time.perf_counter()
-        model = round_weights(open_running(self.checkpoint.folder.path), bits=bits)
-        found, size = evaluate_running(self.before, model, self.text), plain_bytes(self.checkpoint, bits=bits)
-        worst = None if found.cosine is None else 1 - float(found.cosine.min())
-        return TextRow(name, 1.0, 1.0, size, found.error, worst, size, found.error, time.perf_counter() - started)
-
-    def measure(
-        self, name: str, keep: float, kept: float, pieces: Pieces, factorisation: Factorisation, seconds: float
-    ) -> TextRow:
-        """Return the row of these pieces, as they are and rounded."""
-        tensors = self.checkpoint.folder.tensors
-        width = STORED_AS[tensors[f"{self._names[0]}.weight"].dtype].itemsize
-        fixed = width * sum(layer.fixed for layer in factorisation.layers)
-        stored = [piece.parts(in_int8=True) for layer in pieces for piece in layer]
-        found = self._run(pieces)
-        rounded = self._run([[piece.rounded() for piece in layer] for layer in pieces])
-        return TextRow(
-            method=name,
-            keep=keep,
-            kept=kept,
-            n_bytes=fixed + width * sum(a.size for layer in pieces for piece in layer for a in piece.arrays.values()),
-            error=found.error,
-            worst=None if found.cosine is None else 1 - float(found.cosine.min()),
-            n_bytes_int8=fixed + sum(a.nbytes if own else width * a.size for one in stored for a, own in one.values()),
-            error_int8=rounded.error,
-            seconds=seconds,
-        )
-
-    def _run(self, pieces: Pieces) -> Evaluation:
-        for layer, of_layer in enumerate(pieces):
-            projections = self.checkpoint.projections(layer).updated(expand(of_layer, self.checkpoint.sizes))
-            row = self.checkpoint.architecture
-            base = row.attention.format(layer=layer)
-            values = put_together(row, self.checkpoint.sizes, "", layer, projections)
-            for part, held in row.projections.items():
-                module = self.after.layers[layer].projections[held[0]].module
-                for kind in ("weight", "bias"):
-                    if f"{base}.{part}.{kind}" in values:
-                        _copy(getattr(module, kind), values[f"{base}.{part}.{kind}"])
-        return evaluate_running(self.before, self.after, self.text)
-
-
-def _copy(parameter: Tensor, values: Array) -> None:
-    import torch
-
-    with torch.no_grad():
-        parameter.copy_(torch.from_numpy(values))
-
-
-def draw_on_text(found: TextComparison) -> Figure:
-    """Draw error against numbers kept, and against the bytes of the attention, factors as they are and in int8."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for name in dict.fromkeys(row.method for row in found.rows if row.method not in ROUNDED):
-        mine = sorted((row for row in found.rows if row.method == name), key=lambda row: row.kept)
-        (line,) = axes[0].plot([row.kept for row in mine], [row.error for row in mine], "o-", ms=5, label=name)
-        colour = line.get_color()
-        axes[1].plot([row.n_bytes / 1e6 for row in mine], [row.error for row in mine], "o-", ms=5, color=colour)
-        axes[1].plot([r.n_bytes_int8 / 1e6 for r in mine], [r.error_int8 for r in mine], "s--", ms=4, color=colour)
-    for row, mark in zip((row for row in found.rows if row.method in ROUNDED), "*P", strict=True):
-        axes[1].plot(row.n_bytes / 1e6, row.error, mark, ms=12, color="black", label=f"weights {row.method}")
-    axes[1].plot([], [], "s--", ms=4, color="grey", label="the same factors in int8")
-    axes[1].axvline(found.bytes_before / 1e6, color="grey", lw=1, label="as it is")
-    axes[0].set(xlabel="numbers kept", ylabel=found.measure, yscale="log", xlim=(0, 1))
-    axes[0].xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes[1].set(xlabel="MB of the attention", xlim=(0, None))
-    for ax in axes:
-        ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=9)
-    return figure

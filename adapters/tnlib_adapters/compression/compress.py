@@ -115,16 +115,7 @@ def compress(
     started = time.perf_counter()
     keep, max_error = check_budget(keep, max_error)
     target = as_path("compress", "out", out)
-    if layout not in LAYOUTS:
-        raise ArgumentError(
-            f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; choose one of them."
-        )
-    if store not in STORES:
-        raise ArgumentError(f"compress: store must be one of {', '.join(STORES)}, got {store!r}; choose one of them.")
-    if store == "int8" and layout == "dense":
-        raise ArgumentError("compress: store='int8' needs layout 'factored', got 'dense'; leave one of them out.")
-    if what not in WHAT:
-        raise ArgumentError(f"compress: what must be one of {', '.join(WHAT)}, got {what!r}; choose one of them.")
+    _check_choices(layout, store, what)
     text = None if calibrate is None else _calibration(calibrate, method)
     kept_in = None if statistics is None else as_path("compress", "statistics", statistics)
     if kept_in is not None:
@@ -156,6 +147,17 @@ def compress(
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
     return report
+
+
+def _check_choices(layout: str, store: str, what: str) -> None:
+    """Raise unless each is one of its kind, and they go together."""
+    for name, value, known in (("layout", layout, LAYOUTS), ("store", store, STORES), ("what", what, WHAT)):
+        if value not in known:
+            raise ArgumentError(
+                f"compress: {name} must be one of {', '.join(known)}, got {value!r}; choose one of them."
+            )
+    if store == "int8" and layout == "dense":
+        raise ArgumentError("compress: store='int8' needs layout 'factored', got 'dense'; leave one of them out.")
 
 
 def _calibration(path: str | os.PathLike[str], method: str) -> tuple[str, str]:

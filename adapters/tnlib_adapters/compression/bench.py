@@ -1,0 +1,118 @@
+"""Factors put into a running model, and what that costs on a text, in bytes and in quality."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tnlib._typing import Array
+from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.factored import Piece, expand
+from tnlib_adapters.checkpoints.projections import module_names, put_together
+from tnlib_adapters.checkpoints.tensor_file import STORED_AS
+from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
+from tnlib_adapters.compression.plain import plain_bytes, round_weights
+from tnlib_adapters.compression.plan import Factorisation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tnlib_adapters.torch.hooks.running import RunningModel
+
+Pieces = Sequence[Sequence[Piece]]
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One method at one fraction, measured on text that no method has seen.
+
+    `error` is 1 - the mean cosine, or the divergence in nats a token; `worst` that of the worst text, where texts are
+    embedded. Bytes are those of the attention alone, with factors in the dtype of the weights and in int8.
+    """
+
+    method: str
+    keep: float
+    kept: float
+    n_bytes: int
+    error: float
+    worst: float | None
+    n_bytes_int8: int
+    error_int8: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Two running models, one as it came and one to put factors into, and the text to compare them on."""
+
+    checkpoint: Checkpoint
+    before: RunningModel
+    after: RunningModel
+    text: str
+
+    @property
+    def _names(self) -> list[str]:
+        checkpoint = self.checkpoint
+        layers = range(checkpoint.n_layers)
+        return [name for k in layers for name in module_names(checkpoint.architecture, checkpoint.prefix, k)]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the attention as it came."""
+        tensors = self.checkpoint.folder.tensors
+        stored = [tensors.get(f"{name}.{kind}") for name in self._names for kind in ("weight", "bias")]
+        return sum(info.end - info.begin for info in stored if info is not None)
+
+    def rounded(self, name: str, bits: int) -> TextRow:
+        """Return the row of all weights rounded as they are, a scale for every output."""
+        from tnlib_adapters.torch.hooks.running import open_running
+
+        started = time.perf_counter()
+        model = round_weights(open_running(self.checkpoint.folder.path), bits=bits)
+        found, size = evaluate_running(self.before, model, self.text), plain_bytes(self.checkpoint, bits=bits)
+        worst = None if found.cosine is None else 1 - float(found.cosine.min())
+        return TextRow(name, 1.0, 1.0, size, found.error, worst, size, found.error, time.perf_counter() - started)
+
+    def measure(
+        self, name: str, keep: float, kept: float, pieces: Pieces, factorisation: Factorisation, seconds: float
+    ) -> TextRow:
+        """Return the row of these pieces, as they are and rounded."""
+        tensors = self.checkpoint.folder.tensors
+        width = STORED_AS[tensors[f"{self._names[0]}.weight"].dtype].itemsize
+        fixed = width * sum(layer.fixed for layer in factorisation.layers)
+        stored = [piece.parts(in_int8=True) for layer in pieces for piece in layer]
+        found = self._run(pieces)
+        rounded = self._run([[piece.rounded() for piece in layer] for layer in pieces])
+        return TextRow(
+            method=name,
+            keep=keep,
+            kept=kept,
+            n_bytes=fixed + width * sum(a.size for layer in pieces for piece in layer for a in piece.arrays.values()),
+            error=found.error,
+            worst=None if found.cosine is None else 1 - float(found.cosine.min()),
+            n_bytes_int8=fixed + sum(a.nbytes if own else width * a.size for one in stored for a, own in one.values()),
+            error_int8=rounded.error,
+            seconds=seconds,
+        )
+
+    def _run(self, pieces: Pieces) -> Evaluation:
+        for layer, of_layer in enumerate(pieces):
+            projections = self.checkpoint.projections(layer).updated(expand(of_layer, self.checkpoint.sizes))
+            row = self.checkpoint.architecture
+            base = row.attention.format(layer=layer)
+            values = put_together(row, self.checkpoint.sizes, "", layer, projections)
+            for part, held in row.projections.items():
+                module = self.after.layers[layer].projections[held[0]].module
+                for kind in ("weight", "bias"):
+                    if f"{base}.{part}.{kind}" in values:
+                        _copy(getattr(module, kind), values[f"{base}.{part}.{kind}"])
+        return evaluate_running(self.before, self.after, self.text)
+
+
+def _copy(parameter: Tensor, values: Array) -> None:
+    import torch
+
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(values))
