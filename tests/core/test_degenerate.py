@@ -347,3 +347,36 @@ def test_what_is_wrong_is_said() -> None:
         tnlib.canonical_basis(np.eye(3), [0, 1])  # type: ignore[list-item]
     with oracles.refused(ValueError, "nearest_tie", "2 lists", "TensorTrain"):
         tnlib.nearest_tie(tnlib.tt_svd(oracles.ghz(3)).value, [[]])
+
+
+@pytest.mark.parametrize(("d", "n"), [(3, 4), (3, 8), (3, 16), (5, 4)])
+def test_normalised_states_of_many_equal_values_stay_in_place(d: int, n: int) -> None:
+    """Noise of 1e-15 in every entry spreads n values of norm 1 by dozens of eps: they are a group all the same."""
+    x = oracles.ghz(d, n) / np.sqrt(n)
+    still = {kind: solve(x) for kind, solve in IN_ANY_BASIS.items()}
+    for seed in range(30):
+        noisy = x + 1e-15 * oracles.normal(x.shape, seed=seed)
+        for kind, solve in IN_ANY_BASIS.items():
+            for one, other in zip(still[kind], solve(noisy), strict=True):
+                assert np.abs(one - other).max() <= 1e-13, kind
+
+
+IN_ANY_BASIS = {
+    "train": lambda x: tnlib.tt_svd(x, rtol=1e-12).value.cores,
+    "rounded": lambda x: tnlib.round(tnlib.tt_svd(x).value, rtol=1e-12).value.cores,
+    "canonical form": lambda x: tnlib.canonical_form(tnlib.tt_svd(x, rtol=1e-12).value).cores,
+    "Tucker": lambda x: tnlib.tucker(x, rtol=1e-12).value.factors,
+}
+
+
+@pytest.mark.parametrize("spread", [20.0, 100.0, 200.0])
+def test_values_that_nearly_agree_lose_no_digits(spread: float) -> None:
+    """A basis of a group is fixed by turning the rest of the tensor with it, however far apart the values are."""
+    u, v = (np.linalg.qr(oracles.normal((12, 12), seed=k))[0] for k in range(2))
+    x = (u * (1 - np.arange(12) * spread * oracles.eps(np.float64) / 12)) @ v
+    for value in (tnlib.tt_svd(x).value, tnlib.tucker(x).value):
+        assert oracles.true_error(x, value) <= 12 * oracles.eps(np.float64)
+    cube = x.reshape(4, 3, 12)
+    train = tnlib.tt_svd(cube).value
+    for value in (train, tnlib.round(train).value, tnlib.canonical_form(train)):
+        assert oracles.true_error(cube, value) <= 20 * oracles.eps(np.float64)

@@ -84,7 +84,7 @@ def svd(
         rank = budget.choose(s, max_rank=max_rank, beyond=lost, apart=_SETTLED)
     u, vh = u[:, :rank].astype(budget.dtype, copy=False), vh[:rank].astype(budget.dtype, copy=False)
     s = s[:rank].astype(matrix.real.dtype, copy=False)
-    turn = fixing_turn(u, s, u.dtype)
+    turn = fixing_turn(u, s, u.dtype, diagonal=True)
     value = SVD(
         turn.columns(u).reshape(*row_shape, -1),
         shift(s, exponent),

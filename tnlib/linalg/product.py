@@ -18,5 +18,5 @@ def product_svd(left: Array, right: Array) -> tuple[Array, Array, Array]:
     q2, r2 = qr_positive(right.T)
     u, s, vh = thin_svd(r1 @ r2.T)
     u, vh = q1 @ u, vh @ q2.T
-    turn = fixing_turn(u, s / (s[0] or 1), u.dtype)  # squares of values near 1 stay in range
+    turn = fixing_turn(u, s / (s[0] or 1), u.dtype, diagonal=True)  # squares of values near 1 stay in range
     return turn.columns(u), s, turn.rows(vh)

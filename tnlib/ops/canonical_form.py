@@ -154,7 +154,7 @@ def _low_rank(function: str, value: LowRank, groups: Any) -> Fixed:
 def _choose(function: str, value: Dense, spectra: Sequence[Array], groups: Any) -> list[Groups]:
     """Return one list of groups for each of the `spectra`, checked; by default where values are equal to roundoff."""
     if groups is None:
-        return [equal(s, None) for s in spectra]
+        return [equal(s, None, diagonal=isinstance(value, SVD | LowRank)) for s in spectra]
     lists = [groups] if isinstance(value, SVD | LowRank) else groups
     if not isinstance(lists, Sequence) or len(lists) != len(spectra):
         raise ArgumentError(
@@ -184,8 +184,8 @@ def as_groups(function: str, groups: Any, rank: int) -> Groups:
     return found
 
 
-def equal(s: Array, rtol: float | None) -> Groups:
-    """Return the groups of `s`, descending and in range: closer than `rtol` of their norm, by default than roundoff."""
+def equal(s: Array, rtol: float | None, *, diagonal: bool) -> Groups:
+    """Return the groups of `s`, descending and in range: closer than `rtol` of their norm, or as in `resolution`."""
     if rtol is None:
-        return equal_values(s, resolution(s, s.dtype))
+        return equal_values(s, resolution(s, s.dtype, diagonal=diagonal))
     return equal_values(s, rtol * float(np.linalg.norm(s)))

@@ -132,7 +132,7 @@ def vidal(tt: TensorTrain) -> Vidal:
     """
     as_train("vidal", "tt", tt, TensorTrain)
     cores, twos, factor = take_apart(tt)
-    isometries, spectra, more = schmidt_basis(cores, tt.dtype)
+    isometries, spectra, more = schmidt_basis(cores, tt.dtype, diagonal=True)
     size = norm(isometries[-1])
     lambdas = [s / (np.linalg.norm(s) or 1) if s[0] > 0 else np.ones_like(s) for s in spectra]
     gammas = [isometries[0], *(a / s[:, None, None] for a, s in zip(isometries[1:], lambdas, strict=True))]

@@ -43,7 +43,9 @@ def gather(cores: Sequence[Array]) -> tuple[list[Array], int]:
     return [first, *reversed(out)], twos + e
 
 
-def truncate(cores: Sequence[Array], budget: Budget, max_rank: int | None) -> tuple[list[Array], list[Array]]:
+def truncate(
+    cores: Sequence[Array], budget: Budget, max_rank: int | None, *, diagonal: bool = False
+) -> tuple[list[Array], list[Array]]:
     """Truncate a train whose cores are right-isometric but the first.
 
     Return cores, left-isometric but the last, and the singular values that every bond keeps.
@@ -56,7 +58,7 @@ def truncate(cores: Sequence[Array], budget: Budget, max_rank: int | None) -> tu
         u, s, vh = _svd_of_tall(rest.reshape(left * n, right))
         rank = budget.choose(s, max_rank=max_rank)
         u, s = u[:, :rank], s[:rank]
-        turn = fixing_turn(u, s, budget.dtype)
+        turn = fixing_turn(u, s, budget.dtype, diagonal=diagonal)
         out.append(turn.columns(u).reshape(left, n, rank))  # l n r'
         spectra.append(s)
         carry = turn.rows(s[:, None] * vh[:rank])  # r' r
@@ -64,14 +66,16 @@ def truncate(cores: Sequence[Array], budget: Budget, max_rank: int | None) -> tu
     return [*out, rest], spectra
 
 
-def schmidt_basis(cores: Sequence[Array], dtype: np.dtype[Any]) -> tuple[list[Array], list[Array], int]:
+def schmidt_basis(
+    cores: Sequence[Array], dtype: np.dtype[Any], *, diagonal: bool = False
+) -> tuple[list[Array], list[Array], int]:
     """Return a train in the basis of left singular vectors on every bond, their values, and e: it is 2**e smaller.
 
-    All cores but the last are left-isometric, and ranks are the numerical ones.
+    All cores but the last are left-isometric, and ranks are the numerical ones. `diagonal` as in `resolution`.
     """
     cores, twos = gather(cores)
     sides = [max(core.shape[0], len(cores)) for core in cores[1:]]
-    out, spectra = truncate(cores, Budget(norm(cores[0]), None, sides, dtype), None)
+    out, spectra = truncate(cores, Budget(norm(cores[0]), None, sides, dtype), None, diagonal=diagonal)
     return out, spectra, twos
 
 
