@@ -15,9 +15,9 @@ COLUMNS = {"mean": "manuals: cosine, mean", "worst": "manuals: cosine, worst"}
 
 
 def read_table(page: str) -> list[dict[str, str]]:
-    """Return the rows of the first Markdown table of a page that is about methods, by the names of its columns."""
+    """Return the rows of the first table of measurements on a page, by the names of its columns."""
     lines = page.splitlines()
-    start = next(k for k, line in enumerate(lines) if line.startswith("| method"))
+    start = next(k for k, line in enumerate(lines) if line.startswith("| method | keep"))
     rows = []
     for line in lines[start:]:
         if not line.startswith("|"):

@@ -45,6 +45,7 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
     [
         "README.md",
         "docs/compress.md",
+        "docs/study.md",
         "docs/conventions.md",
         "docs/gauges.md",
         "docs/frozen.md",
@@ -65,6 +66,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in (
         "README.md",
         "docs/compress.md",
+        "docs/study.md",
         "docs/conventions.md",
         "docs/gauges.md",
         "docs/frozen.md",
