@@ -58,10 +58,11 @@ def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None
     elif a.dtype.name not in NATIVE:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
-            "convert it, for example with .astype(numpy.float64)."
+            f"convert it, for example with .astype(numpy.{'complex128' if a.dtype.kind == 'c' else 'float64'})."
         )
     if ndim is not None and a.ndim != ndim:
-        raise ArgumentError(f"{function}: {parameter} must have {ndim} legs, got shape {a.shape}; reshape it first.")
+        legs = "one leg" if ndim == 1 else f"{ndim} legs"
+        raise ArgumentError(f"{function}: {parameter} must have {legs}, got shape {a.shape}; reshape it first.")
     if a.ndim == 0 or a.size == 0:
         raise ArgumentError(
             f"{function}: {parameter} must have at least one leg and no leg of size 0, got shape {a.shape}; "

@@ -79,14 +79,14 @@ def test_a_file_with_charges_is_written(tmp_path: Path) -> None:
 def test_an_object_inside_of_results_is_found_by_its_key(tmp_path: Path) -> None:
     results = {"energy": -1.0, "psi": train(), "model": {"H": hamiltonian()}}
     hdf5_io.save(results, str(tmp_path / "results.h5"))
-    oracles.assert_same_bits(read(tmp_path / "results.h5", key="psi"), from_tenpy(train()))
-    oracles.assert_same_bits(read(tmp_path / "results.h5", key="/model/H"), from_tenpy(hamiltonian()))
-    with oracles.refused(ValueError, "tenpy.read: ", "MPS or MPO", "energy, model, psi", "key="):
+    oracles.assert_same_bits(read(tmp_path / "results.h5", name="psi"), from_tenpy(train()))
+    oracles.assert_same_bits(read(tmp_path / "results.h5", name="/model/H"), from_tenpy(hamiltonian()))
+    with oracles.refused(ValueError, "tenpy.read: ", "MPS or MPO", "energy, model, psi", "name="):
         read(tmp_path / "results.h5")
     with oracles.refused(ValueError, "tenpy.read: ", "'phi'", "no such thing"):
-        read(tmp_path / "results.h5", key="phi")
+        read(tmp_path / "results.h5", name="phi")
     with oracles.refused(TypeError, "tenpy.read: key", "string"):
-        read(tmp_path / "results.h5", key=3)  # type: ignore[arg-type]
+        read(tmp_path / "results.h5", name=3)  # type: ignore[arg-type]
 
 
 def test_legs_stored_compactly_are_read_and_flat_ones_refused(tmp_path: Path) -> None:

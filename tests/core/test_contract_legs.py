@@ -205,3 +205,10 @@ REFUSED = [
 def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
     with oracles.refused(kind, "got", *words):
         call()
+
+
+@pytest.mark.parametrize("value", [T, tnlib.convert(T, tnlib.Tucker)], ids=["train", "Tucker"])
+def test_summing_over_no_leg_changes_nothing(value: Any) -> None:
+    for out in (tnlib.sum_legs(value, ()), tnlib.contract(value, {})):
+        assert type(out) is type(value)
+        oracles.assert_close(out.full(), value.full(), factor=100)

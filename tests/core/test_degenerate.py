@@ -378,5 +378,6 @@ def test_values_that_nearly_agree_lose_no_digits(spread: float) -> None:
         assert oracles.true_error(x, value) <= 12 * oracles.eps(np.float64)
     cube = x.reshape(4, 3, 12)
     train = tnlib.tt_svd(cube).value
-    for value in (train, tnlib.round(train).value, tnlib.canonical_form(train)):
-        assert oracles.true_error(cube, value) <= 20 * oracles.eps(np.float64)
+    assert oracles.true_error(cube, train) <= 12 * oracles.eps(np.float64)
+    for value in (tnlib.round(train).value, tnlib.canonical_form(train)):
+        assert oracles.true_error(cube, value) <= 50 * oracles.eps(np.float64)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tnlib
+from tnlib.sweeps.entries import pick_entries
 
 dtypes = st.sampled_from(oracles.DTYPES)
 
@@ -213,3 +214,9 @@ REFUSED = [
 def test_impossible_indices_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
     with oracles.refused(kind, *words):
         call()
+
+
+def test_no_indices_have_no_entries() -> None:
+    train = tnlib.tt_svd(oracles.normal((3, 4))).value
+    assert tnlib.entries(train, np.empty((0, 2), int)).shape == (0,)
+    assert pick_entries(train.cores, np.empty((0, 2), int))[0].shape == (0,)

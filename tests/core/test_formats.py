@@ -281,6 +281,12 @@ def test_constructors_refuse_what_cannot_be(call: Any, kind: type[Exception], wo
         (tnlib.CP([1.0], [np.ones((1, 1))] * 70), ["CP.full: a dense array", "64 legs", "got 70"]),
         (tnlib.CP([1.0], [np.ones((4, 1))] * 60), ["CP.full", "memory", "2**120"]),
         (tnlib.Tucker(np.ones((1,) * 30), [np.ones((16, 1))] * 30), ["Tucker.full", "memory", "2**120"]),
+        (tnlib.LowRank(np.ones((10**7, 1)), np.ones((1, 10**8))), ["LowRank.full", "memory", "2**49"]),
+        (tnlib.SVD(np.ones((10**7, 1)), np.ones(1), np.ones((1, 10**8))), ["SVD.full", "memory", "2**49"]),
+        (
+            tnlib.KroneckerTerms(np.ones((1, 5000, 5000)), [np.ones((5000, 5000))]),
+            ["KroneckerTerms.full", "memory", "2**49"],
+        ),
     ],
 )
 def test_what_no_memory_holds_is_not_begun(value: Any, words: list[str]) -> None:

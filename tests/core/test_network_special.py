@@ -92,6 +92,9 @@ def test_isometries_of_our_formats_and_of_a_mera() -> None:
 def test_bad_input() -> None:
     with oracles.refused(ValueError, "delta", "legs"):
         network.delta(3, 0)
+    for size, legs in ((10**6, 9), (2, 80)):
+        with oracles.refused(ValueError, "delta", f"{legs} legs", "as a train"):
+            network.delta(size, legs)
     with oracles.refused(TypeError, "delta", "size"):
         network.delta(1.5, 2)
     with oracles.refused(TypeError, "identity", "sizes"):

@@ -15,7 +15,7 @@ from tnlib._fit import shorten
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
 
-_MOST_LEGS = 64  # of a numpy array
+MOST_LEGS = 64  # of a numpy array
 
 
 class Dense(ABC):
@@ -129,9 +129,9 @@ class Operator(Dense):
 def refuse_too_large(value: Dense) -> None:
     """Raise where the dense array of `value` has more legs than numpy allows, or would not fit into memory."""
     name, legs, numbers = type(value).__name__, len(value.shape), math.prod(value.shape)
-    if legs > _MOST_LEGS:
+    if legs > MOST_LEGS:
         raise ArgumentError(
-            f"{name}.full: a dense array must have at most {_MOST_LEGS} legs, got {legs}; contract some of them first."
+            f"{name}.full: a dense array must have at most {MOST_LEGS} legs, got {legs}; contract some of them first."
         )
     if not fits_in_memory(numbers, value.dtype):
         raise ArgumentError(

@@ -12,7 +12,7 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
-from tnlib.formats.base import Operator, as_stored
+from tnlib.formats.base import Operator, as_stored, refuse_too_large
 from tnlib.formats.linear import Linear
 from tnlib.formats.low_rank import LowRank
 from tnlib.linalg.orthogonal import triangle
@@ -108,6 +108,7 @@ class KroneckerTerms(Linear, Operator):
 
     def full(self) -> Array:
         """Multiply out to the matrix (p q, p' q')."""
+        refuse_too_large(self)
         dense = np.stack([np.asarray(term) for term in self.right])
         out: Array = np.einsum("hij,hkl->ikjl", self.left, dense)  # p q p' q'
         return out.reshape(self.shape)

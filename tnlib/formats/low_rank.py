@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.base import Operator, as_stored
+from tnlib.formats.base import Operator, as_stored, refuse_too_large
 from tnlib.formats.linear import Linear
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.scale import norm
@@ -108,6 +108,7 @@ class LowRank(Linear, Operator):
 
     def full(self) -> Array:
         """Multiply out to (m, n)."""
+        refuse_too_large(self)
         return self.left @ self.right
 
     def norm(self) -> float:

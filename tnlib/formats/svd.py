@@ -10,7 +10,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_legs, to_numpy
-from tnlib.formats.base import Dense, as_stored
+from tnlib.formats.base import Dense, as_stored, refuse_too_large
 from tnlib.linalg.scale import norm
 
 
@@ -91,6 +91,7 @@ class SVD(Dense):
 
     def full(self) -> Array:
         """Multiply out, legs in their original order."""
+        refuse_too_large(self)
         rank = len(self.s)
         flat = (self.u.reshape(-1, rank) * self.s) @ self.vh.reshape(rank, -1)  # (left ...) [r] (right ...)
         out = flat.reshape(self.u.shape[:-1] + self.vh.shape[1:])

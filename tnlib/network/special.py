@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_legs, as_sizes
+from tnlib.formats.base import MOST_LEGS, fits_in_memory
 from tnlib.linalg.scale import norm
 
 _ISOMETRIC = 1e4  # an isometry that was computed is off by a few eps per column
@@ -39,7 +40,7 @@ def delta(size: int, legs: int, *, dtype: npt.DTypeLike = np.float64) -> Array:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `size` or `legs` is no positive integer.
+        If `size` or `legs` is no positive integer, or no memory holds so many numbers.
 
     Examples
     --------
@@ -49,9 +50,18 @@ def delta(size: int, legs: int, *, dtype: npt.DTypeLike = np.float64) -> Array:
            [0., 7.]])
     """
     size, legs = as_count("delta", "size", size), as_count("delta", "legs", legs)
+    _refuse_too_large("delta", (size,) * legs, dtype)
     out = np.zeros((size,) * legs, dtype)
     out.reshape(-1)[:: max(1, sum(size**k for k in range(legs)))] = 1
     return out
+
+
+def _refuse_too_large(function: str, shape: Sequence[int], dtype: npt.DTypeLike) -> None:
+    if len(shape) > MOST_LEGS or not fits_in_memory(math.prod(shape), np.dtype(dtype)):
+        raise ArgumentError(
+            f"{function}: the array must have at most {MOST_LEGS} legs and fit into memory, got {len(shape)} legs and "
+            f"2**{math.prod(shape).bit_length() - 1} numbers or more; use smaller ones, for example as a train."
+        )
 
 
 def identity(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Array:
@@ -81,6 +91,7 @@ def identity(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Arra
     True
     """
     sizes = as_sizes("identity", "sizes", sizes)
+    _refuse_too_large("identity", (*sizes, *sizes), dtype)
     return np.eye(math.prod(sizes), dtype=dtype).reshape(*sizes, *sizes)
 
 
@@ -113,6 +124,7 @@ def flattening(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Ar
     array([0., 1., 2., 3., 4., 5.])
     """
     sizes = as_sizes("flattening", "sizes", sizes)
+    _refuse_too_large("flattening", (*sizes, math.prod(sizes)), dtype)
     return np.eye(math.prod(sizes), dtype=dtype).reshape(*sizes, -1)
 
 

@@ -68,6 +68,8 @@ def contract(value: Any, other: Any, legs: int | Sequence[int] | None = None) ->
     if legs is None:
         raise ArgumentTypeError("contract: legs must name the legs to sum over, got None; pass for example (0, 1).")
     chosen = _as_legs("contract", legs, len(value.cores))
+    if not chosen:
+        raise ArgumentError("contract: legs must name at least one leg, got none; use tnlib.kron for the product.")
     return _against_train(value, other, chosen)
 
 
@@ -80,7 +82,7 @@ def sum_legs(value: Any, legs: int | Sequence[int] | None = None) -> Any:
     value
         A TensorTrain, Tucker or CP.
     legs
-        Leg numbers; None for all. Negative ones count from the end.
+        Leg numbers; None for all, () for none. Negative ones count from the end.
 
     Returns
     -------
@@ -121,10 +123,8 @@ def _as_legs(function: str, legs: Any, d: int) -> list[int]:
     if any(not -d <= k < d for k in given):
         raise ArgumentError(f"{function}: legs must lie between {-d} and {d - 1}, got {legs!r}; there are {d} legs.")
     found = [int(k) % d for k in given]
-    if not found or found != sorted(set(found)):
-        raise ArgumentError(
-            f"{function}: legs must be named once and in ascending order, got {legs!r}; at least one of them."
-        )
+    if found != sorted(set(found)):
+        raise ArgumentError(f"{function}: legs must be named once and in ascending order, got {legs!r}; sort them.")
     return found
 
 

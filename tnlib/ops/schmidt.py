@@ -99,8 +99,8 @@ def entropy(
     '1.000000'
     """
     order, base = _as_real("entropy", "order", order, least=0.0), _as_real("entropy", "base", base, least=0.0)
-    if base in (0.0, 1.0) or math.isinf(base):
-        raise ArgumentError(f"entropy: base must be positive and not 1, got {base}; pass for example base=2.")
+    if base <= 1.0 or math.isinf(base):
+        raise ArgumentError(f"entropy: base must be finite and larger than 1, got {base}; pass for example base=2.")
     s = _spectrum("entropy", tt, bond)[0]
     s = s[s > noise_level(float(np.linalg.norm(s)), s.dtype, len(s))]
     if len(s) == 0:

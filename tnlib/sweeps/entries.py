@@ -14,6 +14,8 @@ def pick_entries(cores: Sequence[Array], points: Array) -> tuple[Array, Array]:
 
     Rows that meet the same index of a core are multiplied together; every row has its own power of two set aside.
     """
+    if len(points) == 0:
+        return np.empty(0, np.result_type(*cores)), np.empty(0, np.int64)
     rows = np.ones((len(points), 1), np.result_type(*cores))
     twos = np.zeros(len(points), np.int64)
     for k, core in enumerate(cores):

@@ -82,7 +82,7 @@ def _class(group: Any, *names: str) -> str:
     hint = f", which holds {', '.join(list(group)[:8])}" if attrs.get("type") in ("dict", "simple_dict") else ""
     raise FileFormatError(
         f"tenpy.read: {group.file.filename} must hold {' or '.join(names)} of TeNPy in {group.name}, found "
-        f"{found}{hint}; pass key= where the object is."
+        f"{found}{hint}; pass name= where the object is."
     )
 
 

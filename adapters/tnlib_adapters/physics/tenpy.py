@@ -117,14 +117,14 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     return build("to_tenpy", value, sites)
 
 
-def read(path: str | os.PathLike[str], key: str = "/") -> TensorTrain | Vidal | TTMatrix:
+def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal | TTMatrix:
     """Read an MPS or MPO from an HDF5 file that TeNPy saved; TeNPy itself is not needed.
 
     Parameters
     ----------
     path
         The file.
-    key
+    name
         Where in it the object is, for example "psi" of the results of a simulation.
 
     Returns
@@ -145,10 +145,10 @@ def read(path: str | os.PathLike[str], key: str = "/") -> TensorTrain | Vidal | 
     --------
     See `write`.
     """
-    if not isinstance(key, str):
-        raise ArgumentTypeError(f"tenpy.read: key must be a string, got {key!r}; pass for example key='psi'.")
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"tenpy.read: name must be a string, got {name!r}; pass for example name='psi'.")
     with open_hdf5("tenpy.read", path) as (file, opened):
-        parts = parts_of_file(opened, key)
+        parts = parts_of_file(opened, name)
     name = f"tenpy.read: the object in {file}"
     try:
         return operator(name, parts) if isinstance(parts, OperatorParts) else state(name, parts)
