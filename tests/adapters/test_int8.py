@@ -85,7 +85,8 @@ def test_every_method_in_a_quarter_of_the_bytes(method: str, tmp_path: Path) -> 
     assert {info.dtype for name, info in tensors.items() if "tnlib" in name} == {"I8", "F32"}
     for before, after in zip(*(weights(tmp_path / name) for name in ("float", "int8")), strict=True):
         for name, weight in before.items():
-            assert 0 < np.linalg.norm(weight - after[name]) < (0.06 if method == "tucker" else 0.03) * np.linalg.norm(weight)
+            limit = (0.06 if method == "tucker" else 0.03) * np.linalg.norm(weight)
+            assert 0 < np.linalg.norm(weight - after[name]) < limit
 
 
 def test_the_whole_of_a_matrix_in_int8_is_plain_rounding(tmp_path: Path) -> None:
