@@ -32,7 +32,7 @@ def main() -> None:
 
     lines: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     table = read_table((DOCS / "study.md").read_text(encoding="utf-8"))
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True)
     for ax, (name, column) in zip(axes, COLUMNS.items(), strict=True):
         lines.clear()
@@ -50,7 +50,7 @@ def main() -> None:
         ax.grid(visible=True, which="both", linewidth=0.3)
         ax.set_xticks([0.25, 0.5, 0.75])
     axes[0].set_ylabel("1 - cosine to the embedding before")
-    axes[1].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(DOCS / "pictures" / "study.png", dpi=120)
 
 
