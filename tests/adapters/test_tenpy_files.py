@@ -85,7 +85,7 @@ def test_an_object_inside_of_results_is_found_by_its_key(tmp_path: Path) -> None
         read(tmp_path / "results.h5")
     with oracles.refused(ValueError, "tenpy.read: ", "'phi'", "no such thing"):
         read(tmp_path / "results.h5", name="phi")
-    with oracles.refused(TypeError, "tenpy.read: key", "string"):
+    with oracles.refused(TypeError, "tenpy.read: name", "string"):
         read(tmp_path / "results.h5", name=3)  # type: ignore[arg-type]
 
 
