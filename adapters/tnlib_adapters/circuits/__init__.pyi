@@ -29,6 +29,8 @@ from tnlib_adapters.circuits.induction import Induction as Induction
 from tnlib_adapters.circuits.induction import find_induction as find_induction
 from tnlib_adapters.circuits.key_shares import ScoreShares as ScoreShares
 from tnlib_adapters.circuits.key_shares import score_shares as score_shares
+from tnlib_adapters.circuits.losses_by_path import PathLosses as PathLosses
+from tnlib_adapters.circuits.losses_by_path import path_losses as path_losses
 from tnlib_adapters.circuits.maximum import Maximum as Maximum
 from tnlib_adapters.circuits.maximum import form_maximum as form_maximum
 from tnlib_adapters.circuits.model_diagrams import model_diagram as model_diagram
@@ -36,8 +38,6 @@ from tnlib_adapters.circuits.open_layer import OpenLayer as OpenLayer
 from tnlib_adapters.circuits.open_layer import pair_effects as pair_effects
 from tnlib_adapters.circuits.parts import StreamParts as StreamParts
 from tnlib_adapters.circuits.parts import split_stream as split_stream
-from tnlib_adapters.circuits.path_losses import PathLosses as PathLosses
-from tnlib_adapters.circuits.path_losses import path_losses as path_losses
 from tnlib_adapters.circuits.paths import PathContributions as PathContributions
 from tnlib_adapters.circuits.paths import Paths as Paths
 from tnlib_adapters.circuits.paths import path_contributions as path_contributions
