@@ -5,9 +5,6 @@ Public names are loaded when they are first used (SPEC 1), so that importing tnl
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 __version__ = "0.1.0"
 
 _HOME = {
@@ -75,14 +72,10 @@ _PARTS = ("drawing", "experimental", "network")  # packages with a table of cont
 __all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PARTS:
-        return importlib.import_module(f"tnlib.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'tnlib' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+def __getattr__(name: str) -> object:
+    from tnlib._lazy import load  # not above: importing tnlib reads this file alone
+
+    return load(__name__, _HOME, _PARTS, name)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,7 @@ No framework is imported here, nor anything else before it is used (SPEC 1).
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tnlib._lazy import contents
 
 _HOME = {
     "open_checkpoint": "tnlib_adapters.attention.checkpoint",
@@ -40,18 +39,4 @@ _HOME = {
 
 _PARTS = ("circuits",)  # packages with a table of contents of their own
 
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PARTS:
-        return importlib.import_module(f"tnlib_adapters.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'tnlib_adapters' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *_PARTS])
+__getattr__, __dir__, __all__ = contents(__name__, _HOME, _PARTS)

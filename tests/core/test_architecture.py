@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
 
 LAYERS = [
-    ["tnlib._errors", "tnlib._typing", "tnlib._fit"],
+    ["tnlib._lazy", "tnlib._errors", "tnlib._typing", "tnlib._fit"],
     ["tnlib._validate"],
     ["tnlib.kernels"],
     ["tnlib.linalg"],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tnlib._lazy import contents
 
 _HOME = {
     "Node": "tnlib.drawing.graph",
@@ -17,16 +16,4 @@ _HOME = {
     "Picture": "tnlib.drawing.picture",
 }
 
-__all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tnlib.drawing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = contents(__name__, _HOME)

@@ -5,8 +5,7 @@ Whatever is no train, Tucker or CP becomes a quimb TensorNetwork here: trees, PE
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tnlib._lazy import contents
 
 _HOME = {
     "to_network": "tnlib.network.build",
@@ -29,16 +28,4 @@ _HOME = {
     "is_isometry": "tnlib.network.special",
 }
 
-__all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tnlib.network' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = contents(__name__, _HOME)

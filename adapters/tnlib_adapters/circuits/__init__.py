@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tnlib._lazy import contents
 
 _HOME = {
     "composition_score": "tnlib_adapters.circuits.chance",
@@ -68,16 +67,4 @@ _HOME = {
     "heat_map": "tnlib_adapters.circuits.pictures",
 }
 
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tnlib_adapters.circuits' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = contents(__name__, _HOME)
