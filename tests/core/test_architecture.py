@@ -107,6 +107,30 @@ def find_cycle(modules: dict[str, Path]) -> list[str]:
     return next((cycle for name in graph if (cycle := visit(name, []))), [])
 
 
+def public(path: Path) -> set[str]:
+    """Names that a package's own file offers: keys of its table `_HOME`, imports and definitions."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["_HOME"]:
+            names |= set(ast.literal_eval(node.value))
+    return names
+
+
+def hidden(modules: dict[str, Path]) -> list[str]:
+    """Public names of packages that a module inside has too: whichever was loaded last would be found."""
+    packages = {name: path for name, path in modules.items() if path.name == "__init__.py"}
+    return [
+        other
+        for package, path in packages.items()
+        for other in modules
+        if other.rpartition(".")[0] == package and other.rpartition(".")[2] in public(path)
+    ]
+
+
 MODULES = find_modules(PACKAGES)
 
 
@@ -129,6 +153,10 @@ def test_no_module_imports_the_root_of_its_package() -> None:
 
 def test_no_cycle() -> None:
     assert find_cycle(MODULES) == []
+
+
+def test_no_module_hides_a_public_name() -> None:
+    assert hidden(MODULES) == [], "rename each of these files"
 
 
 def test_the_library_knows_nothing_of_transformers() -> None:
@@ -186,3 +214,16 @@ def test_cycles_and_roots_are_found(tmp_path: Path) -> None:
     modules = find_modules({"tnlib": tmp_path})
     assert sorted(set(find_cycle(modules))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
     assert roots_imported(modules) == ["tnlib.linalg.c imports tnlib"]
+
+
+def test_a_module_that_hides_a_public_name_is_found(tmp_path: Path) -> None:
+    texts = {
+        "__init__": "from tnlib.ops.b import c",
+        "ops/__init__": "_HOME = {'a': 'tnlib.ops.a', 'b': 'tnlib.ops.d'}",
+        **dict.fromkeys(["c", "ops/a", "ops/b", "ops/c"], ""),
+    }
+    for name, text in texts.items():
+        file = tmp_path / "tnlib" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert hidden(find_modules({"tnlib": tmp_path})) == ["tnlib.c", "tnlib.ops.a", "tnlib.ops.b"]

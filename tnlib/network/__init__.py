@@ -16,7 +16,7 @@ _HOME = {
     "Cost": "tnlib.network.cost",
     "poke_hole": "tnlib.network.hole",
     "derivative": "tnlib.network.hole",
-    "tree": "tnlib.network.tree",
+    "tree": "tnlib.network.trees",
     "Network": "tnlib.network.value",
     "gauge_loops": "tnlib.network.loops",
     "Gauged": "tnlib.network.loops",

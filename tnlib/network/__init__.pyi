@@ -14,7 +14,7 @@ from tnlib.network.special import identity as identity
 from tnlib.network.special import is_isometry as is_isometry
 from tnlib.network.special import isometry_error as isometry_error
 from tnlib.network.special import swap as swap
-from tnlib.network.tree import tree as tree
+from tnlib.network.trees import tree as tree
 from tnlib.network.value import Network as Network
 
 __all__: list[str]
