@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import tnlib_adapters
 from click.testing import CliRunner
 from tnlib_adapters.cli import main
 
+import tnlib
+
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 
 
 def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,45 +51,14 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         assert all((ROOT / "docs" / "pictures" / name).stat().st_size for name in shown)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/compress.md",
-        "docs/study.md",
-        "docs/conventions.md",
-        "docs/gauges.md",
-        "docs/frozen.md",
-        "docs/physics.md",
-        "docs/drawing.md",
-        "docs/circuits.md",
-        "docs/inspect.md",
-        "docs/experimental.md",
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("gallery*.md")),
-    ],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_no_page_is_left_half_written(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not any(word in text for word in ("MEASURED", "TODO", "TBD", "XXX"))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (
-        "README.md",
-        "docs/compress.md",
-        "docs/study.md",
-        "docs/conventions.md",
-        "docs/gauges.md",
-        "docs/frozen.md",
-        "docs/physics.md",
-        "docs/architectures.md",
-        "docs/drawing.md",
-        "docs/circuits.md",
-        "docs/inspect.md",
-        "docs/experimental.md",
-        "CONTRIBUTING.md",
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("gallery*.md")),
-    ):
+    for page in PAGES:
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (folder / target).exists(), f"{page} links to {target}"
@@ -94,3 +74,22 @@ def test_every_notion_of_the_gallery_is_found_by_its_name() -> None:
         there |= {(page.name, re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")) for title in titles}
     assert len(there) > 60
     assert linked == there
+
+
+def test_the_page_of_functions_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto(?:function|class|exception):: (\S+)$", text, flags=re.MULTILINE)
+    assert len(set(named)) == len(named) > 150
+    for name in named:
+        module, _, member = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), member), f"docs/api.md names {name}"
+
+
+@pytest.mark.parametrize(
+    "package", [tnlib, tnlib.drawing, tnlib.network, tnlib.experimental, tnlib_adapters, tnlib_adapters.circuits]
+)
+def test_every_public_name_is_on_the_page_of_functions(package: ModuleType) -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    values = {name: getattr(package, name) for name in package.__all__ if not name.startswith("__")}
+    missing = [name for name, value in values.items() if f":: {value.__module__}.{name}\n" not in text + "\n"]
+    assert missing == []
