@@ -5,12 +5,15 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import tnlib_adapters
 from click.testing import CliRunner
+from pictures import differ
 from tnlib_adapters.cli import main
 
 import tnlib
@@ -40,15 +43,41 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
 )
 def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where the gallery leaves its pictures
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     result = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, optionflags=options)
     assert result.attempted > 0
     assert result.failed == 0
+    drawn = {path.name: path for path in tmp_path.rglob("*.*")}
+    if page == "drawing.md":
+        _must_be_current({f"draw-{name}": path for name, path in drawn.items()})
     if page.startswith("gallery"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         shown = re.findall(r"!\[[^]]+\]\(pictures/([^)]+)\)", text)
-        assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())  # each drawn by the page, each shown
-        assert all((ROOT / "docs" / "pictures" / name).stat().st_size for name in shown)
+        assert sorted(shown) == sorted(drawn)  # each drawn by the page, each shown
+        _must_be_current(drawn)
+
+
+def _must_be_current(drawn: dict[str, Path]) -> None:
+    off = {name: differ(path, ROOT / "docs" / "pictures" / name) for name, path in drawn.items()}
+    assert {name: how for name, how in off.items() if how} == {}, "draw these anew; make docs draws the gallery"
+
+
+def test_a_picture_that_is_not_current_is_found(tmp_path: Path) -> None:
+    for name, value in {"a": np.eye(3), "b": np.eye(4), "c": np.ones((3, 3))}.items():  # another size, another shape
+        tnlib.draw(tnlib.svd(value).value).save(tmp_path / f"{name}.svg")
+        tnlib.draw(tnlib.svd(value).value).save(tmp_path / f"{name}.png")
+    for kind in ("svg", "png"):
+        a, b, c = (tmp_path / f"{name}.{kind}" for name in "abc")
+        assert not differ(a, a)
+        assert differ(a, b)
+        assert differ(a, c)
+    moved = tmp_path / "moved.svg"
+    moved.write_text(re.sub(r'width="[0-9.]+', 'width="1', (tmp_path / "a.svg").read_text()))
+    assert differ(tmp_path / "a.svg", moved)
+    moved.write_text(re.sub(r"(?<=L )\d+\.\d+", lambda x: f"{float(x[0]) + 1e-6}", (tmp_path / "a.svg").read_text()))
+    assert moved.read_text() != (tmp_path / "a.svg").read_text()
+    assert not differ(tmp_path / "a.svg", moved)
 
 
 @pytest.mark.parametrize("page", PAGES)
