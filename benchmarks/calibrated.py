@@ -59,7 +59,7 @@ def stage(*, refit: bool) -> Run:
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         layers = calibrated_heads(checkpoint, model, batches)
-        choice = factorisation_of(checkpoint, model, layers).select(keep, None)
+        choice = factorisation_of(checkpoint, layers).select(keep, None)
         if refit:
             list(fitted(model, layers, choice, batches, 0))
         else:

@@ -66,8 +66,8 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
     """Factorise all layers, share the budget out, and make the factors."""
     from tnlib_adapters.compression.calibrated import CalibratedHeads
     from tnlib_adapters.compression.cuts import cuts_of
+    from tnlib_adapters.compression.factorisation import Factorisation
     from tnlib_adapters.compression.heads import Heads
-    from tnlib_adapters.compression.plan import Factorisation
     from tnlib_adapters.compression.whitening import Whitened
 
     found, n_before = [], 0
@@ -85,7 +85,7 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
 
 
 def _measured(kind: str, shape: tuple[int, int] | None, keep: float, queue: multiprocessing.Queue) -> None:
-    from tnlib_adapters.compression.compress import peak_memory
+    from tnlib_adapters.compression.memory import peak_memory
 
     layers = minilm() if shape is None else made_up(*shape)
     start = time.perf_counter(), time.process_time()

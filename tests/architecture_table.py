@@ -19,7 +19,7 @@ import transformers
 import transformers_models as models
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.plan import factorise
+from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.forward.model import run
 from tnlib_adapters.torch import FactoredLinear

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
     from tnlib_adapters.compression.compare_text import TextComparison
     from tnlib_adapters.compression.evaluate import Evaluation
-    from tnlib_adapters.compression.plan import Progress
+    from tnlib_adapters.compression.progress import Progress
     from tnlib_adapters.compression.report import LayerReport, Report
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
@@ -246,7 +246,7 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
 
 
 def _show_report(report: Report, out: Path) -> None:
-    from tnlib_adapters.compression.plain import verdict
+    from tnlib_adapters.compression.plain_int8 import verdict
 
     after = "in factors" if report.layout == "dense" else "after"
     whose = f"{report.subject}'" if report.subject.endswith("s") else f"{report.subject}'s"

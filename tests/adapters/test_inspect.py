@@ -20,7 +20,7 @@ from oracles import normal
 from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.checkpoints.projections import Sizes
-from tnlib_adapters.compression.plan import quiet
+from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.forward.model import run
 from tnlib_adapters.inspection.heads import effective_rank, gauge_report
 from tnlib_adapters.inspection.measure import n_shown

@@ -16,7 +16,7 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.torch  # noqa: E402  # registers the layout
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.plain import plain_bytes, round_weights, verdict  # noqa: E402
+from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights, verdict  # noqa: E402
 from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 

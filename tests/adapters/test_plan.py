@@ -15,8 +15,11 @@ from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.checkpoints.factored import expand
+from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.plan import Factorisation, Plan, check_keep, factorise
+from tnlib_adapters.compression.plain import factorise
+from tnlib_adapters.compression.plan import Plan
+from tnlib_adapters.compression.request import check_keep
 
 from tnlib import ArgumentError
 
@@ -214,15 +217,15 @@ def test_layers_share_one_budget(tmp_path: Path) -> None:
 def test_fractions_that_are_none(keep: Any, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress: keep ", "(0, 1]", repr(keep)):
         compress(builtin_path(), tmp_path / "out", keep=keep)
-    with refused(ArgumentError, "keep", repr(keep)):
-        check_keep(keep)
+    with refused(ArgumentError, "compare: keep ", repr(keep)):
+        check_keep("compare", keep)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("keep", [1, 0.5, 1e-300, np.float64(0.25)])
 def test_fractions_that_are_fine(keep: Any) -> None:
-    assert check_keep(keep) == keep
-    assert type(check_keep(keep)) is float
+    assert check_keep("compress", keep) == keep
+    assert type(check_keep("compress", keep)) is float
 
 
 @pytest.mark.parametrize("method", ["", "svd", "Heads", None, 3])

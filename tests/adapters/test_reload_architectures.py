@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.torch")
 
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.plan import factorise  # noqa: E402
+from tnlib_adapters.compression.plain import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.torch import FactoredLinear  # noqa: E402
 from transformers_models import MODELS, inputs, loaded_like, outputs  # noqa: E402

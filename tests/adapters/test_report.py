@@ -17,9 +17,11 @@ from checkpoint_folders import builtin_copy, change_tensors
 from compressed_folders import attention_tensors, dense_layers, read_config, read_tensors, relative, tail
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.compression.counting import stored_bytes
 from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.operator_errors import compare_layer
 from tnlib_adapters.compression.page import write_page
-from tnlib_adapters.compression.report import HeadReport, LayerReport, Report, compare_layer, stored_bytes
+from tnlib_adapters.compression.report import HeadReport, LayerReport, Report
 from tnlib_adapters.forward.model import run
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}

@@ -20,7 +20,7 @@ from oracles import refused  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.modules import Matrix, Seen, collect_matrices, names_of, read_matrices, weigh_matrices  # noqa: E402
-from tnlib_adapters.compression.plain import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.forward.model import run  # noqa: E402
 from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
 from transformers import AutoModel  # noqa: E402

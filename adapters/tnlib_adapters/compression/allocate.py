@@ -23,7 +23,7 @@ class Curve:
     costs
         Stored numbers, ascending.
     errors
-        Squared relative error, descending.
+        What is lost there, in the unit of the method, descending: a squared relative error, or the sum of gates.
     """
 
     costs: Array
@@ -55,7 +55,7 @@ def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] 
             choice[block] = end
             left -= price
     choice = _spend_rest(curves, choice, left)
-    if sum(int(c.costs[k]) for c, k in zip(curves, choice, strict=True)) < least and budget <= _SEARCHABLE:
+    if spent_by(curves, choice) < least and budget <= _SEARCHABLE:
         return _search(curves, budget, least) or choice
     return choice
 
@@ -75,7 +75,7 @@ def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:
     count = int(np.argmax(np.append(frontier(curves).errors, -np.inf) <= bound))
     for block, _, end in itertools.islice(steps, count):
         choice[block] = end
-    while _error(curves, choice) > bound:  # by rounding, or because there is none
+    while lost_by(curves, choice) > bound:  # by rounding, or because there is none
         step = next(steps, None)
         if step is None:
             return None
@@ -104,14 +104,20 @@ def _steps(curves: Sequence[Curve]) -> list[tuple[int, int, int]]:
     return [step[1:] for step in sorted(steps, key=lambda step: -step[0])]  # stable: equal gains in the blocks' order
 
 
-def _error(curves: Sequence[Curve], choice: Sequence[int]) -> float:
+def spent_by(curves: Sequence[Curve], choice: Sequence[int]) -> int:
+    """Return the sum of costs of one option of every curve."""
+    return sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
+
+
+def lost_by(curves: Sequence[Curve], choice: Sequence[int]) -> float:
+    """Return the sum of errors of one option of every curve."""
     return math.fsum(float(curve.errors[option]) for curve, option in zip(curves, choice, strict=True))
 
 
 def _save_rest(curves: Sequence[Curve], choice: list[int], bound: float) -> list[int]:
     """Move single blocks back to the smallest option that the bound still allows, the largest saving first."""
     while True:
-        left = bound - _error(curves, choice)
+        left = bound - lost_by(curves, choice)
         offers = []
         for block, curve in enumerate(curves):
             now = choice[block]
@@ -120,7 +126,7 @@ def _save_rest(curves: Sequence[Curve], choice: list[int], bound: float) -> list
                 offers.append((int(curve.costs[now] - curve.costs[first]), -block, first))
         for _, block, option in sorted(offers, reverse=True):
             tried = [option if k == -block else one for k, one in enumerate(choice)]
-            if _error(curves, tried) <= bound:
+            if lost_by(curves, tried) <= bound:
                 choice = tried
                 break
         else:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece, expand
-from tnlib_adapters.checkpoints.projections import module_names, put_together
+from tnlib_adapters.checkpoints.projections import put_together
 from tnlib_adapters.checkpoints.tensor_file import STORED_AS
+from tnlib_adapters.compression.counting import attention_tensors, stored_bytes
 from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
-from tnlib_adapters.compression.plain import plain_bytes, round_weights
-from tnlib_adapters.compression.plan import Factorisation
+from tnlib_adapters.compression.factorisation import Factorisation
+from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,17 +54,9 @@ class Bench:
     text: str
 
     @property
-    def _names(self) -> list[str]:
-        checkpoint = self.checkpoint
-        layers = range(checkpoint.n_layers)
-        return [name for k in layers for name in module_names(checkpoint.architecture, checkpoint.prefix, k)]
-
-    @property
     def bytes_before(self) -> int:
         """Bytes of the attention as it came."""
-        tensors = self.checkpoint.folder.tensors
-        stored = [tensors.get(f"{name}.{kind}") for name in self._names for kind in ("weight", "bias")]
-        return sum(info.end - info.begin for info in stored if info is not None)
+        return stored_bytes(self.checkpoint)[0]["attention"]
 
     def rounded(self, name: str, bits: int) -> TextRow:
         """Return the row of all weights rounded as they are, a scale for every output."""
@@ -79,8 +72,7 @@ class Bench:
         self, name: str, keep: float, kept: float, pieces: Pieces, factorisation: Factorisation, seconds: float
     ) -> TextRow:
         """Return the row of these pieces, as they are and rounded."""
-        tensors = self.checkpoint.folder.tensors
-        width = STORED_AS[tensors[f"{self._names[0]}.weight"].dtype].itemsize
+        width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
         fixed = width * sum(layer.fixed for layer in factorisation.layers)
         stored = [piece.parts(in_int8=True) for layer in pieces for piece in layer]
         found = self._run(pieces)

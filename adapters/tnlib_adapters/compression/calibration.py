@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,11 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.calibrated import CalibratedHeads
+from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.cuts import Cut, cuts_of
-from tnlib_adapters.compression.plan import COSINE, DIVERGENCE, Factorisation, Plan, Progress, quiet
+from tnlib_adapters.compression.factorisation import Factorisation
+from tnlib_adapters.compression.forecast import measure_of_text
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.statistics import Save, Statistics, collect, forget, measure_gates
 from tnlib_adapters.compression.statistics_file import origin, read_statistics, write_statistics
 
@@ -27,35 +29,6 @@ if TYPE_CHECKING:
 _TOKENS_OF_STATISTICS = 32_768
 _TOKENS_OF_FIT = 65_536
 _STEPS = 400  # of descent in every layer
-
-
-def calibrate(
-    checkpoint: Checkpoint,
-    text: str,
-    keep: float | None,
-    progress: Progress,
-    *,
-    max_error: float | None = None,
-    statistics: Path | None = None,
-) -> Plan:
-    """Return the factors of a fraction `keep` of the numbers, by what a text shows of the running model.
-
-    What the file of `statistics` holds is not collected again, and what is collected goes there.
-
-    Raises
-    ------
-    ArgumentError
-        If the text is too short, the fraction or the error cannot be met, or the statistics are of something else.
-    """
-    from tnlib_adapters.torch.hooks.running import open_running
-
-    model = open_running(checkpoint.folder.path)
-    batches = model.batches(text)
-    layers = calibrated_heads(checkpoint, model, batches, progress, file=statistics)
-    factorisation = factorisation_of(checkpoint, model, layers)
-    choice = factorisation.select(keep, max_error)
-    plan = factorisation.at(choice, progress)
-    return replace(plan, layers=list(fitted(model, layers, choice, batches, progress=progress)))
 
 
 def calibrated_heads(
@@ -92,13 +65,9 @@ def calibrated_heads(
     ]
 
 
-def factorisation_of(checkpoint: Checkpoint, model: RunningModel, layers: Sequence[CalibratedHeads]) -> Factorisation:
+def factorisation_of(checkpoint: Checkpoint, layers: Sequence[CalibratedHeads]) -> Factorisation:
     """Return them as something that a budget can be shared out over."""
-    n_before = 0
-    for layer in range(checkpoint.n_layers):
-        projections = checkpoint.projections(layer)
-        n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
-    return Factorisation("heads", layers, n_before, DIVERGENCE if model.predicts else COSINE)
+    return Factorisation("heads", layers, sum(count_attention(checkpoint)), measure_of_text(checkpoint))
 
 
 def fitted(

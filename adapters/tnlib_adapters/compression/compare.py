@@ -13,17 +13,12 @@ from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint, as_attention
 from tnlib_adapters.checkpoints.factored import expand
 from tnlib_adapters.checkpoints.projections import Projections
+from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.names import METHODS
-from tnlib_adapters.compression.plan import (
-    Factorisation,
-    Progress,
-    check_keep,
-    check_method,
-    check_uncompressed,
-    factorise,
-    quiet,
-)
-from tnlib_adapters.compression.report import compare_layer
+from tnlib_adapters.compression.operator_errors import compare_layer
+from tnlib_adapters.compression.plain import factorise
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import check_keep, check_method, check_runs, check_uncompressed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,10 +72,12 @@ def compare(
     if not keeps:
         raise ArgumentError("compare: keeps must hold at least one fraction, got none; pass for example [0.5].")
     for keep in keeps:
-        check_keep(keep)
-    check_uncompressed(checkpoint)
+        check_keep("compare", keep)
     for method in methods:
-        check_method(checkpoint, method)
+        check_method("compare", method)
+    check_uncompressed("compare", checkpoint)
+    for method in methods:
+        check_runs("compare", checkpoint, method)
     originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
     rows: list[Row] = []
     refused: dict[str, str] = {}

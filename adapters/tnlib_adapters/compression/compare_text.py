@@ -12,16 +12,11 @@ from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.compression.bench import Bench, Pieces, TextRow
 from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
-from tnlib_adapters.compression.plan import (
-    COSINE,
-    DIVERGENCE,
-    Factorisation,
-    Progress,
-    check_keep,
-    check_uncompressed,
-    factorise,
-    quiet,
-)
+from tnlib_adapters.compression.factorisation import Factorisation
+from tnlib_adapters.compression.forecast import measure_of_text
+from tnlib_adapters.compression.plain import factorise
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import check_keep, check_reads_text, check_uncompressed
 from tnlib_adapters.compression.text import hold_out
 from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
 
@@ -84,14 +79,15 @@ def compare_on_text(
     from tnlib_adapters.torch.hooks.running import open_running
 
     for keep in keeps:
-        check_keep(keep)
+        check_keep("compare", keep)
     for method in methods:
         if method not in ROWS.values():
             raise ArgumentError(
                 f"compare: with calibrate, method must be one of {', '.join(dict.fromkeys(ROWS.values()))}, got "
                 f"{method!r}; choose one of them, or leave calibrate out."
             )
-    check_uncompressed(checkpoint, by_text=True)
+    check_uncompressed("compare", checkpoint)
+    check_reads_text("compare", checkpoint)
     seen, held = hold_out(text)
     if not held:
         raise ArgumentError(
@@ -118,8 +114,7 @@ def compare_on_text(
             pieces = plan.layers if fit is None else fit(choice)
             seconds = shared / len(keeps) + time.perf_counter() - started
             rows.append(bench.measure(name, keep, plan.kept, pieces, factorisation, seconds))
-    measure = DIVERGENCE if bench.before.predicts else COSINE
-    return TextComparison(measure, rows, refused, bench.bytes_before)
+    return TextComparison(measure_of_text(checkpoint), rows, refused, bench.bytes_before)
 
 
 Fit = Callable[[Sequence[int]], Pieces]
@@ -143,7 +138,7 @@ def _factorisations(
             fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
             return list(fitted(fresh, heads, choice, batches, progress=progress))
 
-        return factorisation_of(checkpoint, model, heads), fit
+        return factorisation_of(checkpoint, heads), fit
 
     yield "matrix", lambda: (factorise(checkpoint, "matrix", progress), None)
     yield "matrix, whitened", lambda: whitened("matrix")

@@ -24,7 +24,7 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.moments import triangular_root
-from tnlib_adapters.compression.plan import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel

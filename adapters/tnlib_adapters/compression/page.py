@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+from tnlib_adapters.compression.forecast import RELATIVE
 from tnlib_adapters.compression.markup import page, svg, table
 from tnlib_adapters.compression.pictures import error_curve, error_maps, spectra, where_it_went
-from tnlib_adapters.compression.plain import verdict
-from tnlib_adapters.compression.plan import RELATIVE
+from tnlib_adapters.compression.plain_int8 import verdict
 from tnlib_adapters.compression.report import Report
 
 

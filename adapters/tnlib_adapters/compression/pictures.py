@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnlib_adapters.compression.plan import RELATIVE
+from tnlib_adapters.compression.forecast import RELATIVE
 from tnlib_adapters.compression.report import HeadReport, Report
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.cuts import Cut
 from tnlib_adapters.compression.moments import Moments
-from tnlib_adapters.compression.plan import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,13 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
+from tnlib_adapters.compression.counting import count_attention
+from tnlib_adapters.compression.factorisation import Factorisation
+from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.methods import METHODS, TURNED
 from tnlib_adapters.compression.moments import triangular_root
-from tnlib_adapters.compression.plan import COSINE, DIVERGENCE, Factorisation, Progress, quiet, turns
+from tnlib_adapters.compression.plain import turns
+from tnlib_adapters.compression.progress import Progress, quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,12 +157,11 @@ def factorise_whitened(
     checkpoint: Checkpoint, method: str, inputs: Sequence[Inputs], progress: Progress = quiet
 ) -> Factorisation:
     """Factorise the attention of every layer by a method of `PLAIN`, whitened by what its projections read."""
-    layers, n_before = [], 0
+    layers = []
     for layer, seen in enumerate(inputs):
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
-        n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
         layers.append(Whitened(PLAIN[method], projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
-    measure = DIVERGENCE if checkpoint.architecture.unembed else COSINE
-    return Factorisation(method, layers, n_before, measure, foretells=False)
+    n_before = sum(count_attention(checkpoint))
+    return Factorisation(method, layers, n_before, measure_of_text(checkpoint), foretells=False)

@@ -18,7 +18,7 @@ from tnlib_adapters.attention.folding import fold
 from tnlib_adapters.checkpoints.projections import Sizes
 from tnlib_adapters.circuits import Compositions, compositions
 from tnlib_adapters.circuits.layers import Kind, has_layer_norm
-from tnlib_adapters.compression.plan import Progress
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.forward.model import run
 from tnlib_adapters.forward.weights import Weights, read_weights
 from tnlib_adapters.inspection.heads import GaugeReport, Spectra, gauge_report, spectra

@@ -28,7 +28,7 @@ from tnlib_adapters.circuits import (
     repeat_scores,
     subspace_overlaps,
 )
-from tnlib_adapters.compression.plan import Progress
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.forward.weights import Weights
 
 Doing: TypeAlias = Literal["previous", "duplicate", "induction"]
