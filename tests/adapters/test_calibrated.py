@@ -20,7 +20,7 @@ from tnlib_adapters.compression.cuts import cuts_of  # noqa: E402
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.statistics import collect, measure_gates  # noqa: E402
 from tnlib_adapters.torch.hooks.local import fit_layers, install  # noqa: E402
-from tnlib_adapters.torch.hooks.running import Batch, observe, open_running  # noqa: E402
+from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, observe, open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
@@ -82,8 +82,8 @@ def test_gradients_are_those_of_the_model(folders, name):
             now = model(batch).double()
         if not model.predicts:
             return float((torch.randn(out.shape, generator=again) * now).sum())
-        drawn = torch.multinomial(out.log_softmax(-1).exp().flatten(0, 1), 1, generator=again).reshape(batch.ids.shape)
-        return float((now.log_softmax(-1).gather(-1, drawn[..., None])[..., 0] * batch.mask).sum())
+        drawn = draw_tokens(out.softmax(-1), again)
+        return float((now.log_softmax(-1).gather(-1, drawn)[..., 0] * batch.mask).sum())
 
     module, columns = (getattr(model.layers[layer].projections["q"], part) for part in ("module", "columns"))
     own = columns[head]

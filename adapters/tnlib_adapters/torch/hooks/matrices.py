@@ -38,8 +38,8 @@ def observe_modules(
             tensors = [wrote[k] for k in range(len(modules))]
             found = []
             for one in range(n_probes):
-                value = draw_probe(model, out, batch, generator)
-                found.append(torch.autograd.grad(value, tensors, retain_graph=one + 1 < n_probes))
+                slope = draw_probe(model, out, batch, generator)
+                found.append(torch.autograd.grad(out, tensors, slope, retain_graph=one + 1 < n_probes))
     valid = batch.mask[..., None]
     for k in range(len(modules)):
         x = read[k].detach()

@@ -35,6 +35,14 @@ class Projection:
     module: nn.Module
     columns: Tensor
 
+    def by_head(self, x: Tensor) -> Tensor:
+        """Return the columns of (..., features) as (..., heads, d_head): a view where they stand in a row."""
+        first = int(self.columns[0, 0])
+        own = torch.arange(first, first + self.columns.numel()).reshape(self.columns.shape)
+        if torch.equal(own, self.columns):
+            return x[..., first : first + own.numel()].reshape(*x.shape[:-1], *own.shape)
+        return x[..., self.columns]
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -194,22 +202,16 @@ def observe(model: RunningModel, batch: Batch, n_probes: int, generator: torch.G
             tensors = [*(wrote[k] for k in range(len(wrote))), *(read[k] for k in range(len(read)))]
             found = []
             for probe in range(n_probes):
-                value = draw_probe(model, out, batch, generator)
-                found.append(torch.autograd.grad(value, tensors, retain_graph=probe + 1 < n_probes))
-    valid = batch.mask[..., None, None]
+                slope = draw_probe(model, out, batch, generator)
+                found.append(torch.autograd.grad(out, tensors, slope, retain_graph=probe + 1 < n_probes))
+    padded = not bool(batch.mask.all())
     n = len(model.layers)
     seen = []
     for k, layer in enumerate(model.layers):
-        q, o = layer.projections["q"].columns, layer.projections["o"].columns
         dq, dy = (torch.stack([grads[i] for grads in found]) for i in (k, n + k))
-        seen.append(
-            Seen(
-                wrote[k].detach()[..., q] * valid,
-                read[k].detach()[..., o] * valid,
-                dq[..., q] * valid,
-                dy[..., o] * valid,
-            )
-        )
+        parts = [("q", wrote[k].detach()), ("o", read[k].detach()), ("q", dq), ("o", dy)]
+        by_head = [layer.projections[name].by_head(x) for name, x in parts]
+        seen.append(Seen(*(x * batch.mask[..., None, None] if padded else x for x in by_head)))
     return seen
 
 
@@ -220,12 +222,24 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Return a scalar of the output, as `observe` draws them."""
+    """Return the gradient of one probe at the output, as `observe` draws them: of v . e it is v."""
     if not model.predicts:
-        return (torch.randn(out.shape, generator=generator) * out).sum()
-    logs = out.log_softmax(-1)
-    drawn = torch.multinomial(logs.detach().exp().flatten(0, 1), 1, generator=generator).reshape(batch.ids.shape)
-    return (logs.gather(-1, drawn[..., None])[..., 0] * batch.mask).sum()
+        return torch.randn(out.shape, generator=generator)
+    p = out.detach().softmax(-1)
+    drawn = draw_tokens(p, generator)
+    slope = p.neg_().scatter_add_(-1, drawn, torch.ones(drawn.shape))  # d log p[drawn] / d logits = 1[drawn] - p
+    return slope.mul_(batch.mask[..., None])
+
+
+def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
+    """Return one index (..., 1) for every row of probabilities (..., vocabulary).
+
+    One random number for every row, and where the sum of the row passes it: `torch.multinomial` draws as many as the
+    row is long, which takes longer than a small model takes for its forward pass.
+    """
+    sums = p.cumsum(-1)
+    at = torch.rand((*p.shape[:-1], 1), generator=generator) * sums[..., -1:]
+    return torch.searchsorted(sums, at, right=True).clamp_(max=p.shape[-1] - 1)
 
 
 def _padded(ids: Sequence[Sequence[int]], pad: int) -> Batch:
