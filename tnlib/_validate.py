@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,9 @@ def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None
             f"convert it, for example with .astype(numpy.{'complex128' if a.dtype.kind == 'c' else 'float64'})."
         )
     if ndim is not None and a.ndim != ndim:
-        legs = "one leg" if ndim == 1 else f"{ndim} legs"
-        raise ArgumentError(f"{function}: {parameter} must have {legs}, got shape {a.shape}; reshape it first.")
+        raise ArgumentError(
+            f"{function}: {parameter} must have {so_many(ndim, 'leg')}, got shape {a.shape}; reshape it first."
+        )
     if a.ndim == 0 or a.size == 0:
         raise ArgumentError(
             f"{function}: {parameter} must have at least one leg and no leg of size 0, got shape {a.shape}; "
@@ -125,7 +126,7 @@ def as_max_rank(function: str, max_rank: Any) -> int | None:
 
 def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = None) -> tuple[int, ...]:
     """Return leg sizes, all positive, whose product is `total` where one is given."""
-    if not isinstance(sizes, Sequence | np.ndarray) or isinstance(sizes, str) or getattr(sizes, "ndim", 1) == 0:
+    if not is_list(sizes):
         raise ArgumentTypeError(
             f"{function}: {parameter} must be a sequence of leg sizes, got {sizes!r}; pass for example (4, 8)."
         )
@@ -142,7 +143,7 @@ def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = N
 
 def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, ...]:
     """Return distinct leg numbers in [0, ndim), a proper non-empty subset; negative ones count from the end."""
-    given = legs if isinstance(legs, Sequence | np.ndarray) and not isinstance(legs, str) else (legs,)
+    given = legs if is_list(legs) else (legs,)
     try:
         result = tuple(_index(leg) for leg in given)
     except TypeError:
@@ -151,7 +152,8 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
         ) from None
     if any(not -ndim <= leg < ndim for leg in result):
         raise ArgumentError(
-            f"{function}: {parameter} must name legs from 0 to {ndim - 1}, got {result}; the array has {ndim} legs."
+            f"{function}: {parameter} must name legs from 0 to {ndim - 1}, got {result}; "
+            f"the array has {so_many(ndim, 'leg')}."
         )
     result = tuple(leg % ndim for leg in result)
     if len(set(result)) != len(result) or not 0 < len(result) < ndim:
@@ -160,6 +162,22 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
             "the remaining legs form the other side."
         )
     return result
+
+
+def is_list(value: Any) -> bool:
+    """Whether `value` holds several things in an order; a string is one thing, and so is an array of no leg."""
+    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    return listed and getattr(value, "ndim", 1) > 0
+
+
+def is_one_of(value: Any, names: Collection[str]) -> bool:
+    """Whether `value` is one of these names; what cannot be compared with one is none."""
+    return isinstance(value, str) and value in names
+
+
+def so_many(count: int, what: str) -> str:
+    """Return "one leg", "3 legs"."""
+    return f"one {what}" if count == 1 else f"{count} {what}s"
 
 
 def _index(value: Any) -> int:

@@ -192,6 +192,7 @@ def test_a_tensor_of_infimum_but_no_minimum() -> None:
     [
         (lambda: tnlib.cp(np.ones(3), 1), ValueError, ["x must have at least two legs", "(3,)"]),
         (lambda: tnlib.cp(np.ones((2, 2)), 1, constraint="positive"), ValueError, ["constraint must", "'positive'"]),
+        (lambda: tnlib.cp(np.ones((2, 2)), 1, constraint=[]), ValueError, ["constraint must", "[]"]),
         (lambda: tnlib.cp(1j * np.ones((2, 2)), 1, constraint="nonnegative"), TypeError, ["constraint", "complex"]),
         (lambda: tnlib.cp(np.ones((2, 2)), 1, rng="a"), TypeError, ["rng must", "'a'"]),
         (lambda: tnlib.cp(np.ones((2, 2)), 1, rng=1.5), TypeError, ["rng must", "1.5"]),

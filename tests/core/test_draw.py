@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tnlib
-from tnlib.drawing import Bubble, Diagram, Leg, Node, sweep_steps
+from tnlib.drawing import Bubble, Diagram, Leg, Node, join, sweep_steps
 from tnlib.drawing.paint import thickness
 
 
@@ -278,12 +278,20 @@ BAD = {
     "nothing": (lambda: tnlib.draw([]), "at least one"),
     "not finite": (lambda: tnlib.draw(np.array([np.nan])), "must be finite"),
     "kind": (lambda: Node("star", "", (0, 0)), "kind must be one of"),
+    "kinds": (lambda: Node(np.ones(2), "", (0, 0)), "kind must be one of"),  # type: ignore[arg-type]
     "no direction": (lambda: Node("isometry", "", (0, 0)), "direction must be given"),
     "place": (lambda: Node("tensor", "", (0, float("nan"))), "position must be finite"),
     "no place": (lambda: Node("tensor", "", None), "position must be a pair"),  # type: ignore[arg-type]
     "free end": (lambda: Leg(0, None, "i", 2), "end must be given"),
     "size": (lambda: Leg(0, 1, "i", 0), "size must be a positive integer"),
     "arrow": (lambda: Leg(0, 1, "i", 2, towards=2), "towards must be one of"),
+    "a node by its name": (lambda: Leg("a", 1), "a must be the number of a node, got 'a'"),  # type: ignore[arg-type]
+    "nodes by name": (lambda: Bubble("a", "f"), "nodes must be a tuple of numbers"),  # type: ignore[arg-type]
+    "points": (lambda: Leg(0, 1, via=None), "via must be a tuple of points"),  # type: ignore[arg-type]
+    "no legs": (lambda: Diagram((), None), "legs must be a tuple of Leg, got None"),  # type: ignore[arg-type]
+    "other legs": (lambda: Diagram((), ("i",)), "legs must be a tuple of Leg, got 'i'"),  # type: ignore[arg-type]
+    "nowhere": (lambda: Diagram((), ()).moved(None, 0), "must be a pair of numbers"),  # type: ignore[arg-type]
+    "joined": (lambda: join(np.ones(2)), "join: diagrams must be a tuple of Diagram"),  # type: ignore[arg-type]
     "no node": (lambda: Diagram((Node("tensor", "", (0, 0)),), (Leg(0, 1),)), "nodes from 0 to 0, got 1"),
 }
 

@@ -80,7 +80,7 @@ def test_no_two_shapes_stand_on_one_place() -> None:
         (("ij,j", {"A": (2, 3), "v": (3,)}), "one '->'"),
         (("ij,j->i", {"A": (2, 3)}), "each of the 2 terms"),
         (("ij,j->i", {"A": (2, 3), "v": (4,)}), "index j must have one size"),
-        (("ij,j->i", {"A": (2, 3), "v": (3, 1)}), "v must have 1 legs"),
+        (("ij,j->i", {"A": (2, 3), "v": (3, 1)}), "v must have one leg,"),
         (("ij,j->k", {"A": (2, 3), "v": (3,)}), "indices of the result"),
         (("ij,j->ii", {"A": (2, 3), "v": (3,)}), "every index once"),
         (("ij,j->i", {"A": (2, 3), "v": (3,)}, "A"), "a place for every tensor, got none for v"),

@@ -137,6 +137,10 @@ def test_operands_of_another_size_are_refused(value: Any) -> None:
         value.matvec(np.full(n, "a"))
     with oracles.refused(TypeError, name, "array of numbers"):
         value.matvec([[1], [1, 2]])
+    for multiply in (lambda x: value @ x, lambda x: x @ value):
+        for x in ([[1], [1, 2]], ["a", "b"], [None]):
+            with oracles.refused(TypeError, f"{name}.@: x must", "number"):
+                multiply(x)
 
 
 @pytest.mark.parametrize("c", [1e-200, 1e200])
@@ -256,6 +260,9 @@ REFUSED = [
     (lambda: tnlib.Tucker(np.ones(2), []), TypeError, ["Tucker: expected a non-empty sequence"]),
     (lambda: tnlib.CP(np.ones(3), [A, A]), ValueError, ["CP: factor 0 must have 3 columns", "(3, 2)"]),
     (lambda: tnlib.CP(np.ones((2, 1)), [A, A]), ValueError, ["CP: weights must have one leg", "(2, 1)"]),
+    (lambda: tnlib.CP(np.ones(2), np.array(1.0)), TypeError, ["CP: expected a non-empty sequence", "ndarray"]),
+    (lambda: tnlib.KroneckerTerms(np.ones((1, 2, 2)), np.array(1.0)), TypeError, ["KroneckerTerms: right must be"]),
+    (lambda: tnlib.Vidal([np.ones((1, 2, 1))], [], None), TypeError, ["Vidal: log_scale must be a real", "None"]),
     (lambda: tnlib.CP(np.ones(2), None), TypeError, ["CP: expected a non-empty sequence"]),
     (lambda: tnlib.SVD(A, np.ones(3), B), ValueError, ["SVD: u (..., r)", "(3, 2)", "(3,)", "(2, 4)"]),
     (lambda: tnlib.SVD(A[:, 0], np.ones(3), np.ones((3, 2))), ValueError, ["SVD: u (..., r)"]),

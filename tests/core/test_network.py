@@ -156,6 +156,8 @@ def test_an_exponent_goes_into_the_format(exponent: int, value: Any) -> None:
 
 def test_names_are_checked() -> None:
     a = tnlib.LowRank(np.ones((3, 2)), np.ones((2, 4)))
+    with oracles.refused(TypeError, "from_network: kind must be a format"):
+        network.from_network(network.to_network(tnlib.tt_svd(np.ones((2, 2))).value), np.ones(2))
     with oracles.refused(TypeError, "to_network", "value", "ndarray"):
         network.to_network(np.ones((2, 2)))
     with oracles.refused(ValueError, "to_network", "names", "2", "3"):

@@ -92,11 +92,14 @@ def test_isometries_of_our_formats_and_of_a_mera() -> None:
 def test_bad_input() -> None:
     with oracles.refused(ValueError, "delta", "legs"):
         network.delta(3, 0)
-    for size, legs in ((10**6, 9), (2, 80)):
+    for size, legs in ((10**6, 9), (2, 80), (2, 10**5)):
         with oracles.refused(ValueError, "delta", f"{legs} legs", "as a train"):
             network.delta(size, legs)
     with oracles.refused(TypeError, "delta", "size"):
         network.delta(1.5, 2)
+    for dtype in (float("nan"), "x", str, object):
+        with oracles.refused(TypeError, "swap" if dtype is object else "delta", "dtype must be one of numbers"):
+            network.swap(2, 3, dtype=dtype) if dtype is object else network.delta(2, 2, dtype=dtype)
     with oracles.refused(TypeError, "identity", "sizes"):
         network.identity(3)
     with oracles.refused(ValueError, "flattening", "sizes"):

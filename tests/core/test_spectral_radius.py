@@ -185,6 +185,7 @@ def test_what_is_refused() -> None:
     for bad, words in (
         ({"variables": "aab"}, "one letter to legs of one size, got 'a' for sizes [2, 3]"),
         ({"variables": "ab"}, "one letter for each of the 3 legs, got 'ab'"),
+        ({"field": ["real"]}, "field must be 'complex' or 'real', got ['real']"),
         ({"field": "rational"}, "field must be 'complex' or 'real', got 'rational'"),
         ({"n_starts": 0}, "n_starts must be at least 1, got 0"),
         ({"rng": "x"}, "rng must be"),

@@ -12,7 +12,7 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_rng, as_rtol
+from tnlib._validate import as_count, as_rng, as_rtol, is_one_of
 from tnlib.decompose.constrained import CONSTRAINTS, constrained
 from tnlib.decompose.prepare import prepare
 from tnlib.formats.cp import CP
@@ -100,7 +100,7 @@ def cp(
     scaled, exponent, size = prepare("cp", "x", x)
     if scaled.ndim < 2:
         raise ArgumentError(f"cp: x must have at least two legs, got shape {scaled.shape}; a vector has no components.")
-    if constraint is not None and constraint not in CONSTRAINTS:
+    if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
         known = ", ".join(f'"{name}"' for name in CONSTRAINTS)
         raise ArgumentError(f"cp: constraint must be None or one of {known}, got {constraint!r}; choose one of them.")
     if constraint is not None and np.iscomplexobj(scaled):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_array, as_sizes
+from tnlib._validate import as_array, as_sizes, so_many
 from tnlib.drawing.graph import Diagram, Leg, Node, Point
 from tnlib.drawing.networks import measured
 
@@ -102,7 +102,8 @@ def _operand(label: str, value: Any, term: tuple[str, ...]) -> _Operand:
         shape = array.shape
     if len(shape) != len(term):
         raise ArgumentError(
-            f"einsum_diagram: {label} must have {len(term)} legs, got shape {shape}; its term is {' '.join(term)!r}."
+            f"einsum_diagram: {label} must have {so_many(len(term), 'leg')}, got shape {shape}; "
+            f"its term is {' '.join(term)!r}."
         )
     return _Operand(label, term, shape, array)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TypeAlias
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._validate import is_one_of
 
 Point: TypeAlias = tuple[float, float]
 
@@ -48,7 +50,7 @@ class Node:
     direction: Point | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not is_one_of(self.kind, KINDS):
             raise ArgumentError(f"Node: kind must be one of {', '.join(KINDS)}, got {self.kind!r}; choose one.")
         _check_point("Node", "position", self.position)
         if self.direction is not None:
@@ -99,6 +101,10 @@ class Leg:
     towards: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("a", "b", "towards"):
+            number = getattr(self, name)
+            if not isinstance(number, Integral) and (name == "a" or number is not None):
+                raise ArgumentTypeError(f"Leg: {name} must be the number of a node, got {number!r}; count from 0.")
         if (self.b is None) != (self.end is not None):
             raise ArgumentError(
                 f"Leg: end must be given where b is None and only there, got end {self.end} and b {self.b}; "
@@ -111,6 +117,8 @@ class Leg:
                 f"Leg: towards must be one of the two nodes of a bond, got {self.towards} for {self.a} and {self.b}; "
                 "leave it out for no arrow."
             )
+        if not isinstance(self.via, tuple):
+            raise ArgumentTypeError(f"Leg: via must be a tuple of points, got {self.via!r}; pass ((x, y), ...).")
         for point in (*self.via, *(() if self.end is None else (self.end,))):
             _check_point("Leg", "end or via", point)
 
@@ -130,6 +138,12 @@ class Bubble:
     nodes: tuple[int, ...]
     label: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.nodes, tuple) or not all(isinstance(k, Integral) for k in self.nodes):
+            raise ArgumentTypeError(
+                f"Bubble: nodes must be a tuple of numbers of nodes, got {self.nodes!r}; pass (0,)."
+            )
+
 
 @dataclass(frozen=True)
 class Diagram:
@@ -148,8 +162,8 @@ class Diagram:
 
     Raises
     ------
-    ArgumentError
-        If a leg or a bubble names a node that is not there.
+    ArgumentError, ArgumentTypeError
+        If a leg or a bubble names a node that is not there, or one of them is something else.
 
     Examples
     --------
@@ -163,6 +177,8 @@ class Diagram:
     bubbles: tuple[Bubble, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, kind in (("nodes", Node), ("legs", Leg), ("bubbles", Bubble)):
+            _check_all("Diagram", name, getattr(self, name), kind)
         ends = [k for leg in self.legs for k in (leg.a, leg.b) if k is not None]
         ends += [k for bubble in self.bubbles for k in bubble.nodes]
         if wrong := [k for k in ends if not 0 <= k < len(self.nodes)]:
@@ -191,6 +207,7 @@ class Diagram:
 
     def moved(self, dx: float, dy: float) -> Diagram:
         """Return the same diagram at another place."""
+        _check_point("Diagram.moved", "(dx, dy)", (dx, dy))
 
         def shift(p: Point) -> Point:
             return p[0] + dx, p[1] + dy
@@ -205,6 +222,7 @@ class Diagram:
 
 def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
     """Return one diagram of several that already stand at their places."""
+    _check_all("join", "diagrams", diagrams, Diagram)
     nodes: list[Node] = []
     legs: list[Leg] = []
     bubbles: list[Bubble] = []
@@ -222,6 +240,14 @@ def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
         ]
         bubbles += [Bubble(tuple(k + first for k in b.nodes), b.label) for b in diagram.bubbles]
     return Diagram(tuple(nodes), tuple(legs), title, tuple(bubbles))
+
+
+def _check_all(owner: str, parameter: str, given: object, kind: type) -> None:
+    if not isinstance(given, tuple | list) or not all(isinstance(one, kind) for one in given):
+        wrong = next((x for x in given if not isinstance(x, kind)), given) if isinstance(given, tuple | list) else given
+        raise ArgumentTypeError(
+            f"{owner}: {parameter} must be a tuple of {kind.__name__}, got {wrong!r:.80}; make {kind.__name__}s first."
+        )
 
 
 def _check_point(owner: str, parameter: str, point: object) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng
+from tnlib._validate import as_array, as_count, as_rng, is_one_of
 from tnlib.linalg.radius import log_radius
 from tnlib.linalg.scale import largest
 from tnlib.linalg.threads import own_threads
@@ -163,7 +163,7 @@ def spectral_reduction(
 
 def _check(t: Array, variables: str | None, field: str) -> str:
     """Return a letter for each leg."""
-    if field not in get_args(Field):
+    if not is_one_of(field, get_args(Field)):
         raise ArgumentError(f"spectral_reduction: field must be 'complex' or 'real', got {field!r}; choose one.")
     if t.ndim < 2:
         raise ArgumentError(f"spectral_reduction: t must have at least two legs, got {t.ndim}; pass a tensor.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import shorten
 from tnlib._typing import Array
-from tnlib._validate import as_array, to_numpy
+from tnlib._validate import as_array, is_list, to_numpy
 
 MOST_LEGS = 64  # of a numpy array
 
@@ -100,25 +100,31 @@ class Operator(Dense):
 
     def _operand(self, method: str, x: Any, rows: int, columns: int | None = None) -> Array:
         """Return `x` as a matrix of that many rows; reshaping something else would give a wrong answer in silence."""
-        name = f"{type(self).__name__}.{method}"
-        a = to_numpy(name, "x", x)
-        if a.dtype.kind not in "biufc":
-            raise ArgumentTypeError(f"{name}: x must hold numbers, got dtype {a.dtype}; convert it first.")
+        a, name = self._numbers(method, x), f"{type(self).__name__}.{method}"
         matrix = a[:, None] if a.ndim == columns else a
         if matrix.ndim != 2 or len(matrix) != rows or columns not in (None, matrix.shape[1]):
             expected = f"({rows},)" if columns else f"({rows}, k)"
             raise ArgumentError(f"{name}: x must have shape {expected}, got {a.shape}; legs are flattened row by row.")
         return matrix
 
+    def _numbers(self, method: str, x: Any) -> Array:
+        name = f"{type(self).__name__}.{method}"
+        a = to_numpy(name, "x", x)
+        if a.dtype.kind not in "biufc":
+            raise ArgumentTypeError(f"{name}: x must hold numbers, got dtype {a.dtype}; convert it first.")
+        return a
+
     def __matmul__(self, x: Any) -> Any:
         if not self._takes("@", x):
             return NotImplemented
-        return self.matvec(x) if np.ndim(x) == 1 else self.matmat(x)
+        x = self._numbers("@", x)
+        return self.matvec(x) if x.ndim == 1 else self.matmat(x)
 
     def __rmatmul__(self, x: Any) -> Any:
         if not self._takes("on the right of @", x):
             return NotImplemented
-        return self.rmatvec(np.conj(x)).conj() if np.ndim(x) == 1 else self.rmatmat(np.conj(x).T).conj().T
+        x = self._numbers("@", x).conj()
+        return self.rmatvec(x).conj() if x.ndim == 1 else self.rmatmat(x.T).conj().T
 
     def _takes(self, sign: str, x: Any) -> bool:
         """Say whether `x` is an array to numpy; another format would be multiplied out behind the user's back."""
@@ -167,7 +173,7 @@ def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int) -> Array:
 
 def as_stored_list(format_name: str, parameter: Callable[[int], str], arrays: Any, *, ndim: int) -> tuple[Array, ...]:
     """Return a non-empty tuple of read-only views; `parameter` names the k-th array in messages."""
-    if not isinstance(arrays, Sequence | np.ndarray) or isinstance(arrays, str) or len(arrays) == 0:
+    if not is_list(arrays) or len(arrays) == 0:
         raise ArgumentTypeError(
             f"{format_name}: expected a non-empty sequence of arrays, got {type(arrays).__name__}; pass a list."
         )

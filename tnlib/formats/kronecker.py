@@ -11,7 +11,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import to_numpy
+from tnlib._validate import is_list, to_numpy
 from tnlib.formats.base import Operator, as_stored, refuse_too_large
 from tnlib.formats.linear import Linear
 from tnlib.formats.low_rank import LowRank
@@ -21,7 +21,7 @@ from tnlib.linalg.terms import terms_in_range, terms_triangle
 
 
 def _as_right(right: Any) -> tuple[Array | LowRank, ...]:
-    if not isinstance(right, Sequence | np.ndarray) or len(right) == 0:
+    if not is_list(right) or len(right) == 0:
         raise ArgumentTypeError(
             f"KroneckerTerms: right must be a non-empty sequence of matrices, got {type(right).__name__}; pass a list."
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib._errors import ArgumentError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.formats.base import Dense, as_stored_list
 from tnlib.formats.train import TensorTrain
@@ -62,6 +63,8 @@ class Vidal(Dense):
         for k, s in enumerate(lambdas):
             if np.iscomplexobj(s) or not (s > 0).all():
                 raise ArgumentError(f"Vidal: lambda {k} must be positive, got {s.min()}; leave out what is zero.")
+        if not isinstance(self.log_scale, numbers.Real):
+            raise ArgumentTypeError(f"Vidal: log_scale must be a real number, got {self.log_scale!r}; pass a float.")
         if not math.isfinite(self.log_scale):
             raise ArgumentError(f"Vidal: log_scale must be finite, got {self.log_scale}; use zero gammas for 0.")
         object.__setattr__(self, "gammas", gammas)

@@ -69,7 +69,7 @@ def from_network(tn: Any, kind: type | None = None, *, names: Sequence[str] | No
     """
     as_network("from_network", tn)
     kind = _kind_by_tags(tn) if kind is None else kind
-    if kind not in KINDS:
+    if not isinstance(kind, type) or kind not in KINDS:
         raise ArgumentTypeError(
             f"from_network: kind must be a format, got {kind!r}; pass for example kind=tnlib.TensorTrain."
         )

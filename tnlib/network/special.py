@@ -50,17 +50,25 @@ def delta(size: int, legs: int, *, dtype: npt.DTypeLike = np.float64) -> Array:
            [0., 7.]])
     """
     size, legs = as_count("delta", "size", size), as_count("delta", "legs", legs)
-    _refuse_too_large("delta", (size,) * legs, dtype)
+    _check_array("delta", (size,) * legs, dtype)
     out = np.zeros((size,) * legs, dtype)
     out.reshape(-1)[:: max(1, sum(size**k for k in range(legs)))] = 1
     return out
 
 
-def _refuse_too_large(function: str, shape: Sequence[int], dtype: npt.DTypeLike) -> None:
-    if len(shape) > MOST_LEGS or not fits_in_memory(math.prod(shape), np.dtype(dtype)):
+def _check_array(function: str, shape: Sequence[int], dtype: Any) -> None:
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        kind = np.dtype(object)
+    if kind.kind not in "biufc":
+        raise ArgumentTypeError(
+            f"{function}: dtype must be one of numbers, got {dtype!r}; pass for example numpy.float64."
+        )
+    if len(shape) > MOST_LEGS or not fits_in_memory(math.prod(shape), kind):
         raise ArgumentError(
             f"{function}: the array must have at most {MOST_LEGS} legs and fit into memory, got {len(shape)} legs and "
-            f"2**{math.prod(shape).bit_length() - 1} numbers or more; use smaller ones, for example as a train."
+            f"2**{sum(map(math.log2, shape)):.0f} numbers or so; use smaller ones, for example as a train."
         )
 
 
@@ -91,7 +99,7 @@ def identity(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Arra
     True
     """
     sizes = as_sizes("identity", "sizes", sizes)
-    _refuse_too_large("identity", (*sizes, *sizes), dtype)
+    _check_array("identity", (*sizes, *sizes), dtype)
     return np.eye(math.prod(sizes), dtype=dtype).reshape(*sizes, *sizes)
 
 
@@ -124,7 +132,7 @@ def flattening(sizes: Sequence[int], *, dtype: npt.DTypeLike = np.float64) -> Ar
     array([0., 1., 2., 3., 4., 5.])
     """
     sizes = as_sizes("flattening", "sizes", sizes)
-    _refuse_too_large("flattening", (*sizes, math.prod(sizes)), dtype)
+    _check_array("flattening", (*sizes, math.prod(sizes)), dtype)
     return np.eye(math.prod(sizes), dtype=dtype).reshape(*sizes, -1)
 
 
@@ -156,6 +164,7 @@ def swap(n: int, m: int, *, dtype: npt.DTypeLike = np.float64) -> Array:
     True
     """
     n, m = as_count("swap", "n", n), as_count("swap", "m", m)
+    _check_array("swap", (n, m, n, m), dtype)
     return np.ascontiguousarray(identity((n, m), dtype=dtype).transpose(1, 0, 2, 3))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, is_list, so_many
 from tnlib.formats.cp import CP
 from tnlib.formats.train import TensorTrain, TTMatrix
 from tnlib.formats.tucker import Tucker
@@ -117,11 +117,13 @@ def _as_summable(function: str, value: Any) -> None:
 
 def _as_legs(function: str, legs: Any, d: int) -> list[int]:
     """Return distinct leg numbers from 0, ascending; all of them may be named."""
-    given = list(legs) if isinstance(legs, Sequence | np.ndarray | range) and not isinstance(legs, str) else [legs]
+    given = list(legs) if is_list(legs) else [legs]
     if any(isinstance(k, bool) or not isinstance(k, int | np.integer) for k in given):
         raise ArgumentTypeError(f"{function}: legs must be leg numbers, got {legs!r}; pass for example legs=(0, 1).")
     if any(not -d <= k < d for k in given):
-        raise ArgumentError(f"{function}: legs must lie between {-d} and {d - 1}, got {legs!r}; there are {d} legs.")
+        raise ArgumentError(
+            f"{function}: legs must lie between {-d} and {d - 1}, got {legs!r}; value has {so_many(d, 'leg')}."
+        )
     found = [int(k) % d for k in given]
     if found != sorted(set(found)):
         raise ArgumentError(f"{function}: legs must be named once and in ascending order, got {legs!r}; sort them.")
@@ -182,8 +184,8 @@ def _against_train(a: TensorTrain, b: TensorTrain, legs: list[int]) -> Any:
     d = len(a.cores)
     if len(b.cores) not in (len(legs), d):
         raise ArgumentError(
-            f"contract: other must have {len(legs)} legs, those summed over, or {d} like value, got {len(b.cores)}; "
-            "sum over what is too much first."
+            f"contract: other must have {so_many(len(legs), 'leg')}, those summed over, or {d} like value, got "
+            f"{len(b.cores)}; sum over what is too much first."
         )
     (cores, e, f), (others, g, h) = take_apart(a), take_apart(b)
     partners: list[Array | None] = list(others)
