@@ -1,0 +1,98 @@
+"""What the statistics of a calibration cost beside plain forward passes, on MiniLM and the built-in Llama.
+
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.moments [--model minilm] [--rounds 4]
+
+One thread, docstrings of Python. Seconds are the process's own; every batch is run plainly and by each collection, one
+right after the other, and the cost is the median of the ratios, beside the half of them in the middle. Prints a
+Markdown table; docs/compress.md holds one such run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from benchmarks.calibrated import MODELS, folder_of
+from benchmarks.texts import sentences
+
+if TYPE_CHECKING:
+    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
+
+SENTENCES, BATCHES = 600, 8
+NAMES = {"minilm": "MiniLM", "llama": "built-in Llama"}
+COLLECTED = ("inputs of layers", "activations and gradients inside every head", "gates")
+
+Pass = Callable[["list[Batch]"], object]
+
+
+def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
+    """Return batches, a plain forward pass, and every collection of `COLLECTED`."""
+    import torch
+    from tnlib_adapters import open_checkpoint
+    from tnlib_adapters.compression.cuts import cuts_of
+    from tnlib_adapters.compression.statistics import Statistics, collect, measure_gates
+    from tnlib_adapters.compression.whitening import collect_inputs, some_batches
+    from tnlib_adapters.torch.hooks.running import open_running
+
+    model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
+    text = "\n".join(sentences("docstrings", SENTENCES))
+    batches = some_batches(model, text, 2**62)[:BATCHES]
+    group = model.sizes.n_heads // model.sizes.kv_heads
+    moments = collect(model, batches).moments
+    cuts = [cuts_of(one, group, checkpoint.attention(layer).rotary) for layer, one in enumerate(moments)]
+
+    def plain(some: list[Batch]) -> None:
+        with torch.no_grad():
+            for batch in some:
+                model(batch)
+
+    def gates(model: RunningModel, some: list[Batch]) -> None:
+        measure_gates(model, some, cuts, Statistics(moments))
+
+    functions: list[Callable[[RunningModel, list[Batch]], object]] = [collect_inputs, collect, gates]
+    return batches, plain, {what: partial(one, model) for what, one in zip(COLLECTED, functions, strict=True)}
+
+
+def measure(name: str, rounds: int) -> list[str]:
+    """Return what every collection costs on one model: its column of the table."""
+    batches, plain, collections = passes(name)
+    ratios: dict[str, list[float]] = {what: [] for what in collections}
+    for k in range(rounds + 1):
+        for batch in batches:
+            once = _seconds(plain, batch)
+            found = {what: _seconds(one, batch) / once for what, one in collections.items()}
+            for what in found if k else ():  # the first round warms up
+                ratios[what].append(found[what])
+    quartiles = [statistics.quantiles(many, n=4) for many in ratios.values()]
+    return [f"{middle:.2f} ({low:.2f} to {high:.2f})" for low, middle, high in quartiles]
+
+
+def _seconds(one: Pass, batch: Batch) -> float:
+    start = time.process_time()
+    one([batch])
+    return time.process_time() - start
+
+
+@click.command()
+@click.option("--model", "models", type=click.Choice(MODELS), multiple=True, default=MODELS)
+@click.option("--rounds", default=4)
+def main(models: tuple[str, ...], rounds: int) -> None:
+    """Print the table."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    columns = [measure(name, rounds) for name in models]
+    print(f"| collected | {' | '.join(NAMES[name] for name in models)} |\n|---{'|---' * len(models)}|")
+    for what, *cells in zip(COLLECTED, *columns, strict=True):
+        print(f"| {what} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
