@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class TnlibError(Exception):
-    """Base of everything that tnlib raises on purpose."""
+    """Base of everything that tnlib raises on purpose; its message is one line, whatever it quotes."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
 class ArgumentError(TnlibError, ValueError):

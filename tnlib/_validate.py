@@ -164,6 +164,13 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
     return result
 
 
+def as_flag(function: str, parameter: str, value: Any) -> bool:
+    """Return True or False; 1 and 0 are numpy's and Python's words for them."""
+    if not isinstance(value, bool | np.bool_ | int) or value not in (0, 1):
+        raise ArgumentTypeError(f"{function}: {parameter} must be True or False, got {value!r:.80}; choose one.")
+    return bool(value)
+
+
 def is_list(value: Any) -> bool:
     """Whether `value` holds several things in an order; a string is one thing, and so is an array of no leg."""
     listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)

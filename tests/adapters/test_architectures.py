@@ -192,7 +192,9 @@ def test_distances_outside_the_context_are_refused(saved: Any) -> None:
     for wrong in (0.5, "1", True):
         with refused(ArgumentTypeError, "Attention.qk: distance"):
             layer.qk(0, wrong)  # type: ignore[arg-type]
-    for wrong in ([], [0.5], [[1]], 3):
+    with refused(ArgumentError, "Attention.qk_tensor: distances must hold at least one distance, got none"):
+        layer.qk_tensor(0, [])
+    for wrong in ([0.5], [[1]], 3, [[1], [1, 2]]):
         with refused(ArgumentTypeError, "Attention.qk_tensor: distances"):
             layer.qk_tensor(0, wrong)
     with refused(ArgumentError, "Attention.qk: plane", "between 0 and 2", "3"):

@@ -213,6 +213,14 @@ def test_layers_that_do_not_exist_are_refused(saved: Any) -> None:
         checkpoint.attention(3)
     with refused(ArgumentTypeError, "Checkpoint.attention", "layer"):
         checkpoint.attention("0")
+    for length in ("9", np.ones(2), 2.5):
+        with refused(ArgumentTypeError, "Checkpoint.attention: length must be an integer"):
+            checkpoint.attention(0, length=length)
+        with refused(ArgumentTypeError, "Checkpoint.head: length must be an integer"):
+            checkpoint.head(0, 0, length=length)
+    for name in (None, 3, np.ones(2)):
+        with refused(ArgumentTypeError, "Checkpoint: the name of a tensor must be a string"):
+            checkpoint.read(name)
 
 
 def test_inputs_of_the_wrong_shape_are_refused() -> None:
@@ -227,3 +235,6 @@ def test_inputs_of_the_wrong_shape_are_refused() -> None:
         layer.frozen(np.ones((N, N)))
     with refused(ArgumentTypeError, "Attention.frozen", "patterns"):
         layer.frozen([[1.0], [1.0, 2.0]])
+    for n in (None, 2.5, "3"):
+        with refused(ArgumentTypeError, "Attention.mask: n must be an integer"):
+            layer.mask(n)  # type: ignore[arg-type]

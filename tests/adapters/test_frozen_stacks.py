@@ -208,5 +208,15 @@ def test_layers_that_do_not_fit_are_refused() -> None:
         FrozenStack([*small(1).layers, *small(1, n=5).layers])
     with refused(TypeError, "ResidualProduct: factors", "at least one"):
         FrozenStack([])
+    for layers in (None, np.eye(3), [np.eye(3)], "a"):
+        with refused(TypeError, "FrozenStack: layers must be a list of FrozenAttention, got"):
+            FrozenStack(layers)  # type: ignore[arg-type]
+    for patterns_ in (None, 3.0, "ab"):
+        with refused(ValueError, "freeze: patterns must be one array per layer, 2, got"):
+            freeze(open_checkpoint(builtin_path()), patterns_)  # type: ignore[arg-type]
+    with refused(TypeError, "freeze: checkpoint must be a Checkpoint"):
+        freeze(builtin_path(), [patterns()])  # type: ignore[arg-type]
+    with refused(TypeError, "ResidualProduct: factors", "NoneType"):
+        ResidualProduct(None)  # type: ignore[arg-type]
     with refused(TypeError, "ResidualProduct: factors", "ndarray"):
         ResidualProduct([np.eye(3)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused
-from tnlib_adapters import Attention
+from tnlib_adapters import Attention, HeadNorm
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.checkpoints.architectures import ARCHITECTURES
 from tnlib_adapters.checkpoints.rope import read_frequencies
@@ -87,6 +87,30 @@ def test_frequencies_of_the_wrong_shape_are_refused(wrong: Any) -> None:
         Rotary(wrong)
     with refused(ArgumentError, "Rotary: factor", "0"):
         Rotary([1.0], factor=0)
+    with refused(ArgumentError, "Rotary: factor must be positive, got None"):
+        Rotary([1.0], factor=None)  # type: ignore[arg-type]
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    turn, norm = Rotary([1.0, 0.1]), HeadNorm(np.ones(4), np.ones(4), 1e-6)
+    for columns, position in (
+        (np.ones((3, 3)), 1),
+        (None, 1),
+        (np.ones((3, 4)), "a"),
+        (np.ones((3, 4)), None),
+        (np.ones((3, 4)), [1, 2]),
+    ):
+        with refused(ValueError, "Rotary.rotate: ", "must", "got"):
+            turn.rotate(columns, position)  # type: ignore[arg-type]
+    for name, normed in (("queries", norm.queries), ("keys", norm.keys)):
+        for x in (np.ones((2, 3)), None, 2.5, np.float64(1)):
+            with refused(ValueError, f"HeadNorm.{name}: x must have shape (..., 4)"):
+                normed(x)  # type: ignore[arg-type]
+    for query, key, eps in ((np.ones(3), np.ones(4), 1e-6), (np.ones(4), np.ones(4), -1.0)):
+        with refused(ValueError, "HeadNorm: "):
+            HeadNorm(query, key, eps)
+    with refused(TypeError, "HeadNorm: query"):
+        HeadNorm(None, np.ones(4), 1e-6)  # type: ignore[arg-type]
 
 
 def test_more_columns_than_a_head_has_are_refused() -> None:

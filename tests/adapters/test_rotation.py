@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, isometry, refused
-from tnlib_adapters import builtin_path, fold, open_checkpoint, rotate, save_checkpoint
+from tnlib_adapters import builtin_path, fold, norm_divisors, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.forward.model import run
 
 import tnlib
@@ -286,6 +286,12 @@ def test_tensors_whose_part_is_not_known_are_refused(doubled: Any) -> None:
 def test_what_is_no_rotation_is_refused(rotation: np.ndarray, words: list[str]) -> None:
     with refused(ValueError, "rotate: rotation", *words):
         rotate(open_checkpoint(builtin_path()), rotation)
+
+
+def test_a_folder_is_no_checkpoint() -> None:
+    for call in (lambda path: rotate(path, np.eye(64)), fold, lambda path: norm_divisors(path, np.ones((2, 64)))):
+        with refused(TypeError, ": checkpoint must be a Checkpoint, got PosixPath; pass open_checkpoint(folder)"):
+            call(builtin_path())
 
 
 @pytest.mark.usefixtures("without_pictures")

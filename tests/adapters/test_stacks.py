@@ -72,7 +72,7 @@ def test_cores_under_rotary_embeddings_belong_to_a_distance(saved: Any) -> None:
     layer = open_checkpoint(saved("llama")[1]).attention(0)
     near, far = (stacks.cores(layer, "qk", distance=n).array for n in (0, 5))
     assert np.linalg.norm(near - far) > 0.01 * np.linalg.norm(near)
-    with refused(ValueError, "distance must be given"):
+    with refused(ValueError, ": distance must be given", "rotary"):
         stacks.cores(layer, "qk")
     assert stacks.cores(layer, "ov").shape == (4, 6, 6)
 
@@ -167,6 +167,15 @@ def test_the_table_is_printed() -> None:
     [
         (lambda m: View("x", np.ones((2, 2)), ("a",)), ValueError, ["View: legs", "2 different names"]),
         (lambda m: View("x", np.ones((2, 2)), ("a", "a")), ValueError, ["View: legs", "('a', 'a')"]),
+        (lambda m: View("x", None, ("a",)), ValueError, ["View: legs must be 0 different names"]),
+        (lambda m: View("x", np.ones((2, 2)), None), TypeError, ["View: legs must be names", "None"]),
+        (lambda m: stacks.embedding(m).split(["token"], (8, 8)), ValueError, ["View.split: leg", "['token']"]),
+        (lambda m: stacks.projections(m), TypeError, ["projections: attention must be an Attention", "Checkpoint"]),
+        (lambda m: stacks.cores(m, "ov"), TypeError, ["cores: attention must be an Attention", "Checkpoint"]),
+        (lambda m: stacks.heads(builtin_path(), "Q"), TypeError, ["heads: checkpoint must be a Checkpoint"]),
+        (lambda m: stacks.embedding(builtin_path()), TypeError, ["embedding: checkpoint must be a Checkpoint"]),
+        (lambda m: stacks.mlp(builtin_path(), 0), TypeError, ["mlp: checkpoint must be a Checkpoint"]),
+        (lambda m: builtin_path(["llama"]), ValueError, ["builtin_path: name must be one of", "['llama']"]),
         (lambda m: stacks.embedding(m).split("dmodel", (8, 8)), ValueError, ["View.split: leg", "token, d_model"]),
         (lambda m: stacks.embedding(m).split("d_model", (8, 9)), ValueError, ["View.split: sizes", "64", "72"]),
         (lambda m: stacks.heads(m, "W"), ValueError, ["heads: projection", "Q, K, V, O", "'W'"]),
@@ -177,6 +186,9 @@ def test_the_table_is_printed() -> None:
         (lambda m: compare_formats(np.eye(5), keep=0.0), ValueError, ["compare_formats: keep", "(0, 1]"]),
         (lambda m: compare_formats(np.eye(5), keep=2), ValueError, ["compare_formats: keep", "got 2"]),
         (lambda m: compare_formats(np.eye(5), keep="a"), TypeError, ["compare_formats: keep"]),
+        (lambda m: compare_formats(np.eye(6), keep=0.5, pairs=3), TypeError, ["compare_formats: pairs", "got 3"]),
+        (lambda m: compare_formats(np.eye(6), keep=0.5, formats=None), ValueError, ["formats", "got None"]),
+        (lambda m: compare_formats(np.eye(6), keep=0.5, formats=[[]]), ValueError, ["formats", "got []"]),
         (lambda m: compare_formats(np.eye(5), keep=0.5, formats=("tt",)), ValueError, ["formats", "'tt'", "'tucker'"]),
     ],
 )

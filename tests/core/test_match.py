@@ -177,5 +177,8 @@ def test_what_is_wrong_is_said() -> None:
         tnlib.match(tnlib.tucker(np.eye(2)).value, cp)  # type: ignore[arg-type]
     with oracles.refused(TypeError, "match", "b", "CP", "ndarray"):
         tnlib.match(cp, np.eye(2))  # type: ignore[arg-type]
+    for flag in (None, np.ones(2), "yes", 2):
+        with oracles.refused(TypeError, "match: weight_penalty must be True or False"):
+            tnlib.match(cp, cp, weight_penalty=flag)  # type: ignore[arg-type]
     with oracles.refused(ValueError, "match", "(5, 6, 7)", "(5, 6)"):
         tnlib.match(cp, random_cp(2, (5, 6)))

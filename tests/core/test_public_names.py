@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tnlib
@@ -142,3 +144,11 @@ def test_pinned_results() -> None:
 
 def test_what_others_measure_through_exists() -> None:
     assert {"svd", "tt_svd", "ttm_svd", "tucker", "cp", "save", "load", *FORMATS} <= set(tnlib.__all__)
+
+
+def test_messages_are_one_line_whatever_they_quote() -> None:
+    with pytest.raises(tnlib.ArgumentTypeError) as caught:
+        tnlib.svd([[1.0]], max_rank=[[1], [2]] @ np.ones((1, 3)))  # type: ignore[arg-type]
+    assert "got array([[1., 1., 1.], [2., 2., 2.]])" in str(caught.value)
+    again = pickle.loads(pickle.dumps(tnlib.MissingFileError("there is\n    none")))
+    assert (type(again), str(again)) == (tnlib.MissingFileError, "there is none")

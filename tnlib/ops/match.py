@@ -8,6 +8,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import as_flag
 from tnlib.formats.cp import CP
 from tnlib.gauge.cp import aligning_phases, congruences, unit_components
 
@@ -85,6 +86,7 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
         raise ArgumentError(
             f"match: a and b must have one shape, got {a.shape} and {b.shape}; compare two models of one tensor."
         )
+    weight_penalty = as_flag("match", "weight_penalty", weight_penalty)
     weights, factors = _unit(a)
     others, models = _unit(b)
     inner = np.stack(congruences(factors, models))  # leg R R'

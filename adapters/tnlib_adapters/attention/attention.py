@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank, Tucker
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, as_count
 from tnlib_adapters.attention.frozen import FrozenAttention, frozen_heads
 from tnlib_adapters.attention.head_norm import HeadNorm
-from tnlib_adapters.attention.index import as_distances, as_index
+from tnlib_adapters.attention.index import as_distance, as_distances, as_index
 from tnlib_adapters.attention.learned import PositionParts, position_parts
 from tnlib_adapters.attention.module import module_arguments
 from tnlib_adapters.attention.query_key import form, forms
@@ -200,16 +200,7 @@ class Attention:
         >>> layer.qk(0, distance=3).ranks, layer.qk(0, distance=3, plane=1).ranks
         ((4,), (2,))
         """
-        q, k = self._query_key("qk", head)
-        if distance is None and (self.rotary is not None or self.alibi is not None):
-            why = "ALiBi lowers them by it" if self.rotary is None else "rotary embeddings turn queries and keys"
-            raise ArgumentError(
-                f"Attention.qk: distance must be given, because scores depend on it ({why}), got None; "
-                "pass the position of the query less that of the key, or use qk_tensor for many."
-            )
-        at = 0 if distance is None else distance
-        far = int(as_distances("Attention.qk", "distance", [at], self.context)[0])
-        return form(q, k, far, rotary=self.rotary, slope=self._slope(head), plane=self._plane("qk", plane))
+        return self._form("qk", head, distance, plane)
 
     def qk_tensor(self, head: int, distances: ArrayLike, *, plane: int | None = None) -> Tucker:
         """Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in its exact Tucker form.
@@ -251,7 +242,7 @@ class Attention:
         Shape (group * (d_model + 1), d_model + 1), rank at most d_head: the shared keys are one factor, so that one
         truncated SVD finds the keys that serve all these queries best. ALiBi adds 1.
         """
-        heads = [self.qk(head, distance) for head in self._group("qk_group", kv_head)]
+        heads = [self._form("qk_group", head, distance) for head in self._group("qk_group", kv_head)]
         return LowRank(np.concatenate([head.left for head in heads]), heads[0].right)
 
     def ov_group(self, kv_head: int) -> LowRank:
@@ -288,7 +279,7 @@ class Attention:
                 "Attention.qk_positions: positions must be part of the stream, but this layer knows the distance "
                 f"({'ALiBi' if self.rotary is None else 'rotary embeddings'}); use qk with a distance, or qk_tensor."
             )
-        return position_parts(self.qk(head), self._input("qk_positions", positions, "positions"))
+        return position_parts(self._form("qk_positions", head), self._input("qk_positions", positions, "positions"))
 
     def numerator(self) -> Attention:
         """Return the layer without the norm of its queries and keys, the weights of that norm folded in.
@@ -341,6 +332,7 @@ class Attention:
 
     def mask(self, n: int) -> Array:
         """Return which positions see which, bool (n, n): True where position i may attend to position j."""
+        n = as_count("Attention.mask", "n", n)
         distance = np.arange(n)[:, None] - np.arange(n)  # n n
         reach = n if self.window is None else self.window
         seen: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
@@ -391,6 +383,12 @@ class Attention:
         size = self.n_heads // self.kv_heads
         first = size * as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads)
         return range(first, first + size)
+
+    def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
+        q, k = self._query_key(method, head)
+        turned, sloped = self.rotary is not None, self.alibi is not None
+        far = as_distance(f"Attention.{method}", distance, turned=turned, sloped=sloped, most=self.context)
+        return form(q, k, far, rotary=self.rotary, slope=self._slope(head), plane=self._plane(method, plane))
 
     def _query_key(self, method: str, head: int) -> tuple[Array, Array]:
         """Return [W_Q; b_Q] and [W_K; b_K] of a head."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tnlib import ArgumentError, FileFormatError
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 from tnlib._typing import Array
+from tnlib._validate import as_count
 from tnlib_adapters.attention.arguments import layer_arguments, one_head, per_head
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.index import as_index
@@ -67,6 +68,11 @@ class Checkpoint:
 
     def locate(self, name: str) -> TensorInfo | None:
         """Return where a tensor lies, None if there is none; its name may lack the prefix of this checkpoint."""
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"Checkpoint: the name of a tensor must be a string, got {name!r:.80}; "
+                "pass for example 'unembed.weight'."
+            )
         tensors = self.folder.tensors
         return tensors.get(self.prefix + name) or tensors.get(name)
 
@@ -173,6 +179,7 @@ class Checkpoint:
         return self.read(f"{row.embeddings[1]}.weight")[first:]
 
     def _arguments(self, layer: int, length: int | None, function: str) -> dict[str, Any]:
+        length = None if length is None else as_count(function, "length", length)
         base = self.prefix + self.architecture.attention.format(layer=layer)
         return layer_arguments(
             self.architecture,

@@ -12,6 +12,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib_adapters.attention.changed import wide, with_tensors
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import Leg, Reader, StreamNorm, full_name, read_stream, unembedding
 
 Changes = dict[str, Callable[[], Array]]
@@ -32,7 +33,7 @@ def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
     An attention layer behind its norm is linear in the stream once patterns and divisors are fixed:
     `checkpoint.attention(layer).frozen(patterns, divisors=norm_divisors(checkpoint, x))`, of a folded checkpoint.
     """
-    row, d = checkpoint.architecture, checkpoint.sizes.d_model
+    row, d = as_checkpoint("norm_divisors", checkpoint).architecture, checkpoint.sizes.d_model
     if row.norm_eps is None:
         raise ArgumentError(
             f"norm_divisors: checkpoint must have norms, got a {row.model_type}, which has none; leave divisors out."

@@ -22,6 +22,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.changed import wide, with_tensors
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.fold_norms import Changes, fold_norms, untied
 from tnlib_adapters.attention.stream import Leg, read_stream, unembedding
 from tnlib_adapters.checkpoints.projections import Projections, module_names, put_together, take_apart
@@ -76,7 +77,7 @@ def fold(checkpoint: Checkpoint) -> Folded:
     >>> fold(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).done
     ('value biases of 2 layers, into the output biases',)
     """
-    if checkpoint.pieces is not None:
+    if as_checkpoint("fold", checkpoint).pieces is not None:
         raise ArgumentError(
             "fold: checkpoint must hold its weights as they came, got one that is stored as factors; "
             "fold first, then compress."

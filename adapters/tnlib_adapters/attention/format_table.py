@@ -13,7 +13,7 @@ import numpy as np
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, ConvergenceWarning, DegenerateCutWarning
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, is_list, is_one_of
 from tnlib_adapters.attention.stacks import View
 
 _STEPS = 24  # halvings of the logarithm of a tolerance: it is then known to a part in a million
@@ -111,10 +111,15 @@ def compare_formats(
         raise ArgumentTypeError(f"compare_formats: keep must be a number, got {keep!r}; pass for example keep=0.25.")
     if not 0 < keep <= 1:
         raise ArgumentError(f"compare_formats: keep must lie in (0, 1], got {keep}; it is a fraction of the numbers.")
-    for name in formats:
-        if name not in _FORMATS:
+    for name in formats if is_list(formats) else (formats,):
+        if not is_one_of(name, _FORMATS):
             known = ", ".join(map(repr, _FORMATS))
             raise ArgumentError(f"compare_formats: formats must be among {known}, got {name!r}; choose from them.")
+    if pairs is not None and (not is_list(pairs) or len(pairs) != 2):
+        raise ArgumentTypeError(
+            f"compare_formats: pairs must be the sizes of the row legs and of the column legs, got {pairs!r:.80}; "
+            "pass for example pairs=((2, 3), (4, 4))."
+        )
     limit = int(keep * x.size)
     with warnings.catch_warnings():
         # the table says what was reached; where a cut falls in a spectrum is not its subject

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError, KroneckerTerms
+from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, to_numpy
+from tnlib._validate import as_array, as_count, is_list, to_numpy
 from tnlib.drawing.graph import Diagram
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.frozen import FrozenAttention
 from tnlib_adapters.attention.frozen_diagrams import of_paths, of_product
 from tnlib_adapters.attention.residual_product import Head, ResidualProduct, expand
@@ -51,6 +52,13 @@ class FrozenStack:
     __array_ufunc__ = None  # an array @ this is no array
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, Sequence) or not all(
+            isinstance(layer, FrozenAttention) for layer in self.layers
+        ):
+            raise ArgumentTypeError(
+                f"FrozenStack: layers must be a list of FrozenAttention, got {self.layers!r:.80}; "
+                "Attention.frozen makes one, freeze a whole stack."
+            )
         object.__setattr__(self, "layers", tuple(self.layers))
         ResidualProduct([layer.terms for layer in self.layers])  # refuses what does not fit
 
@@ -160,15 +168,16 @@ def freeze(checkpoint: Checkpoint, patterns: Sequence[Array]) -> FrozenStack:
     >>> bool(np.allclose(stack.apply(seen.residuals[0][0]), seen.residuals[-1][0]))
     True
     """
-    row = checkpoint.architecture
+    row = as_checkpoint("freeze", checkpoint).architecture
     if row.norm_place is not None or row.mlp is not None:
         raise ArgumentError(
             f"freeze: checkpoint must be an attention-only model without norms, got a {row.model_type}, whose norms "
             "and feed-forward layers are not linear; freeze one layer with checkpoint.attention(layer).frozen(...)."
         )
-    if len(patterns) != checkpoint.n_layers:
+    if not is_list(patterns) or len(patterns) != checkpoint.n_layers:
+        got = len(patterns) if is_list(patterns) else type(patterns).__name__
         raise ArgumentError(
-            f"freeze: patterns must be one array per layer, {checkpoint.n_layers}, got {len(patterns)}; "
+            f"freeze: patterns must be one array per layer, {checkpoint.n_layers}, got {got}; "
             "pass what the model attended to on one sequence."
         )
     checked = [as_array("freeze", f"patterns of layer {layer}", a) for layer, a in enumerate(patterns)]

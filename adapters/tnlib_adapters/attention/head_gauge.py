@@ -24,6 +24,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.changed import with_tensors
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_layer
 from tnlib_adapters.attention.head_order import in_order, rank_heads
 from tnlib_adapters.attention.layer_gauge import fix_heads
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, module_names, put_together
@@ -124,12 +125,7 @@ def head_order(attention: Attention) -> Array:
     >>> [int(head) for head in head_order(fix_gauge(layer))]
     [0, 1, 2, 3]
     """
-    if not isinstance(attention, Attention):
-        raise ArgumentTypeError(
-            f"head_order: attention must be an Attention, got {type(attention).__name__}; "
-            "pass one layer of the checkpoint."
-        )
-    return _order(fix_heads(attention, "head_order"))
+    return _order(fix_heads(as_layer("head_order", attention), "head_order"))
 
 
 def _fix_layer(layer: Attention) -> Attention:

@@ -49,7 +49,7 @@ class ResidualProduct(Operator):
     factors: Sequence[KroneckerTerms]
 
     def __post_init__(self) -> None:
-        factors = tuple(self.factors)
+        factors = tuple(self.factors) if isinstance(self.factors, Sequence) else (self.factors,)
         if not factors or not all(isinstance(k, KroneckerTerms) for k in factors):
             kinds = [type(k).__name__ for k in factors]
             raise ArgumentTypeError(

@@ -11,13 +11,14 @@ with c over the columns that do not turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, to_numpy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,8 +59,8 @@ class Rotary:
     def __post_init__(self) -> None:
         radians = as_array("Rotary", "frequencies", self.frequencies, ndim=1)
         object.__setattr__(self, "frequencies", radians.astype(np.float64))
-        if not self.factor > 0:
-            raise ArgumentError(f"Rotary: factor must be positive, got {self.factor}; pass 1.0 for none.")
+        if not isinstance(self.factor, Real) or not self.factor > 0:
+            raise ArgumentError(f"Rotary: factor must be positive, got {self.factor!r:.80}; pass 1.0 for none.")
 
     def __repr__(self) -> str:
         layout = "pairs" if self.pairs else "halves"
@@ -78,8 +79,19 @@ class Rotary:
 
     def rotate(self, columns: Array, position: Array | float) -> Array:
         """Turn the last leg of an array, (..., d_head), to a position; `position` may have the legs before it."""
+        columns, at = (to_numpy("Rotary.rotate", name, x) for name, x in (("columns", columns), ("position", position)))
+        if columns.shape[-1:] < (self.n_columns,) or columns.dtype.kind not in "fc" or at.dtype.kind not in "iuf":
+            raise ArgumentError(
+                f"Rotary.rotate: columns must have at least {self.n_columns} entries in the last leg and position must "
+                f"be numbers, got {columns.dtype} of shape {columns.shape} at {at.dtype}; pass (..., d_head)."
+            )
+        if at.ndim and not _fit(at.shape, columns.shape[:-1]):
+            raise ArgumentError(
+                f"Rotary.rotate: position must have the legs of columns but the last, got {at.shape} for columns "
+                f"{columns.shape}; pass one number for each."
+            )
         a, b = self.planes
-        angle = np.asarray(position, np.float64)[..., None] * self.frequencies  # ... f
+        angle = at.astype(np.float64)[..., None] * self.frequencies  # ... f
         cos, sin = ((self.factor * wave(angle)).astype(columns.dtype) for wave in (np.cos, np.sin))
         first, second = columns[..., a], columns[..., b]
         turned = np.broadcast_to(columns, np.broadcast_shapes(columns.shape, (*cos.shape[:-1], 1))).copy()
@@ -106,3 +118,12 @@ class Rotary:
         core[n + f, b, a] = -1
         core[-1, rest, rest] = 1  # nothing where all turn: rest is empty
         return core
+
+
+def _fit(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two shapes can be broadcast."""
+    try:
+        np.broadcast_shapes(one, other)
+    except ValueError:
+        return False
+    return True

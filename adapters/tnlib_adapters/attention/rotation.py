@@ -12,6 +12,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib_adapters.attention.changed import wide, with_tensors
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import Leg, Stream, read_stream
 
 _ORTHOGONAL = 1e-6  # norm of R^T R - 1 over sqrt(d); float32 rotations are that good
@@ -60,7 +61,7 @@ def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
     >>> bool(np.allclose(run(turned, [5, 6, 5]).logits, run(model, [5, 6, 5]).logits, atol=1e-4))
     True
     """
-    if checkpoint.pieces is not None:
+    if as_checkpoint("rotate", checkpoint).pieces is not None:
         raise ArgumentError(
             "rotate: checkpoint must hold its weights as they came, got one that is stored as factors; "
             "rotate first, then compress."

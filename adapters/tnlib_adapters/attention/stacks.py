@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tnlib import ArgumentError, LowRank
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_sizes
+from tnlib._validate import as_sizes, is_one_of, to_numpy
 from tnlib.linalg.orthogonal import triangle
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint, as_layer, check_form
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.stream import full_name
 
@@ -46,6 +47,11 @@ class View:
     legs: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "array", to_numpy("View", "array", self.array))
+        if not isinstance(self.legs, Sequence) or not all(isinstance(leg, str) for leg in self.legs):
+            raise ArgumentTypeError(
+                f"View: legs must be names, one for every leg, got {self.legs!r:.80}; pass for example ('in', 'out')."
+            )
         if len(self.legs) != self.array.ndim or len(set(self.legs)) != len(self.legs):
             raise ArgumentError(
                 f"View: legs must be {self.array.ndim} different names, one for every leg of {self.name}, "
@@ -66,7 +72,7 @@ class View:
 
     def split(self, leg: str, sizes: Sequence[int]) -> View:
         """Return the view with one leg split into finer ones, slowest first, called `leg`.0, `leg`.1, ..."""
-        if leg not in self.legs:
+        if not is_one_of(leg, self.legs):
             raise ArgumentError(
                 f"View.split: leg must be one of {', '.join(self.legs)}, got {leg!r}; "
                 f"these are the legs of {self.name}."
@@ -80,7 +86,11 @@ class View:
 
 def projections(attention: Attention) -> View:
     """Return `Attention.stacked` as a view: projection x head x d_model x d_head, in the order Q, K, V, O."""
-    return View("all projections of a layer", attention.stacked(), ("projection", "head", "d_model", "d_head"))
+    return View(
+        "all projections of a layer",
+        as_layer("projections", attention).stacked(),
+        ("projection", "head", "d_model", "d_head"),
+    )
 
 
 def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> View:
@@ -94,7 +104,8 @@ def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> Vi
     >>> heads(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "V")
     View(W_V of all layers: layer 2 x head 4 x d_model 64 x d_head 16, float32)
     """
-    if projection not in PROJECTIONS:
+    as_checkpoint("heads", checkpoint)
+    if not is_one_of(projection, PROJECTIONS):
         raise ArgumentError(
             f"heads: projection must be one of {', '.join(PROJECTIONS)}, got {projection!r}; choose one."
         )
@@ -141,7 +152,7 @@ def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: i
 
 def embedding(checkpoint: Checkpoint) -> View:
     """Return the table of token embeddings: token x d_model."""
-    if checkpoint.architecture.reads != "tokens":
+    if as_checkpoint("embedding", checkpoint).architecture.reads != "tokens":
         raise ArgumentError(
             f"embedding: checkpoint must read tokens, got a {checkpoint.architecture.model_type}, which reads images; "
             "pass a language model."
@@ -156,7 +167,7 @@ def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
     `tnlib.ttm_svd(view, rows, columns)` splits both legs as asked. A matrix that holds gate and values side by side
     comes as one, twice as wide.
     """
-    row = checkpoint.architecture
+    row = as_checkpoint("mlp", checkpoint).architecture
     if row.mlp is None:
         raise ArgumentError(
             f"mlp: checkpoint must have feed-forward layers, got a {row.model_type}, which has none; "
@@ -175,9 +186,11 @@ def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
 
 def _operators(function: str, attention: Attention, circuit: Any, distance: int | None) -> Iterator[LowRank]:
     """Return the operators one by one, so that they need not be held together."""
-    if circuit not in ("qk", "ov"):
+    as_layer(function, attention)
+    if not is_one_of(circuit, ("qk", "ov")):
         raise ArgumentError(f"{function}: circuit must be 'qk' or 'ov', got {circuit!r}; choose one.")
     if circuit == "qk":
+        check_form(function, attention, distance)
         return (attention.qk(head, distance) for head in range(attention.n_heads))
     return (attention.ov(head) for head in range(attention.n_heads))
 

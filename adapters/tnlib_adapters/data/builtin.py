@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tnlib._errors import ArgumentError
+from tnlib._validate import is_one_of
 
 _NAMES = ("induction", "llama")
 
@@ -40,7 +41,7 @@ def builtin_path(name: str = "induction") -> Path:
     >>> open_checkpoint(builtin_path("llama")).n_layers
     4
     """
-    if name not in _NAMES:
+    if not is_one_of(name, _NAMES):
         known = ", ".join(map(repr, _NAMES))
         raise ArgumentError(f"builtin_path: name must be one of {known}, got {name!r}; choose one of them.")
     return Path(__file__).parent / name
