@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles import normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, circuits, freeze, open_checkpoint
-from tnlib_adapters.forward.model import Forward, run
+from tnlib_adapters.forward.model import Forward, loss, run
 
 TOKENS = np.tile(np.arange(5, 15), 2)
 MASK = np.arange(20) > 10
@@ -44,6 +44,8 @@ def seen(model: Checkpoint) -> Forward:
         circuits.read_vocabulary,
         circuits.model_diagram,
         lambda path: circuits.block_diagram(path, 0),
+        lambda path: run(path, TOKENS),
+        lambda path: loss(path, TOKENS, MASK),
     ],
 )
 def test_a_folder_is_no_checkpoint(function: Callable[[Any], Any]) -> None:
@@ -57,6 +59,13 @@ def test_paths_are_tuples_of_heads(model: Checkpoint, seen: Forward) -> None:
         with refused(TypeError, "path must be a tuple of heads"):
             paths[path]  # type: ignore[index]
     assert paths[((0, 3),)].ranks == (1,)
+    for order in ("a", 1.5, np.ones(2)):
+        with refused(TypeError, "Paths.count: order must be an integer"):
+            paths.count(order)  # type: ignore[arg-type]
+    with refused(ValueError, "Paths.count: order must be at least 0, got -1"):
+        paths.count(-1)
+    with refused(TypeError, "stream_by_order: max_order must be an integer"):
+        circuits.stream_by_order(paths.stack, seen.residuals[0][0], max_order=np.ones(2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loss", [3.0, lambda stream: stream, lambda stream: None])
@@ -93,8 +102,12 @@ def test_compositions_name_what_is_missing(model: Checkpoint) -> None:
     with refused(ValueError, "Compositions: head must lie between 0 and 3, got 9"):
         found[(0, 9), (1, 0)]
     assert found[(0, -1), (1, 0)] == found[(0, 3), (1, 0)]
-    with refused(TypeError, "compositions: moments must be a list of matrices"):
-        circuits.compositions(model, "K", moments=3)  # type: ignore[arg-type]
+    for pair in (((0, 1), (0, 2)), ((1, 0), (0, 3)), ((-1, 0), (1, 0))):
+        with refused(ValueError, "Compositions: pair must be a head that writes and one of a later layer"):
+            found[pair]
+    for moments in (3, np.array(1.0)):
+        with refused(TypeError, "compositions: moments must be a list of matrices"):
+            circuits.compositions(model, "K", moments=moments)  # type: ignore[arg-type]
     with refused(TypeError, "stream_moments: seen must be a Forward", "run(model, tokens)"):
         circuits.stream_moments(model)  # type: ignore[arg-type]
     with refused(TypeError, "heat_map: found must be Compositions"):
@@ -121,3 +134,88 @@ def test_a_term_has_a_name_and_a_head_is_a_pair(model: Checkpoint) -> None:
         circuits.term_diagram("K", model, model)  # type: ignore[arg-type]
     with refused(TypeError, "head_subspace: layer must be an Attention"):
         circuits.head_subspace(model, 0, "O")  # type: ignore[arg-type]
+
+
+def test_parts_are_named_in_lists(model: Checkpoint) -> None:
+    parts = circuits.split_stream(model, TOKENS, layer=1)
+    for groups in (None, ["embedding"], "embedding"):
+        with refused(TypeError, "StreamParts.merge: groups must be a dict"):
+            parts.merge(groups)  # type: ignore[arg-type]
+    for names in (None, "embedding", np.ones((2, 2)), [["embedding"]], [None]):
+        with refused(TypeError, "StreamParts.merge: parts must be a list of names"):
+            parts.merge({"all": names})  # type: ignore[dict-item]
+    layer = circuits.OpenLayer(model.attention(1), parts)
+    for given in (2.5, "embedding", np.ones((2, 2))):
+        with refused(TypeError, "OpenLayer.scores: parts must be a list of names"):
+            layer.scores(given)  # type: ignore[arg-type]
+    with refused(TypeError, "StreamParts: parts must be a list of names"):
+        parts[0]  # type: ignore[index]
+    with refused(TypeError, "OpenLayer: softmax must be True or False"):
+        circuits.OpenLayer(model.attention(1), parts, softmax=None)  # type: ignore[arg-type]
+
+
+def test_the_largest_are_counted(model: Checkpoint, seen: Forward) -> None:
+    found = {
+        "Compositions": circuits.compositions(model, "K").largest,
+        "Overlaps": circuits.subspace_overlaps(model, "O", "K").largest,
+        "PatternScores": lambda n: circuits.pattern_scores(seen.patterns, TOKENS).largest("previous", n),
+    }
+    for name, largest in found.items():
+        for n in ("a", None, 1.5):
+            with refused(TypeError, f"{name}.largest: n must be an integer"):
+                largest(n)  # type: ignore[operator]
+        with refused(ValueError, f"{name}.largest: n must be at least 0, got -2"):
+            largest(-2)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrong", [None, [], {}, np.ones((2, 2)), 3])
+def test_a_choice_is_a_name(model: Checkpoint, seen: Forward, wrong: Any) -> None:
+    heads = (model.attention(1), 0), (model.attention(0), 3)
+    with refused(ValueError, "compositions: kind must be"):
+        circuits.compositions(model, wrong)
+    with refused(ValueError, "subspace_overlaps: side must be"):
+        circuits.subspace_overlaps(model, "O", wrong)
+    with refused(ValueError, "term_diagram: name must be one of"):
+        circuits.term_diagram(wrong, *heads)
+    with refused(ValueError, "PatternScores.largest: doing must be"):
+        circuits.pattern_scores(seen.patterns, TOKENS).largest(wrong, 1)
+    with refused(ValueError, "find_circuit: by must be"):
+        circuits.find_circuit(model, TOKENS, MASK, loss_increase=1.0, by=wrong)
+    with refused(ValueError, "TenTerms: name must be one of"):
+        circuits.ten_terms(model, TOKENS)[wrong]
+
+
+def test_what_is_centred_is_said_with_true_or_false(model: Checkpoint) -> None:
+    ov = model.attention(0).ov(0)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "composition_score": lambda flag: circuits.composition_score(ov, ov, centred=flag),
+        "compositions": lambda flag: circuits.compositions(model, "V", centred=flag),
+        "subspace_overlaps": lambda flag: circuits.subspace_overlaps(model, "O", "K", centred=flag),
+    }
+    for name, call in calls.items():
+        for flag in ("yes", [], np.ones(2), 2):
+            with refused(TypeError, f"{name}: centred must be True or False, got"):
+                call(flag)
+
+
+def test_patterns_are_a_list_of_layers() -> None:
+    for patterns in (None, 3, "ab"):
+        with refused(TypeError, "pattern_scores: patterns must be a list of arrays"):
+            circuits.pattern_scores(patterns, TOKENS)  # type: ignore[arg-type]
+    for weights in (np.array(1.0), None, "ab"):
+        with refused(TypeError, "dense_diagram: weights must be a non-empty list"):
+            circuits.dense_diagram(weights)  # type: ignore[arg-type]
+
+
+def test_what_a_vocabulary_reads_has_its_width(model: Checkpoint) -> None:
+    words = circuits.read_vocabulary(model)
+    for read in (lambda columns: words.read(columns, None), lambda columns: words.read_apart(columns, None)):
+        for columns in (np.ones((64, 2)), np.ones(65), None, "a"):
+            with refused((ValueError, TypeError), "columns must", "got"):  # type: ignore[arg-type]
+                read(columns)
+    for rows in (np.ones((2, 65)), np.ones(64), None):
+        with refused((ValueError, TypeError), "Vocabulary.write: rows must", "got"):  # type: ignore[arg-type]
+            words.write(rows)
+    for token in (None, "a", 1.5):
+        with refused(TypeError, "Vocabulary.name: token must be an integer"):
+            words.name(token)  # type: ignore[arg-type]

@@ -395,7 +395,7 @@ def test_wrong_arguments_are_refused(model: Checkpoint, opened: Callable[[str], 
         read_head(model, 0, 9)
     with refused(ValueError, "layer must lie between 0 and 1, got 2"):
         copying(model, 2, 0)
-    with refused(ValueError, "distance must be given", "rotary"):
+    with refused(ValueError, "read_head: distance must be given", "rotary"):
         read_head(opened("llama")[0], 0, 0)
     with refused(ValueError, "copying: model must have an unembedding", "bert"):
         copying(opened("bert")[0], 0, 0)

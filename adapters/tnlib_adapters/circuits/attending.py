@@ -15,15 +15,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng, to_numpy
+from tnlib._validate import as_array, as_count, as_rng, is_list, is_one_of, to_numpy
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
-from tnlib_adapters.circuits.layers import as_weights
 from tnlib_adapters.forward.embedding import TokenEmbedding
 from tnlib_adapters.forward.model import run
-from tnlib_adapters.forward.weights import Weights
+from tnlib_adapters.forward.weights import Weights, as_weights
 
 Doing = Literal["previous", "duplicate", "induction"]
 
@@ -50,13 +49,14 @@ class PatternScores:
 
     def largest(self, doing: Doing, n: int) -> list[tuple[Head, float]]:
         """Return the n heads that do most of it, as (layer, head), and how much."""
-        if doing not in get_args(Doing):
+        if not is_one_of(doing, get_args(Doing)):
             raise ArgumentError(
                 f"PatternScores.largest: doing must be 'previous', 'duplicate' or 'induction', got {doing!r}; "
                 "choose one."
             )
+        count = as_count("PatternScores.largest", "n", n, least=0)
         found: Array = getattr(self, doing)
-        order = np.argsort(-found, axis=None, kind="stable")[:n]
+        order = np.argsort(-found, axis=None, kind="stable")[:count]
         at = [divmod(int(k), found.shape[1]) for k in order]
         return [(head, float(found[head])) for head in at if np.isfinite(found[head])]
 
@@ -96,6 +96,11 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     >>> found.previous, found.induction
     (array([[1.]]), array([[0.]]))
     """
+    if not is_list(patterns):
+        raise ArgumentTypeError(
+            f"pattern_scores: patterns must be a list of arrays, one per layer, got {type(patterns).__name__}; "
+            "pass run(model, tokens).patterns."
+        )
     rows = np.atleast_2d(to_numpy("pattern_scores", "tokens", tokens))
     layers = [_four_legs(as_array("pattern_scores", "patterns", layer)) for layer in patterns]
     wanted = (len(rows), rows.shape[1], rows.shape[1])

@@ -6,11 +6,11 @@ from typing import Any
 
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.stacks import View, mlp
 from tnlib_adapters.attention.stream import full_name
 from tnlib_adapters.circuits.diagrams import layer_diagram
-from tnlib_adapters.circuits.layers import as_checkpoint
 
 _STEP = 1.6
 _REACH = 0.9
@@ -104,7 +104,7 @@ def _has_bias(checkpoint: Checkpoint, view: View) -> bool:
 
 
 def _checked(function: str, checkpoint: Any, layer: Any) -> int:
-    return as_index(function, "layer", layer, as_checkpoint(function, checkpoint, "checkpoint").n_layers)
+    return as_index(function, "layer", layer, as_checkpoint(function, checkpoint).n_layers)
 
 
 def _equations(checkpoint: Checkpoint) -> tuple[str, ...]:

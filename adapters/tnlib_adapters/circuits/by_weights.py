@@ -29,10 +29,10 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.circuits.apart import Apart, as_length, columns, read_apart
 from tnlib_adapters.circuits.ends import as_vocabulary
-from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 from tnlib_adapters.forward.layers import softmax
@@ -119,7 +119,7 @@ def weight_scores(
     >>> bool(found.previous[0, 3] > 0.8), [found.writer(1, head) for head in range(4)]
     (True, [(0, 3), (0, 3), (0, 3), (0, 3)])
     """
-    if as_checkpoint("weight_scores", model).attention(0).head_norm is not None:
+    if as_checkpoint("weight_scores", model, "model").attention(0).head_norm is not None:
         raise ArgumentError(
             f"weight_scores: scores of model must be bilinear, but a {model.architecture.model_type} normalises "
             "queries and keys; use repeat_scores, which runs it."

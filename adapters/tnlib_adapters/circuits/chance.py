@@ -23,6 +23,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
+from tnlib._validate import as_flag
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.scale import largest, norm
 
@@ -86,6 +87,7 @@ def composition_score(left: LowRank, right: LowRank, *, centred: bool = False) -
             f"composition_score: right must have as many rows as left has columns, at least 2 (features and the "
             f"constant coordinate), got {right.shape} and {left.shape}; pass heads of one model."
         )
+    centred = as_flag("composition_score", "centred", centred)
     b = unit(triangle(unit(left.left)) @ unit(left.right))
     c = unit(unit(right.left) @ triangle(unit(right.right).T).T)
     score = norm(b @ c)  # r [d~] r

@@ -17,11 +17,12 @@ import numpy as np
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, as_count, as_flag, is_list
 from tnlib.linalg.orthogonal import triangle
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import check_form
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.chance import Score, chance, unit
@@ -67,12 +68,17 @@ class Compositions:
             (as_index("Compositions", "layer", layer, n_layers), as_index("Compositions", "head", head, n_heads))
             for layer, head in ((i, g), (j, h))
         )
+        if writer[0] >= reader[0]:
+            raise ArgumentError(
+                f"Compositions: pair must be a head that writes and one of a later layer that reads, got {pair!r}; "
+                "heads of one layer do not read each other."
+            )
         return Score(float(self.scores[*writer, *reader]), float(self.chance[*writer, *reader]))
 
     def largest(self, n: int) -> list[tuple[Head, Head, Score]]:
         """Return the n pairs that lie furthest above chance: writer and reader as (layer, head), and the score."""
         flat = np.nan_to_num(self.multiples, nan=-1.0).ravel()
-        order = np.argsort(-flat, kind="stable")[:n]
+        order = np.argsort(-flat, kind="stable")[: as_count("Compositions.largest", "n", n, least=0)]
         found = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order if flat[k] >= 0]
         return [((a, b), (c, d), self[(a, b), (c, d)]) for a, b, c, d in found]
 
@@ -144,12 +150,9 @@ def compositions(
     """
     as_kind("compositions", kind)
     layers = as_layers("compositions", model)
-    if kind != "V" and distance is None and any(one.rotary is not None or one.alibi is not None for one in layers):
-        raise ArgumentError(
-            "compositions: distance must be given, because scores of this model depend on it (rotary embeddings or "
-            "ALiBi), got None; pass the position of the query less that of the key, for example distance=1."
-        )
-    centred = has_layer_norm(model) if centred is None else bool(centred)
+    for one in layers if kind != "V" else []:
+        check_form("compositions", one, distance)
+    centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
     weights = _moments(moments, layers)
     writers, readers = _sides(layers, kind, distance, weights, centred)
     n_layers, n_heads = len(layers), layers[0].n_heads
@@ -259,7 +262,7 @@ def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> li
     if moments is None:
         return [None] * len(layers)
     size = layers[0].d_model + 1
-    if not isinstance(moments, Sequence | np.ndarray):
+    if not is_list(moments):
         raise ArgumentTypeError(
             f"compositions: moments must be a list of matrices, got {type(moments).__name__}; "
             "stream_moments returns them."

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_array
+from tnlib._validate import as_array, is_list
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.diagram_parts import (
@@ -82,7 +80,7 @@ def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
     >>> len(net.bubbles), net.open_legs
     (2, (('out', 3),))
     """
-    if not isinstance(weights, Sequence | np.ndarray) or len(weights) == 0:
+    if not is_list(weights) or len(weights) == 0:
         raise ArgumentTypeError(
             f"dense_diagram: weights must be a non-empty list of matrices, got {type(weights).__name__}; pass a list."
         )

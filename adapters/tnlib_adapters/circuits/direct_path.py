@@ -11,8 +11,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, to_numpy
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.circuits.ends import as_vocabulary
-from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 
 _CELLS = 1 << 23  # logits that are in memory at a time
@@ -94,7 +94,7 @@ def bigrams(
     >>> found.successors.shape
     (1024, 2)
     """
-    words = as_vocabulary("bigrams", as_checkpoint("bigrams", model), vocabulary)
+    words = as_vocabulary("bigrams", as_checkpoint("bigrams", model, "model"), vocabulary)
     if not words.ends_in_logits:
         raise ArgumentError(
             f"bigrams: model must have an unembedding, got a {model.architecture.model_type}, which ends in hidden "

@@ -9,9 +9,9 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import unembedding
 from tnlib_adapters.checkpoints.token_names import token_names
-from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 from tnlib_adapters.forward.layers import Norm
 from tnlib_adapters.forward.weights import read_embedding, read_final_norm, read_unembedding
@@ -65,7 +65,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     >>> words, words.name(309)
     (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
     """
-    row = as_checkpoint("read_vocabulary", checkpoint, "checkpoint").architecture
+    row = as_checkpoint("read_vocabulary", checkpoint).architecture
     if row.reads != "tokens":
         raise ArgumentError(
             f"read_vocabulary: checkpoint must read tokens, got a {row.model_type}, which reads {row.reads}; "

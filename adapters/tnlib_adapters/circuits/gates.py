@@ -22,7 +22,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.circuits.layers import as_checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.circuits.targets import Targets, targets_of
 from tnlib_adapters.forward.layers import softmax
 from tnlib_adapters.forward.weights import Weights, read_weights
@@ -186,7 +186,7 @@ def _backward(layer: _Layer, made: tuple[Array, Array, Array, Array], grads: Arr
 
 def attention_only(model: Checkpoint, function: str) -> Checkpoint:
     """Refuse a model with anything but attention layers whose scores are bilinear."""
-    row = as_checkpoint(function, model).architecture
+    row = as_checkpoint(function, model, "model").architecture
     if row.norm_place is not None or row.mlp is not None:
         raise ArgumentError(
             f"{function}: model must have attention layers and nothing else, got a {row.model_type} with norms or "

@@ -9,6 +9,7 @@ import numpy as np
 from tnlib._validate import as_count
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import check_form
 from tnlib_adapters.circuits.ends import as_vocabulary
 from tnlib_adapters.circuits.features import Features, singular_features
 from tnlib_adapters.circuits.maximum import Maximum, form_maximum
@@ -133,6 +134,7 @@ def read_head(
     """
     count, ends = as_count("read_head", "features", features), as_count("read_head", "tokens", tokens)
     found = stream_head("read_head", model, layer, head)
+    check_form("read_head", found.attention, distance)
     omega, written = found.attention.qk(0, distance), found.attention.ov(0)
     words = as_vocabulary("read_head", model, vocabulary)
     qk, ov = (singular_features(operator) for operator in (omega, written))

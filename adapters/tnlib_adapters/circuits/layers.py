@@ -1,4 +1,4 @@
-"""Arguments that many functions share: a model or its attention layers alone, a head, a kind of composition."""
+"""Arguments that many functions share: the attention layers of a model, a head or two, a kind of composition."""
 
 from __future__ import annotations
 
@@ -7,32 +7,19 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._validate import is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_layer
 from tnlib_adapters.attention.index import as_index
-from tnlib_adapters.forward.weights import Weights, read_weights
 
 AttentionHead = tuple[Attention, int]
 Kind = Literal["Q", "K", "V"]
 
 
-def as_checkpoint(function: str, model: Any, parameter: str = "model") -> Checkpoint:
-    """Refuse what is no checkpoint: a path, or a model of another library."""
-    if not isinstance(model, Checkpoint):
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
-        )
-    return model
-
-
-def as_weights(function: str, model: Any) -> Weights:
-    """Return the weights of a checkpoint, or those that were given."""
-    return model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model))
-
-
 def as_kind(function: str, kind: Any) -> Kind:
     """Refuse what is no kind of composition."""
-    if kind not in get_args(Kind):
+    if not is_one_of(kind, get_args(Kind)):
         raise ArgumentError(f"{function}: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
     return kind  # type: ignore[no-any-return]
 
@@ -59,11 +46,7 @@ def as_layers(function: str, model: Any) -> list[Attention]:
 
 def as_head(function: str, layer: Any, head: Any) -> int:
     """Return the number of a head of an attention layer."""
-    if not isinstance(layer, Attention):
-        raise ArgumentTypeError(
-            f"{function}: layer must be an Attention, got {type(layer).__name__}; take one from a checkpoint."
-        )
-    return as_index(function, "head", head, layer.n_heads)
+    return as_index(function, "head", head, as_layer(function, layer, "layer").n_heads)
 
 
 def as_two_heads(function: str, later: Any, earlier: Any) -> tuple[AttentionHead, AttentionHead]:

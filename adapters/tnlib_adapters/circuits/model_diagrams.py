@@ -9,9 +9,9 @@ from typing import Any
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import full_name, unembedding
 from tnlib_adapters.circuits.block_diagrams import block_diagram
-from tnlib_adapters.circuits.layers import as_checkpoint
 
 _STEP = 1.6
 _REACH = 0.9
@@ -49,7 +49,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Dia
     >>> headings[0], headings[-2:]
     ('x = tokens W$_E$', ['and so on, up to block 3', 'logits = norm(x) W$_U$'])
     """
-    as_checkpoint("model_diagram", checkpoint, "checkpoint")
+    as_checkpoint("model_diagram", checkpoint)
     n = None if n_positions is None else as_count("model_diagram", "n_positions", n_positions)
     parts = [_embedding(checkpoint, n), ("", block_diagram(checkpoint, 0, n))]
     if checkpoint.n_layers > 1:

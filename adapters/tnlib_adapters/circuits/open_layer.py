@@ -16,7 +16,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, as_flag
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.circuits.layers import Kind, as_kind
@@ -68,6 +68,7 @@ class OpenLayer:
 
     def __post_init__(self) -> None:
         layer, parts = self.attention, self.parts
+        object.__setattr__(self, "softmax", as_flag("OpenLayer", "softmax", self.softmax))
         if not isinstance(layer, Attention) or not isinstance(parts, StreamParts):
             raise ArgumentTypeError(
                 f"OpenLayer: attention and parts must be an Attention and StreamParts, got {type(layer).__name__} and "

@@ -126,6 +126,4 @@ def check_stack(function: str, stack: Any) -> None:
 
 def longest_order(function: str, max_order: int | None, n_layers: int) -> int:
     """Return up to which order paths are told apart."""
-    if max_order is None or max_order == 0:
-        return n_layers if max_order is None else 0
-    return min(as_count(function, "max_order", max_order), n_layers)
+    return n_layers if max_order is None else min(as_count(function, "max_order", max_order, least=0), n_layers)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import is_list
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.index import as_index
-from tnlib_adapters.circuits.layers import as_weights
 from tnlib_adapters.forward.layers import Norm, softmax
-from tnlib_adapters.forward.weights import Branch, Weights
+from tnlib_adapters.forward.weights import Branch, Weights, as_weights
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,7 +62,12 @@ class StreamParts:
         ArgumentError
             If a name is not known, missing, or in two groups.
         """
-        listed = [name for names in groups.values() for name in names]
+        if not isinstance(groups, Mapping):
+            raise ArgumentTypeError(
+                f"StreamParts.merge: groups must be a dict from names to lists of parts, got {type(groups).__name__}; "
+                "pass for example {'layer 0': ['0.0', '0.1', '0.bias'], ...}."
+            )
+        listed = [name for names in groups.values() for name in _as_names("StreamParts.merge", names)]
         if sorted(listed) != sorted(self.names):
             off = sorted(set(listed) ^ set(self.names)) or sorted({name for name in listed if listed.count(name) > 1})
             raise ArgumentError(
@@ -75,13 +81,22 @@ class StreamParts:
         """Return where these parts stand, all of them for None."""
         if names is None:
             return list(range(len(self.names)))
-        for name in names:
+        for name in _as_names(function, names):
             if name not in self.names:
                 raise ArgumentError(
                     f"{function}: part must be one of {', '.join(self.names)}, got {name!r}; "
                     "heads are called layer.head."
                 )
         return [self.names.index(name) for name in names]
+
+
+def _as_names(function: str, names: Any) -> Sequence[str]:
+    if not is_list(names) or not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(
+            f"{function}: parts must be a list of names, got {names!r:.80}; heads are called layer.head, "
+            "pass for example ['embedding', '0.3']."
+        )
+    return names  # type: ignore[no-any-return]
 
 
 def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None = None) -> StreamParts:

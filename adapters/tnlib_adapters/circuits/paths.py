@@ -21,6 +21,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
+from tnlib._validate import as_count
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.frozen_stack import FrozenStack
 from tnlib_adapters.attention.index import as_index
@@ -78,7 +79,7 @@ class Paths:
         heads = self.stack.operator.ranks
         if order is None:
             return prod(1 + h for h in heads)
-        return sum(prod(chosen) for chosen in combinations(heads, order))
+        return sum(prod(chosen) for chosen in combinations(heads, as_count("Paths.count", "order", order, least=0)))
 
     def __iter__(self) -> Iterator[tuple[Head, ...]]:
         heads = self.stack.operator.ranks

@@ -10,6 +10,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import is_one_of
 from tnlib.linalg.threads import own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.circuits.additive_terms import path_terms, ten_terms_by_heads
@@ -121,7 +122,7 @@ def find_circuit(
     ['tokens -> 0.3 V', 'positions -> 0.3 Q', 'positions -> 0.3 K']
     """
     for name, value, known in (("by", by, get_args(By)), ("of", of, get_args(Of))):
-        if value not in known:
+        if not is_one_of(value, known):
             raise ArgumentError(
                 f"find_circuit: {name} must be {' or '.join(map(repr, known))}, got {value!r}; choose one."
             )

@@ -18,8 +18,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index
-from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.forward.layers import Norm
 from tnlib_adapters.forward.weights import read_attention_norms
 
@@ -45,7 +45,7 @@ class StreamHead:
 
 def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) -> StreamHead:
     """Read one head of a checkpoint, with the linear part of the norms beside it folded in."""
-    layer = as_index(function, "layer", layer, as_checkpoint(function, checkpoint).n_layers)
+    layer = as_index(function, "layer", layer, as_checkpoint(function, checkpoint, "model").n_layers)
     head = as_index(function, "head", head, checkpoint.sizes.n_heads)
     notes: list[str] = []
     attention = _wide(checkpoint.head(layer, head))

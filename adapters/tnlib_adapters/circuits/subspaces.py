@@ -10,6 +10,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import as_count, as_flag, is_one_of
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
@@ -46,13 +47,14 @@ class Overlaps:
 
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
         """Return the n pairs of different heads that overlap most, and by how much; of equal sides each pair once."""
+        count = as_count("Overlaps.largest", "n", n, least=0)
         shape = self.overlaps.shape
         heads = shape[0] * shape[1]
         flat = self.overlaps.reshape(heads, heads)
         kept = ~np.eye(heads, dtype=bool)
         if self.sides[0] == self.sides[1]:
             kept = np.triu(kept)
-        order = np.argsort(np.where(kept, -flat, np.inf), axis=None, kind="stable")[: min(n, int(kept.sum()))]
+        order = np.argsort(np.where(kept, -flat, np.inf), axis=None, kind="stable")[: min(count, int(kept.sum()))]
         pairs = [divmod(int(k), heads) for k in order]
         return [(divmod(i, shape[1]), divmod(j, shape[1]), float(flat[i, j])) for i, j in pairs]
 
@@ -130,7 +132,7 @@ def subspace_overlaps(
     for side in (one, other):
         _check_side("subspace_overlaps", side)
     layers = as_layers("subspace_overlaps", model)
-    centred = has_layer_norm(model) if centred is None else centred
+    centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
     (u, p), (v, q) = (_bases(layers, side, centred) for side in (one, other))  # head r d, (head,)
     n = layers[0].d_model - int(centred)
     squares = np.concatenate([_squares(part, v) for part in np.split(u, len(layers))])
@@ -169,5 +171,5 @@ def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
 
 
 def _check_side(function: str, side: str) -> None:
-    if side not in get_args(Side):
+    if not is_one_of(side, get_args(Side)):
         raise ArgumentError(f"{function}: side must be 'Q', 'K', 'V' or 'O', got {side!r}; choose one.")

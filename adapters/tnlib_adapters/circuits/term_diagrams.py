@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tnlib import ArgumentError
+from tnlib._validate import is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.diagram_parts import (
@@ -51,7 +52,7 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Dia
     >>> [sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes) for name in ("second", "K", "QKV")]
     [0, 1, 3]
     """
-    if name not in NAMES:
+    if not is_one_of(name, NAMES):
         raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
     (two, h), (one, g) = as_two_heads("term_diagram", later, earlier)
     if name == "direct":

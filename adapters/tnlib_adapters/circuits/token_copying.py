@@ -21,8 +21,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
 from tnlib.linalg.threads import matmul, own_threads
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.circuits.ends import as_vocabulary
-from tnlib_adapters.circuits.layers import as_checkpoint
 from tnlib_adapters.circuits.stream_head import StreamHead, stream_head
 from tnlib_adapters.circuits.vocabulary import Vocabulary
 
@@ -146,7 +146,7 @@ def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -
     >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
     array([1., 1., 1., 1.])
     """
-    words = _ends_in_logits("copying_scores", as_checkpoint("copying_scores", model), vocabulary)
+    words = _ends_in_logits("copying_scores", as_checkpoint("copying_scores", model, "model"), vocabulary)
     found = np.zeros((model.n_layers, model.sizes.n_heads))
     between = None
     for at in np.ndindex(found.shape):

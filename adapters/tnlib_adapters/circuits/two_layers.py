@@ -9,8 +9,9 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import is_one_of
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.circuits.layers import as_checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.circuits.open_layer import OpenLayer
 from tnlib_adapters.circuits.parts import split_stream
 from tnlib_adapters.forward.weights import read_weights
@@ -49,7 +50,7 @@ class TenTerms:
     rest: Array
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self.names:
+        if not is_one_of(name, self.names):
             raise ArgumentError(f"TenTerms: name must be one of {', '.join(self.names)}, got {name!r}; choose one.")
         array: Array = self.arrays[self.names.index(name)]
         return array
@@ -89,7 +90,7 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
     >>> found.names[logits.argmax()]
     'K'
     """
-    row = as_checkpoint("ten_terms", model).architecture
+    row = as_checkpoint("ten_terms", model, "model").architecture
     if row.norm_place is not None or row.mlp is not None or model.n_layers != 2:
         raise ArgumentError(
             f"ten_terms: model must have two attention layers and nothing else, got a {row.model_type} of "

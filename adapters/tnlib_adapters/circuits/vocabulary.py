@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import matmul
 from tnlib_adapters.forward.layers import Norm
 
@@ -90,8 +92,9 @@ class Vocabulary:
 
     def name(self, token: int) -> str:
         """Return the text of a token in quotes, or its number where that is not known."""
-        text = None if self.names is None else self.names.get(int(token))
-        return str(int(token)) if text is None else repr(text)
+        number = as_count("Vocabulary.name", "token", token, least=0)
+        text = None if self.names is None else self.names.get(number)
+        return str(number) if text is None else repr(text)
 
     def rows(self, tokens: Array) -> Array:
         """Return what the stream holds of tokens (n,) alone, (n, d_model)."""
@@ -100,7 +103,7 @@ class Vocabulary:
 
     def read(self, columns: Array, norm: Norm | None) -> Array:
         """Return n(e_t) u + c of every token for columns [u; c], (vocab, r) for (d_model + 1, r)."""
-        main, constant = self._through_norm(columns, norm)
+        main, constant = self._through_norm(self._columns("read", columns), norm)
         found = matmul(self.table, main.astype(self.table.dtype))  # vocab [d] r
         if self.divisors_of_table is not None:
             found /= self.divisors_of_table.astype(found.dtype)[:, None]
@@ -120,6 +123,7 @@ class Vocabulary:
         the root mean square of what they would divide by. The second is None where positions are not learned;
         `average` returns the mean over tokens (1, r) as the first.
         """
+        columns = self._columns("read_apart", columns)
         main, constant = self._through_norm(columns, norm)
         if average:
             of_tokens = self.mean_row[None] @ main  # token [d] r
@@ -160,10 +164,26 @@ class Vocabulary:
 
     def write(self, rows: Array) -> Array:
         """Return what rows (r, d_model), added to the final stream, add to every logit, (r, vocab)."""
+        rows = as_array("Vocabulary.write", "rows", rows, ndim=2)
+        if rows.shape[1] != self.table.shape[1]:
+            raise ArgumentError(
+                f"Vocabulary.write: rows must have shape (r, {self.table.shape[1]}), got {rows.shape}; "
+                "pass what is added to the final stream."
+            )
         if self.final is not None:
             rows = (rows - rows.mean(axis=1, keepdims=True) if self.final.centred else rows) * self.final.weight
         found = matmul(self.unembed, rows.T.astype(self.unembed.dtype)).T  # r [d] vocab
         return np.asarray(found - found.mean(axis=1, keepdims=True, dtype=np.float64).astype(found.dtype))
+
+    def _columns(self, method: str, columns: Array) -> Array:
+        """Return columns [u; c] (d_model + 1, r) that fit the table."""
+        a = as_array(f"Vocabulary.{method}", "columns", columns, ndim=2)
+        if len(a) != self.table.shape[1] + 1:
+            raise ArgumentError(
+                f"Vocabulary.{method}: columns must have shape ({self.table.shape[1] + 1}, r), got {a.shape}; "
+                "the last row reads the constant coordinate, 0 for none."
+            )
+        return a
 
     def _homogeneous(self, tokens: slice, norm: Norm | None) -> Array:
         """Return [n(e_t), 1] of some tokens, (n, d_model + 1)."""

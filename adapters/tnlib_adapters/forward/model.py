@@ -12,7 +12,7 @@ from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.forward.layers import Norm, log_softmax, softmax
-from tnlib_adapters.forward.weights import Weights, read_weights
+from tnlib_adapters.forward.weights import Weights, as_weights
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +77,7 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     >>> run(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 5])
     Forward(2 layers, hidden (1, 4, 64), logits (1, 4, 128))
     """
-    weights = read_weights(model) if isinstance(model, Checkpoint) else model
+    weights = as_weights("run", model)
     x = weights.embedding(weights.embedding.check("run", tokens, weights.context))  # batch n d_model
     patterns, residuals, inputs, outputs = [], [], [], []
     for block in weights.blocks:
@@ -131,7 +131,7 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     >>> loss(model, tokens, np.arange(40) > 20) < 1  # chance is ln(128) = 4.85
     True
     """
-    weights = read_weights(model) if isinstance(model, Checkpoint) else model
+    weights = as_weights("loss", model)
     if weights.unembed is None:
         raise ArgumentError(
             f"loss: model must have an unembedding, got a {weights.architecture}, which ends in hidden states; "

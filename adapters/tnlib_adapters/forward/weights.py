@@ -12,6 +12,7 @@ from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.checkpoints.row import Mlp, names
 from tnlib_adapters.forward.embedding import PatchEmbedding, TokenEmbedding
 from tnlib_adapters.forward.layers import ACTIVATIONS, Affine, FeedForward, Norm, Unembedding
@@ -59,6 +60,11 @@ class Weights:
     def __repr__(self) -> str:
         vocab = f"vocab {len(self.embedding.tokens)}, " if isinstance(self.embedding, TokenEmbedding) else ""
         return f"Weights({self.architecture}, {vocab}context {self.context})"
+
+
+def as_weights(function: str, model: Any) -> Weights:
+    """Return the weights of a checkpoint, or those that were given."""
+    return model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model, "model"))
 
 
 def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weights:
