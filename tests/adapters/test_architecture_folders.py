@@ -160,6 +160,6 @@ def test_images_are_not_calibrated_on_text(saved: Any, tmp_path: Path) -> None:
 
     _, folder = saved("vit")
     (tmp_path / "text").write_text("one two three\n" * 50)
-    with refused(ArgumentError, "compress: calibrate must be None for a vit", "reads images"):
+    with refused(ArgumentError, "compress: IN must read text, got a vit", "reads images"):
         compress(folder, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
     assert not (tmp_path / "out").exists()

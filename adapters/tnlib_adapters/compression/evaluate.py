@@ -10,7 +10,9 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib_adapters.attention.checkpoint import open_checkpoint
 from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import check_reads_text
 from tnlib_adapters.compression.text import read_text
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def evaluate(
     Parameters
     ----------
     before, after
-        Folders of two checkpoints of one architecture, with a tokenizer in the first.
+        Folders of two checkpoints of one architecture, each with its tokenizer.
     text
         File in UTF-8. Models that embed texts take every line for itself; models that predict tokens take windows.
     progress
@@ -96,6 +98,8 @@ def evaluate(
     from tnlib_adapters.torch.hooks.running import open_running
 
     words = read_text("evaluate", "text", text)
+    for folder in (before, after):
+        check_reads_text("evaluate", open_checkpoint(folder))
     return evaluate_running(open_running(before), open_running(after), words, progress)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.folder import TOKENIZERS
 from tnlib_adapters.compression.methods import REFUSE, UNPREDICTED
 from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, METHODS, STORES, WHAT
 
@@ -116,12 +117,16 @@ def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
 
 
 def check_reads_text(function: str, checkpoint: Checkpoint) -> None:
-    """Raise if a text says nothing to a model."""
-    row = checkpoint.architecture
+    """Raise unless a model can be run on a text."""
+    row, folder = checkpoint.architecture, checkpoint.folder.path
     if row.reads != "tokens":
         raise ArgumentError(
-            f"{function}: calibrate must be None for a {row.model_type}, because it reads {row.reads}, no text; leave "
-            "calibrate out."
+            f"{function}: IN must read text, got a {row.model_type}, which reads {row.reads}; leave the text out."
+        )
+    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
+        raise ArgumentError(
+            f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there, or leave "
+            "the text out."
         )
 
 

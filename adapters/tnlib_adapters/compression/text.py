@@ -22,7 +22,7 @@ def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> st
     """
     file = as_path(function, parameter, path)
     if not file.is_file():
-        raise MissingFileError(f"{function}: {parameter} must be a text file, found none at {file}.")
+        raise MissingFileError(f"{function}: {parameter} must be a text file, found none at {file}; check the path.")
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:

@@ -19,9 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.architectures import Architecture, find_row
-from tnlib_adapters.checkpoints.folder import TOKENIZERS
 from tnlib_adapters.checkpoints.projections import Sizes, columns_of_head, read_sizes
 
 _TOKENS = 1024  # of a batch: enough for products at full speed, and many batches of a short text
@@ -134,12 +132,10 @@ class RunningModel:
 
 
 def open_running(folder: str | os.PathLike[str]) -> RunningModel:
-    """Load a checkpoint folder with transformers, to run it on text.
+    """Load a checkpoint folder of a model of text, with its tokenizer, in transformers.
 
     Raises
     ------
-    ArgumentError
-        If there is no tokenizer beside the weights, or it is a model of images.
     FileFormatError
         If the architecture is not known.
     """
@@ -148,13 +144,6 @@ def open_running(folder: str | os.PathLike[str]) -> RunningModel:
     path = str(Path(folder))
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     row = find_row(config.to_dict(), path, "calibrate")
-    if row.reads != "tokens":
-        raise ArgumentError(f"calibrate: IN must be a model of text, got a {row.model_type}; compress it without.")
-    if not any((Path(folder) / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
-        raise ArgumentError(
-            f"calibrate: IN must hold a tokenizer beside its weights, found none in {path}; copy it there, text cannot "
-            "be read without."
-        )
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     loader: Any = AutoModelForCausalLM if row.unembed else AutoModel
     model = loader.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval().requires_grad_(False)
