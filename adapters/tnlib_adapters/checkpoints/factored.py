@@ -7,6 +7,7 @@ config.json describes it, so that the shapes are known before a tensor is read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -231,16 +232,16 @@ def _ttm(piece: Piece, sizes: Sizes) -> Projections:
 
 def _tucker(piece: Piece, sizes: Sizes) -> Projections:
     factors = [piece.arrays[f"factor{k}"] for k in range(len(piece.arrays) - 1)]
-    return unstack(Tucker(piece.arrays["core"], tuple(factors)).full())
+    return unstack(Tucker(piece.arrays["core"], tuple(factors)).full(), piece.of)
 
 
 def _cp(piece: Piece, sizes: Sizes) -> Projections:
     factors = [piece.arrays[f"factor{k}"] for k in range(len(piece.arrays) - 1)]
-    return unstack(CP(piece.arrays["weights"], tuple(factors)).full())
+    return unstack(CP(piece.arrays["weights"], tuple(factors)).full(), piece.of)
 
 
 def _stack(piece: Piece, sizes: Sizes) -> Projections:
-    return unstack(piece.arrays["stack"])
+    return unstack(piece.arrays["stack"], piece.of)
 
 
 def _heads(piece: Piece, sizes: Sizes) -> Projections:
@@ -314,14 +315,14 @@ def places(columns: Sequence[Sequence[int]], d_head: int) -> list[int]:
     return [head * d_head + column for head, one in enumerate(columns) for column in one]
 
 
-def stack(projections: Projections, sizes: Sizes) -> Array:
-    """Return all four weights as one array (projection, key head, d_model, d_head).
+def stack(projections: Projections, sizes: Sizes, of: Sequence[str] = NAMES) -> Array:
+    """Return these weights as one array (projection, key head, d_model, d_head).
 
     Query heads that share a key and value head lie along the first leg: their queries, the key, the value, their
     outputs.
     """
     parts = []
-    for name in NAMES:
+    for name in of:
         weight = projections.weights[name]
         on_columns = weight.T if name == "o" else weight  # d_model (kv head of kv dh)
         by_group = on_columns.reshape(sizes.d_model, sizes.kv_heads, -1, sizes.d_head)
@@ -329,24 +330,25 @@ def stack(projections: Projections, sizes: Sizes) -> Array:
     return np.concatenate(parts)
 
 
-def unstack(x: Array) -> Projections:
+def unstack(x: Array, of: Sequence[str] = NAMES) -> Projections:
     """Undo `stack`."""
     weights = {}
-    for name, part in rows_of_stack(len(x)).items():
+    for name, part in rows_of_stack(len(x), of).items():
         flat = x[part].transpose(2, 1, 0, 3).reshape(x.shape[2], -1)  # d_model (kv head of kv dh)
         weights[name] = flat.T if name == "o" else flat
     return Projections(weights, {})
 
 
-def rows_of_stack(n_rows: int) -> dict[str, slice]:
+def rows_of_stack(n_rows: int, of: Sequence[str] = NAMES) -> dict[str, slice]:
     """Return where every projection lies along the first leg of a stack of so many rows.
 
     >>> rows_of_stack(6)["k"]
     slice(2, 3, None)
     """
-    group = (n_rows - 2) // 2
-    ends = (0, group, group + 1, group + 2, 2 * group + 2)
-    return {name: slice(*ends[k : k + 2]) for k, name in enumerate(NAMES)}
+    of_groups = sum(name in "qo" for name in of)
+    group = (n_rows - len(of) + of_groups) // max(1, of_groups)
+    ends = (0, *itertools.accumulate(group if name in "qo" else 1 for name in of))
+    return {name: slice(*ends[k : k + 2]) for k, name in enumerate(of)}
 
 
 EXPAND: Mapping[str, Callable[[Piece, Sizes], Projections]] = {

@@ -201,7 +201,7 @@ def _stack(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> Fa
 def _legs(piece: Described, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
     """Return the legs of `stack` that are read, those that are written, and the rows of the first that count."""
     shape = piece["shapes"].get("stack") or piece["shapes"]["factor0"]
-    rows = rows_of_stack(shape[0])
+    rows = rows_of_stack(shape[0], piece["of"])
     if names == "o":
         return (1, 0, 3), (2,), rows["o"]
     return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
