@@ -28,14 +28,14 @@ STEPS = 200
 _WARM_UP = 10
 
 
-def tune_folder(before: Path, after: Path, text: str, out: Path) -> None:
+def tune_folder(before: Path, after: Path, text: str, out: Path, n_steps: int = STEPS) -> None:
     """Write the compressed checkpoint `after`, tuned to `before` on a text, as a folder that loads where it does."""
     import torch
     from tnlib_adapters.torch.hooks.running import open_running
     from transformers import AutoConfig
 
     original, model = open_running(before), open_running(after)
-    tune(original, model, original.batches(text))
+    tune(original, model, original.batches(text), n_steps=n_steps)
     dtype = AutoConfig.from_pretrained(after).dtype or torch.float32
     shutil.copytree(after, out, ignore=shutil.ignore_patterns("*.safetensors*"))
     model.model.to(dtype).save_pretrained(out)
