@@ -347,9 +347,20 @@ def test_what_is_no_factored_matrix() -> None:
         FactoredLinear.from_value(tnlib.tt_svd(np.ones((3, 4))).value)
     with refused(ValueError, call, "inputs", "LowRank"):
         FactoredLinear.from_value(CASES["low rank"].value(), inputs=(0,))
-    for inputs in [(4,), (-1,), (0, 0), (), (0, 1, 2, 3), (1.0,)]:
+    for inputs in [1.5, "a", (4,), (-1,), (0, 0), (), (0, 1, 2, 3), (1.0,)]:
         with refused(ValueError, call, "inputs", repr(inputs)):
             FactoredLinear.from_value(CASES["cp, one leg read"].value(), inputs=inputs)
     for bias in (np.ones(9), np.ones((1, 10)), 1.0):
         with refused(ValueError, call, "bias", "(10,)"):
             FactoredLinear.from_value(CASES["low rank"].value(), bias=bias)
+    with refused(TypeError, call, "bias must be"):
+        FactoredLinear.from_value(CASES["low rank"].value(), bias=["a"] * 10)
+
+
+@one_of_each
+def test_input_of_another_width_is_refused(case: Case) -> None:
+    layer = case.layer()
+    n = layer.in_features
+    for x in (torch.ones(2, n + 1), torch.ones(n - 1), torch.tensor(1.0), torch.ones(0), None, np.ones((2, n))):
+        with refused(ValueError, type(layer).__name__, f"x must be a tensor of shape (..., {n})", "got"):
+            layer(x)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from compressed_folders import attention_tensors, read_config, read_tensors
 from interruptions import WITHOUT_PICTURES
-from oracles import assert_close
+from oracles import assert_close, refused
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -103,6 +103,16 @@ def test_the_same_as_the_dense_model(model: str, method: str, folders: Folders) 
         dense = factored.dequantize()
         assert not any(isinstance(module, FactoredLinear) for module in dense.modules())
         assert_close(got, logits(dense), name)
+
+
+@one_of_each
+def test_layers_refuse_input_of_another_width(model: str, method: str, folders: Folders) -> None:
+    factored = [one for one in load(folders(model, method), model).modules() if isinstance(one, FactoredLinear)]
+    assert factored
+    for layer in factored:
+        for x in (torch.ones(3, layer.in_features + 1), torch.ones(0)):
+            with refused(ValueError, type(layer).__name__, f"(..., {layer.in_features})", f"got {tuple(x.shape)}"):
+                layer(x)
 
 
 @each_case

@@ -85,6 +85,7 @@ class IntoHeads(_Heads):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W + b."""
+        self.check(x)
         rows = self.rows()
         y = x @ rows[: self.in_features]
         if len(rows) > self.in_features:
@@ -145,6 +146,7 @@ class PivotedIntoHeads(IntoHeads):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W + b; for a few rows without putting the unit rows between the others."""
+        self.check(x)
         if x[..., 0].numel() * len(self.ranks) > 4 * self.d_head:
             return super().forward(x)
         wide = functional.pad(x, (0, 1), value=1.0) if self.n_rows > self.in_features else x

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
+from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.checkpoints.factored import scale_name
 
 Factors = Mapping[str, Tensor]
@@ -106,22 +107,33 @@ class FactoredLinear(nn.Module, ABC):
             )
         layer: FactoredLinear = kind.of(value, inputs)
         if bias is not None:
-            vector = torch.as_tensor(np.array(bias))
-            if vector.shape != (layer.out_features,):
+            given = to_numpy("FactoredLinear.from_value", "bias", bias)
+            if given.shape != (layer.out_features,):
                 raise ArgumentError(
-                    f"FactoredLinear.from_value: bias must have shape ({layer.out_features},), got "
-                    f"{tuple(vector.shape)}; one number per output."
+                    f"FactoredLinear.from_value: bias must have shape ({layer.out_features},), got {given.shape}; "
+                    "one number per output."
                 )
+            vector = torch.as_tensor(as_array("FactoredLinear.from_value", "bias", given).copy())
             layer.bias = nn.Parameter(vector.to(layer.like().dtype))
         return layer.to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W + b, for x of shape (..., in_features)."""
+        self.check(x)
         cost, rows = self.cost(), x[..., 0].numel()
         through = rows * cost.per_row <= cost.forming + rows * self.in_features * self.out_features
         y = self.product(x) if through else x @ self.matrix()
         bias = self.added()
         return y if bias is None else y + bias.to(y.dtype)
+
+    def check(self, x: Tensor) -> None:
+        """Refuse input of another width; of shapes alone, which a compiler knows and leaves out."""
+        if not isinstance(x, Tensor) or x.shape[-1:] != (self.in_features,):
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError(
+                f"{type(self).__name__}: x must be a tensor of shape (..., {self.in_features}), got {got}; "
+                "the last leg is what the layer reads."
+            )
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tnlib import CP, ArgumentError, Tucker
 from tnlib._typing import Array
+from tnlib._validate import is_list
 from tnlib_adapters.torch.modules import (
     Borrowed,
     Cost,
@@ -193,7 +195,8 @@ def _named(factors: Sequence[Array]) -> dict[str, Array]:
 
 
 def _legs_read(value: Tucker | CP, inputs: Sequence[int] | None) -> tuple[int, ...]:
-    d, read = len(value.factors), (0,) if inputs is None else tuple(inputs)
+    d = len(value.factors)
+    read: tuple[Any, ...] = (0,) if inputs is None else tuple(inputs) if is_list(inputs) else (inputs,)
     if (
         not all(type(leg) is int and 0 <= leg < d for leg in read)
         or len(set(read)) < len(read)
