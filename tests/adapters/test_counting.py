@@ -1,0 +1,26 @@
+"""Numbers of a checkpoint, counted in the heads of its files: those that its layers hold once they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tnlib_adapters import builtin_path, open_checkpoint
+from tnlib_adapters.compression.counting import count_attention, stored_bytes
+
+pytest.importorskip("torch")
+MODELS = pytest.importorskip("transformers_models").MODELS
+
+
+@pytest.mark.parametrize("name", ["builtin", *MODELS])
+def test_the_attention_of_every_architecture(name: str, saved: Any) -> None:
+    checkpoint = open_checkpoint(builtin_path() if name == "builtin" else saved(name)[1])
+    numbers = count_attention(checkpoint)
+    assert len(numbers) == checkpoint.n_layers
+    for layer, n in enumerate(numbers):
+        read = checkpoint.projections(layer)
+        assert n == sum(a.size for a in (*read.weights.values(), *read.biases.values()))
+    sizes, n_other = stored_bytes(checkpoint)
+    assert sizes["attention"] == 4 * sum(numbers)
+    assert sizes["other"] == 4 * n_other
+    assert sum(numbers) + n_other == sum(info.size for info in checkpoint.folder.tensors.values())
