@@ -25,6 +25,7 @@ class _Compiler:
 
     @classmethod
     def unlock(cls) -> None:
+        """Forget who held the lock before a fork."""
         cls.lock = threading.Lock()
 
 

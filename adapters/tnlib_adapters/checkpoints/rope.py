@@ -100,6 +100,7 @@ class _Asked:
     length: int | None
 
     def number(self, key: str) -> float:
+        """Return a positive number that config.json must state."""
         value = self.told.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise FileFormatError(
@@ -119,6 +120,7 @@ class _Asked:
         return float(known)
 
     def plain(self, base: float | None = None) -> Array:
+        """Return the frequencies before any scaling, base^(-2f / n_columns) of plane f."""
         exponents: Array = np.arange(0, self.n_columns, 2) / self.n_columns
         return (self.base if base is None else base) ** -exponents
 

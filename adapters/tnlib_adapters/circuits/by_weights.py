@@ -182,6 +182,7 @@ class _Writers:
 
     @classmethod
     def of(cls, heads: list[StreamHead], moved: Array) -> _Writers:
+        """Return what these heads are; `moved` (d~, d~) are second moments of what is read, around its mean."""
         both = [head.attention.ov(0) for head in heads]
         reads = np.stack([ov.left for ov in both], axis=1)
         own = np.stack([ov.left.T @ moved @ ov.left for ov in both])  # head r [d~] [d~] r

@@ -43,6 +43,7 @@ class _Layer:
 
     @classmethod
     def of(cls, layer: Attention, n_writers: int, first_edge: int) -> _Layer:
+        """Return a layer whose heads read so many writers; its gates begin at `first_edge`."""
         group = layer.n_heads // layer.kv_heads
         weights = [layer.W_Q, *(np.repeat(w, group, axis=0) for w in (layer.W_K, layer.W_V))]
         zero = np.zeros((layer.n_heads, layer.d_head))
@@ -53,6 +54,7 @@ class _Layer:
 
     @property
     def n_heads(self) -> int:
+        """Count of query heads."""
         return len(self.out)
 
 

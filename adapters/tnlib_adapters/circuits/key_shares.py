@@ -165,6 +165,7 @@ class _Turning:
 
     @classmethod
     def of(cls, found: Apart, covariance: Array) -> _Turning:
+        """Return the sums for one head, over all distances that it sees."""
         first = 0 if found.attention.causal else 1 - found.n
         inner = found.turns(np.arange(first, found.n))
         if inner is None:
