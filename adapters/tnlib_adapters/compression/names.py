@@ -1,7 +1,7 @@
 """What can be asked for, by name: read by the command line before anything heavy is loaded."""
 
 METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
-BY_TEXT = ("heads", "whitened", "matrix")  # with calibrate
+BY_TEXT = ("heads", "whitened", "matrix", "ttm", "tucker")  # with calibrate
 WHAT = ("attention", "mlp", "all")
 LAYOUTS = ("factored", "dense")
 STORES = ("float", "int8")

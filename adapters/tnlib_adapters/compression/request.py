@@ -58,9 +58,8 @@ class Request:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise unless this model can be compressed so."""
         check_uncompressed("compress", checkpoint)
-        if self.calibrate is None:
-            check_runs("compress", checkpoint, self.method)
-        else:
+        check_runs("compress", checkpoint, self.method)
+        if self.calibrate is not None:
             check_reads_text("compress", checkpoint)
         row = checkpoint.architecture
         if self.what != "attention" and (row.mlp is None or row.in_memory):

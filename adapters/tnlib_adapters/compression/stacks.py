@@ -1,4 +1,4 @@
-"""All weights of a layer as one array (projection, key head, d_model, d_head), in the Tucker or the CP format."""
+"""Weights of a layer as one array (projection, key head, d_model, d_head), in the Tucker or the CP format."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TuckerStack:
     that no smaller block beats are the options.
     """
 
-    def __init__(self, projections: Projections, sizes: Sizes) -> None:
-        self._stack = stack(projections, sizes)
+    def __init__(self, projections: Projections, sizes: Sizes, of: str = OF) -> None:
+        self._of, self._stack = of, stack(projections, sizes, of)
         self._found = tnlib.tucker(self._stack).value
-        self.fixed = sum(bias.size for bias in projections.biases.values())
+        self.fixed = sum(bias.size for name, bias in projections.biases.items() if name in of)
         self._ranks, curve = _best_blocks(self._found, self._stack.size)
         self.curves = [curve]
 
@@ -36,11 +36,11 @@ class TuckerStack:
         """Return the factors at one option; the last option is the stack as it is."""
         (option,) = choice
         if option == len(self._ranks):
-            return [Piece("stack", OF, {"stack": self._stack})]
+            return [Piece("stack", self._of, {"stack": self._stack})]
         ranks = self._ranks[option]
         core = self._found.core[tuple(slice(r) for r in ranks)]
         factors = {f"factor{k}": f[:, :r] for k, (f, r) in enumerate(zip(self._found.factors, ranks, strict=True))}
-        return [Piece("tucker", OF, {"core": core, **factors})]
+        return [Piece("tucker", self._of, {"core": core, **factors})]
 
 
 def _best_blocks(found: tnlib.Tucker, size: int) -> tuple[list[tuple[int, ...]], Curve]:

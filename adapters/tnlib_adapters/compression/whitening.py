@@ -6,7 +6,9 @@ With C = E[x x^T], the error of a weight on its inputs is
 
 so that the best W' of a rank is C^-1/2 times the truncated C^1/2 W (per matrix; Wang et al., SVD-LLM, ICLR 2025), and
 of the scores x W_Q W_K^T z^T over pairs of inputs drawn independently C^-1/2 [C^1/2 W_Q W_K^T C^1/2]_r C^-1/2 (per
-head). These are the published ways, at home beside the others; `calibrated` goes further.
+head). These are the published ways, at home beside the others; `calibrated` goes further. A basis of inputs that W_Q
+and W_K share (`SharedBases`) is found of C^1/2 W_Q and C^1/2 W_K in the same way; a TT-matrix is none any more after a
+product with C^1/2, and is fitted instead (`WeightedTTMatrices`).
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.factored import Piece
+from tnlib_adapters.checkpoints.factored import Piece, stack
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
-from tnlib_adapters.compression.methods import METHODS, TURNED
+from tnlib_adapters.compression.methods import METHODS, TURNED, Factorised
 from tnlib_adapters.compression.moments import triangular_root
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.shared_bases import SharedBases
+from tnlib_adapters.compression.weighted_ttm import WeightedTTMatrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
 _TOKENS = 65_536
-PLAIN = {"matrix": "matrix", "whitened": "heads"}  # method with a text -> the plain one that it whitens
+_HEADS = "whitened"  # the name that the plain "heads" go by where a text whitens them
 
 
 @dataclass(frozen=True)
@@ -52,28 +56,30 @@ class Whitened:
     """A method of plain truncation, applied to whitened weights; its factors brought back afterwards."""
 
     def __init__(self, method: str, projections: Projections, sizes: Sizes, inputs: Inputs, *, turned: bool) -> None:
-        self._old, self._d = projections, sizes.d_model
-        self._of_heads = {"matrix": "", "heads": "v" if turned else "qkv"}[method]  # with the bias as a last row
+        self._old, self._sizes = projections, sizes
+        heads = method == "heads"
+        self._of_heads = "" if not heads else "v" if turned else "qkv"  # with the bias as a last row
         with_bias = any(name in projections.biases for name in self._of_heads)
         moments = {"x": inputs.x[:-1, :-1]}
         moments |= {"homogeneous": inputs.x} if with_bias else {}
-        moments |= {"o": inputs.y} if method == "matrix" else {}
+        moments |= {} if heads else {"o": inputs.y}
         found = {name: triangular_root(one) for name, one in moments.items()}
         self._root = {name: root for name, (root, _) in found.items()}
         self._inverse: dict[str, Array] = {name: inverse for name, (_, inverse) in found.items()}
-        self._inner = (TURNED if turned else METHODS)[method](self._whitened(method), sizes)
+        make = SharedBases if method == "tucker" else (TURNED if turned else METHODS)[method]
+        self._inner: Factorised = make(self._whitened(), sizes)
         self.curves, self.fixed = self._inner.curves, self._inner.fixed
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
         """Return the factors at one size per block."""
         return [self._back(piece) for piece in self._inner.pieces(choice)]
 
-    def _whitened(self, method: str) -> Projections:
+    def _whitened(self) -> Projections:
         weights = {name: weight.astype(np.float64) for name, weight in self._old.weights.items()}
         biases = {name: bias.astype(np.float64) for name, bias in self._old.biases.items()}
         for name in weights:
             if name == "o":
-                weights[name] = self._root["o"] @ weights[name] if method == "matrix" else weights[name]
+                weights[name] = self._root["o"] @ weights[name] if "o" in self._root else weights[name]
             elif name in self._of_heads and name in biases:
                 together = self._root["homogeneous"] @ np.concatenate([weights[name], biases[name][None]])
                 weights[name], biases[name] = together[:-1], together[-1]
@@ -85,6 +91,10 @@ class Whitened:
         arrays = dict(piece.arrays)
         if piece.kind == "dense":
             arrays["weight"] = self._old.weights[piece.of]
+        elif piece.kind == "stack":
+            arrays["stack"] = stack(self._old, self._sizes, piece.of)
+        elif piece.kind == "tucker":
+            arrays["factor2"] = self._inverse["x"] @ arrays["factor2"]
         elif piece.kind == "low_rank":
             arrays["left"] = self._inverse["o" if piece.of == "o" else "x"] @ arrays["left"]
         else:
@@ -95,7 +105,7 @@ class Whitened:
         return replace(piece, arrays={part: a.astype(dtype) for part, a in arrays.items()})
 
     def _inverse_for(self, rows: int) -> Array:
-        return self._inverse["homogeneous" if rows > self._d else "x"]
+        return self._inverse["homogeneous" if rows > self._sizes.d_model else "x"]
 
 
 def collect_inputs(model: RunningModel, batches: Sequence[Batch], progress: Progress = quiet) -> list[Inputs]:
@@ -156,12 +166,21 @@ def some_batches(model: RunningModel, text: str, n_tokens: int) -> list[Batch]:
 def factorise_whitened(
     checkpoint: Checkpoint, method: str, inputs: Sequence[Inputs], progress: Progress = quiet
 ) -> Factorisation:
-    """Factorise the attention of every layer by a method of `PLAIN`, whitened by what its projections read."""
-    layers = []
+    """Factorise the attention of every layer where the inputs of its projections are, without gates or a fit."""
+    layers: list[Factorised] = []
     for layer, seen in enumerate(inputs):
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
-        layers.append(Whitened(PLAIN[method], projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
+        if method == "ttm":
+            layers.append(_weighted(projections, seen))
+        else:
+            plain = "heads" if method == _HEADS else method
+            layers.append(Whitened(plain, projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
     n_before = sum(count_attention(checkpoint))
     return Factorisation(method, layers, n_before, measure_of_text(checkpoint), foretells=False)
+
+
+def _weighted(projections: Projections, inputs: Inputs) -> Factorised:
+    moments = dict.fromkeys("qkv", inputs.x[:-1, :-1]) | {"o": inputs.y}
+    return WeightedTTMatrices(projections, moments)
