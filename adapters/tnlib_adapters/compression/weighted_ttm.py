@@ -58,7 +58,7 @@ class WeightedTTMatrices:
         found, size = self._found[name], self._weights[name].size
         ranks = np.arange(1, min(found.full_rank, (size - 1) // found.unit) + 1)
         sampled = np.unique(np.geomspace(1, ranks[-1], _SAMPLES).astype(int))
-        measured = [found.descended(int(rank), _SAMPLE_STEPS)[1] for rank in sampled]
+        measured = [found.descended(int(rank), _SAMPLE_STEPS)[2] for rank in sampled]
         falling = np.minimum.accumulate(np.maximum(measured, np.finfo(float).tiny))
         errors = np.exp(np.interp(ranks, sampled, np.log(falling)))  # they fall by about a factor a rank
         return Curve(np.append(ranks * found.unit, size), np.append(errors, 0.0))
