@@ -89,7 +89,8 @@ class _Fit:
     @property
     def unit(self) -> int:
         """What a rank costs."""
-        return self._svd[0].shape[0] + self._svd[2].shape[1]
+        m1, m2, n1, n2 = self._legs
+        return m1 * n1 + m2 * n2
 
     def cores(self, rank: int) -> tuple[Array, Array]:
         """Return both cores at a rank, the first one isometric and the rows of the second orthogonal."""
