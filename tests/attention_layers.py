@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tnlib_adapters import Attention
+from tnlib_adapters.forward.weights import Weights
 
 ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
@@ -22,6 +25,11 @@ def from_the_diagonal(layer: Attention, scores: np.ndarray) -> np.ndarray:
 
 def homogeneous(x: np.ndarray) -> np.ndarray:
     return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+
+
+def branches(weights: Weights) -> list[Any]:
+    """The attention layers of a model with the norms beside them."""
+    return [b for block in weights.blocks for b in block.branches if isinstance(b.layer, Attention)]
 
 
 def same_layer(one: Attention, other: Attention) -> None:

@@ -1,4 +1,4 @@
-"""Models that transformers itself saved, once per session."""
+"""Models that transformers itself saved, and the built-in one, once per session."""
 
 from __future__ import annotations
 
@@ -40,6 +40,63 @@ def saved(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         return model, folder
 
     return get
+
+
+class _Folders(dict[str, Path]):
+    """Folders that are made when they are asked for."""
+
+    def __init__(self, make: Callable[[str], Path]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = self.make(name)
+        return self[name]
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> _Folders:
+    """Name of a model -> the folder of a small random one that reads text; not to be written to."""
+    from running_models import save_with_tokenizer
+    from transformers_models import quiet, random_model
+
+    quiet()
+    return _Folders(lambda name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A file of made-up text for them."""
+    from running_models import made_up_text
+
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
+    """Name of a model -> the checkpoint of a small random one in float64, and its weights."""
+    from tnlib_adapters import open_checkpoint
+    from tnlib_adapters.forward.weights import read_weights
+    from transformers_models import random_model
+
+    @functools.cache
+    def get(name: str) -> tuple[Any, Any]:
+        folder = tmp_path_factory.mktemp(name)
+        random_model(name).double().save_pretrained(folder)
+        checkpoint = open_checkpoint(folder)
+        return checkpoint, read_weights(checkpoint)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    """The built-in model of two attention layers."""
+    from tnlib_adapters import builtin_path, open_checkpoint
+
+    return open_checkpoint(builtin_path())
 
 
 @pytest.fixture(scope="session")

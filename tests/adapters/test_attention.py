@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
+from attention_layers import homogeneous, visible
 from oracles import assert_close, normal, refused, unchanged
 from tnlib_adapters import Attention
 
@@ -21,15 +22,6 @@ def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> list[tu
     checkpoint, run = tnlib_adapters.open_checkpoint(saved(request.param)[1]), recorded(request.param)
     per_layer = zip(run.scores, run.patterns, run.inputs, run.outputs, strict=True)
     return [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
-
-
-def homogeneous(x: np.ndarray) -> np.ndarray:
-    return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
-
-
-def visible(scores: np.ndarray) -> np.ndarray:
-    """Where a score is not masked: masks are the lowest finite number."""
-    return scores > -1e30
 
 
 def test_every_layer_is_covered(layers: Any) -> None:

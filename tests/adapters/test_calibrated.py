@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.attention.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibrated import CalibratedHeads, fold_biases  # noqa: E402
 from tnlib_adapters.compression.cuts import cuts_of  # noqa: E402
@@ -21,27 +21,11 @@ from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # no
 from tnlib_adapters.compression.statistics import collect, measure_gates  # noqa: E402
 from tnlib_adapters.torch.hooks.local import fit_layers, install  # noqa: E402
 from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, observe, open_running  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
 
 NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
 SOME = ("bert", "gpt2_lm", "llama", "phi")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    quiet()
-    return {
-        name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"calibrated_{name}")) for name in NAMES
-    }
-
-
-@pytest.fixture
-def text(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(), encoding="utf-8")
-    return file
 
 
 @pytest.fixture(autouse=True)

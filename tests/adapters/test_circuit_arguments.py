@@ -16,11 +16,6 @@ MASK = np.arange(20) > 10
 
 
 @pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
-
-
-@pytest.fixture(scope="module")
 def seen(model: Checkpoint) -> Forward:
     return run(model, TOKENS)
 

@@ -7,18 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import assert_close, normal, refused, unchanged
-from tnlib_adapters import Checkpoint, FrozenAttention, FrozenStack, builtin_path, freeze, open_checkpoint
+from tnlib_adapters import Checkpoint, FrozenAttention, FrozenStack, freeze
 from tnlib_adapters.circuits import Paths, path_contributions, path_losses, stream_by_order
 from tnlib_adapters.forward.model import Forward, run
 
 import tnlib
 
 N, D = 4, 6
-
-
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 import transformers as tf
 from oracles import assert_close, normal, refused
-from tnlib_adapters import Attention, Checkpoint, Rotary, builtin_path, open_checkpoint
+from tnlib_adapters import Attention, Checkpoint, Rotary, open_checkpoint
 from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.circuits import OpenLayer, StreamParts, pair_effects, split_stream, ten_terms
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.forward.layers import log_softmax, softmax
 from tnlib_adapters.forward.model import Forward, run
 from tnlib_adapters.forward.weights import read_weights
-
-
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
 
 
 def layer_of(**facts: Any) -> Attention:

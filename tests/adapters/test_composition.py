@@ -11,17 +11,12 @@ import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused, unchanged
-from tnlib_adapters import Attention, Checkpoint, Rotary, builtin_path, circuits, fold, open_checkpoint
+from tnlib_adapters import Attention, Checkpoint, Rotary, circuits, fold, open_checkpoint
 from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.circuits import composition_score, compositions, heat_map, stream_moments
 from tnlib_adapters.forward.model import run
 
 import tnlib
-
-
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
 
 
 def layers(n_layers: int = 3, *, heads: int = 4, kv_heads: int = 2, d: int = 7, dh: int = 3, **facts: Any) -> list:

@@ -16,11 +16,6 @@ from tnlib_adapters.forward.weights import read_weights
 from transformers_models import random_model
 
 
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
-
-
 def layers(n_layers: int = 2, *, d: int = 12, dh: int = 3) -> list[Attention]:
     shapes = [(4, d, dh), (2, d, dh), (2, d, dh), (4, dh, d)]
     return [Attention(*(normal(s, seed=10 * k + i) for i, s in enumerate(shapes)), 0.5) for k in range(n_layers)]

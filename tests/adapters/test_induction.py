@@ -30,11 +30,6 @@ from tnlib import network
 
 
 @pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
-
-
-@pytest.fixture(scope="module")
 def found(model: Checkpoint) -> Induction:
     return find_induction(model, rng=5)
 

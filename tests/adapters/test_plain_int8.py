@@ -14,27 +14,12 @@ pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.torch  # noqa: E402  # registers the layout
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights, verdict  # noqa: E402
 from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 NAMES = ("bert", "gpt2_lm", "llama")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    quiet()
-    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"plain_{name}")) for name in NAMES}
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(), encoding="utf-8")
-    return file
 
 
 @pytest.fixture(autouse=True)

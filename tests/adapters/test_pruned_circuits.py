@@ -11,7 +11,7 @@ import pytest
 import transformers as tf
 from oracles import assert_close, normal, refused
 from safetensors.numpy import save_file
-from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.additive_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.circuits.gates import GatedModel
@@ -21,11 +21,6 @@ from tnlib_adapters.forward.layers import log_softmax, softmax
 from tnlib_adapters.forward.model import loss, run
 
 HEADS = [f"{layer}.{head}" for layer in range(2) for head in range(4)]
-
-
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
 
 
 @pytest.fixture(scope="module")

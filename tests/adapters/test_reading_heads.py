@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_layers import branches, homogeneous
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
@@ -25,7 +25,7 @@ from tnlib_adapters.circuits import (
     singular_features,
 )
 from tnlib_adapters.circuits.stream_head import stream_head
-from tnlib_adapters.forward.weights import Weights, read_weights
+from tnlib_adapters.forward.weights import Weights
 from transformers_models import random_model
 
 import tnlib
@@ -35,38 +35,11 @@ NAMES = ["gpt2_lm", "gpt2_untied", "bert", "opt", "opt_narrow", "llama", "llama_
 Opened = tuple[Checkpoint, Weights]
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    """Name of an architecture -> a small random checkpoint in float64, and its weights."""
-
-    @functools.cache
-    def get(name: str) -> Opened:
-        folder = tmp_path_factory.mktemp(name)
-        random_model(name).double().save_pretrained(folder)
-        checkpoint = open_checkpoint(folder)
-        return checkpoint, read_weights(checkpoint)
-
-    return get
-
-
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
-
-
-def attention_branches(weights: Weights) -> list[Any]:
-    return [b for block in weights.blocks for b in block.branches if hasattr(b.layer, "W_Q")]
-
-
 def token_rows(weights: Weights) -> np.ndarray:
     """What the stream holds of each token alone."""
     embedding = weights.embedding
     rows = embedding.tokens + (0 if embedding.segment is None else embedding.segment)
     return rows if embedding.norm is None else embedding.norm(rows)
-
-
-def homogeneous(x: np.ndarray) -> np.ndarray:
-    return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
 
 
 def without_weights(x: np.ndarray, norm_in_front: Any) -> np.ndarray:
@@ -79,7 +52,7 @@ def without_weights(x: np.ndarray, norm_in_front: Any) -> np.ndarray:
 
 def dense_circuit(weights: Weights, layer: int, head: int) -> np.ndarray:
     """The map from tokens to logits, rows centred: one number for every pair of tokens."""
-    branch = attention_branches(weights)[layer]
+    branch = branches(weights)[layer]
     x = token_rows(weights)
     x = x if branch.before is None else branch.before(x)
     attention = branch.layer
@@ -99,7 +72,7 @@ def dense_circuit(weights: Weights, layer: int, head: int) -> np.ndarray:
 def test_a_head_with_its_norm_scores_and_writes_as_before(name: str, opened: Callable[[str], Opened]) -> None:
     checkpoint, weights = opened(name)
     x = normal((5, checkpoint.sizes.d_model), seed=3) + 0.3
-    for layer, branch in enumerate(attention_branches(weights)):
+    for layer, branch in enumerate(branches(weights)):
         read = x if branch.before is None else branch.before(x)
         for head in (0, 3):
             found = stream_head("stream_head", checkpoint, layer, head)
@@ -337,7 +310,7 @@ def test_a_compressed_model_is_read(tmp_path: Path) -> None:
 def test_ends_of_a_feature_are_the_extreme_tokens(opened: Callable[[str], Opened]) -> None:
     checkpoint, weights = opened("gpt2_untied")
     found = read_head(checkpoint, 0, 1, features=1, tokens=50)
-    bare = without_weights(token_rows(weights), attention_branches(weights)[0].before)
+    bare = without_weights(token_rows(weights), branches(weights)[0].before)
     along = homogeneous(bare) @ found.qk.left[:, 0]
     assert [token for token, _ in found.qk_tokens[0].left.positive] == list(np.argsort(-along))
     assert [token for token, _ in found.qk_tokens[0].left.negative] == list(np.argsort(along))

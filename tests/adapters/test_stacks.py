@@ -16,11 +16,6 @@ import tnlib
 FORMATS = ("svd", "tensor train", "tucker", "cp")
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return open_checkpoint(builtin_path())
-
-
 # ----------------------------------------------------------------------------------------------------------- the views
 
 

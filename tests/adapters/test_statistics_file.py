@@ -30,13 +30,6 @@ def folders(tmp_path_factory):
     return found
 
 
-@pytest.fixture
-def text(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(), encoding="utf-8")
-    return file
-
-
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Few steps, many batches, and a file after every one of them."""

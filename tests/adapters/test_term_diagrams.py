@@ -20,11 +20,6 @@ TOKENS = np.arange(N)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-
-
-@pytest.fixture(scope="module")
 def arrays(model: Any) -> dict[str, np.ndarray]:
     """What stands on a node, by its label, in homogeneous coordinates."""
     weights, seen = read_weights(model), run(model, TOKENS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,36 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_layers import branches
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import pattern_scores, repeat_scores, score_shares, weight_scores
 from tnlib_adapters.forward.model import run
-from tnlib_adapters.forward.weights import Weights, read_weights
+from tnlib_adapters.forward.weights import Weights
 from transformers_models import random_model
 
 NAMES = ["gpt2_lm", "bert", "opt", "gptj", "llama_biases", "llama_yarn", "mistral", "gemma2", "bloom"]
 N = 5  # positions
 
 Opened = tuple[Checkpoint, Weights]
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    """Name of an architecture -> a small random checkpoint in float64, and its weights."""
-
-    @functools.cache
-    def get(name: str) -> Opened:
-        folder = tmp_path_factory.mktemp(name)
-        random_model(name).double().save_pretrained(folder)
-        checkpoint = open_checkpoint(folder)
-        return checkpoint, read_weights(checkpoint)
-
-    return get
-
-
-@pytest.fixture(scope="module")
-def model() -> Checkpoint:
-    return open_checkpoint(builtin_path())
 
 
 @dataclass
@@ -60,10 +41,6 @@ def through(stream: Stream, norm: Any, divisor: float | None = None) -> Stream:
     if divisor is None:
         divisor = np.sqrt(np.square(c[:, None] + p).mean() + norm.eps)
     return Stream(c / divisor * norm.weight + (0 if norm.bias is None else norm.bias), p / divisor * norm.weight)
-
-
-def branches(weights: Weights) -> list[Any]:
-    return [b for block in weights.blocks for b in block.branches if isinstance(b.layer, Attention)]
 
 
 def stream(weights: Weights, layer: int) -> Stream:

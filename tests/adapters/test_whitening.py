@@ -15,13 +15,12 @@ pytest.importorskip("tokenizers")
 import tnlib_adapters
 import tnlib_adapters.torch  # registers the layout
 from oracles import refused
-from running_models import made_up_text, save_with_tokenizer
+from running_models import made_up_text
 from tnlib_adapters import evaluate, open_checkpoint
 from tnlib_adapters.checkpoints.factored import expand
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.methods import METHODS
 from tnlib_adapters.compression.whitening import Inputs, Whitened, inputs_of_text
-from transformers_models import quiet, random_model
 
 from tnlib import ArgumentError
 
@@ -29,19 +28,6 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 NAMES = ("bert", "gpt2_lm", "llama", "llama_biases")
 D, HEADS, DH, N = 12, 3, 4, 400
 SIZES = Sizes(1, HEADS, D)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    quiet()
-    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"white_{name}")) for name in NAMES}
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(), encoding="utf-8")
-    return file
 
 
 def layer(seed: int = 0) -> tuple[Projections, Inputs, np.ndarray, np.ndarray]:

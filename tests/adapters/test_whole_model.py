@@ -17,32 +17,18 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.torch  # registers the layout  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.modules import Matrix, Seen, collect_matrices, names_of, read_matrices, weigh_matrices  # noqa: E402
 from tnlib_adapters.compression.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.forward.model import run  # noqa: E402
 from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
 from transformers import AutoModel  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 NAMES = ("bert", "gpt2_lm", "llama", "phi3")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    quiet()
-    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"all_{name}")) for name in NAMES}
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(), encoding="utf-8")
-    return file
 
 
 @pytest.fixture(autouse=True)
