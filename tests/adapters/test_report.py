@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from html.parser import HTMLParser
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.counting import stored_bytes
 from tnlib_adapters.compression.methods import METHODS
 from tnlib_adapters.compression.operator_errors import compare_layer
-from tnlib_adapters.compression.page import write_page
 from tnlib_adapters.compression.report import HeadReport, LayerReport, Report
 from tnlib_adapters.forward.model import run
 
@@ -210,68 +206,6 @@ def test_the_forward_pass_is_one_in_both_layouts(method: str, name: str, folder_
 
 
 # ------------------------------------------------------------------------------------------------------------- page
-
-
-class Parts(HTMLParser):
-    """Start tags with their attributes, and the text between them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
-    out = tmp_path_factory.mktemp("page") / "out"
-    report = compress(builtin_path(), out, keep=0.5)
-    return report, (out / "tnlib_report.html").read_text(encoding="utf-8")
-
-
-def test_the_page_holds_its_pictures_and_nothing_from_elsewhere(reported: tuple[Report, str]) -> None:
-    _, page = reported
-    parts = Parts(page)
-    names = [tag for tag, _ in parts.tags]
-    assert names.count("svg") == 4
-    assert not {"script", "img", "link", "iframe", "object", "embed"} & set(names)
-    for tag, attributes in parts.tags:
-        for key, value in attributes.items():
-            if key.rpartition(":")[2] in ("href", "src") and value:
-                assert value.startswith(("#", "data:")), f"{tag} refers to {value}"
-    assert not re.search(r"@import|url\((?!#)", page)
-    for picture in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
-        drawn = ET.fromstring(picture)
-        assert len(list(drawn.iter())) > 50
-
-
-def test_the_page_says_what_the_report_says(reported: tuple[Report, str]) -> None:
-    report, page = reported
-    text = " ".join(Parts(page).text)
-    for layer in report.layers:
-        for number in (f"{layer.qk_error:.4f}", f"{layer.ov_error:.4f}", f"{layer.n_after:,}"):
-            assert number in text
-    for number in (f"{report.n_before:,}", f"{report.n_after:,}", report.method, report.source):
-        assert number in text
-    for name, value in report.quality.items():
-        assert name.rpartition(",")[0] in text
-        assert f"{value:.3f}" in text
-
-
-def test_names_are_no_markup(reported: tuple[Report, str], tmp_path: Path) -> None:
-    report, _ = reported
-    strange = replace(report, source="/tmp/<script>alert(1)</script>&", left_out=["<img src=x>.bin"])
-    write_page(strange, tmp_path / "page.html")
-    parts = Parts((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert not {"script", "img"} & {tag for tag, _ in parts.tags}
-    assert "<script>alert(1)</script>&" in "".join(parts.text)
-    assert "<img src=x>.bin" in "".join(parts.text)
 
 
 @pytest.mark.parametrize("method", ["heads", "cp"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import html.parser
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy
 from compressed_folders import attention_tensors, dense_layers, n_attention, read_tensors, relative
+from html_pages import Page, check_page, pictures
 from random_checkpoints import random_folder
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.compression.page import write_page
@@ -135,59 +134,26 @@ def test_heads_have_no_ranks_of_their_own_in_other_methods(tmp_path: Path) -> No
 # --------------------------------------------------------------------------------------------------------- the page
 
 
-class Tags(html.parser.HTMLParser):
-    """Tags with their attributes, and the text outside pictures."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        while self.open and self.open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        if "svg" not in self.open and "style" not in self.open:
-            self.text += data + "\n"
-
-
 def test_the_page_holds_four_pictures_and_needs_nothing_else(compressed: Any) -> None:
     page = (compressed[1] / PAGE).read_text()
-    assert page.startswith("<!doctype html>")
-    found = Tags(page)
-    names = [tag for tag, _ in found.tags]
-    assert names.count("svg") == 4
-    assert not {"script", "link", "iframe", "object", "embed", "video", "base"} & set(names)
-    for tag, attributes in found.tags:
-        for key in ("src", "href", "xlink:href", "data", "action"):
-            value = attributes.get(key)
-            assert value is None or value.startswith(("#", "data:")), f"{tag} refers to {value}"
-    for url in re.findall(r"url\(([^)]*)\)", page):
-        assert url.strip("'\"").startswith("#")
-    assert "@import" not in page
-    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
-    links = [a[key] or "" for _, a in found.tags for key in ("href", "xlink:href") if key in a]
-    referred = {link[1:] for link in links if link.startswith("#")}
-    assert referred
-    assert referred <= set(ids)
+    found = check_page(page)
+    assert [tag for tag, _ in found.tags].count("svg") == len(pictures(page)) == 4
+    assert "img" not in {tag for tag, _ in found.tags}
+    assert all(len(list(picture.iter())) > 50 for picture in pictures(page))
 
 
 def test_the_page_states_the_numbers(compressed: Any) -> None:
     _, _, report = compressed
-    text = Tags((compressed[1] / PAGE).read_text()).text
+    text = Page((compressed[1] / PAGE).read_text()).text
     for wanted in (f"{report.n_before:,}", f"{report.n_after:,}", f"{report.kept:.1%}", "heads", "pytorch_model.bin"):
         assert wanted in text
+    assert report.source in text
     for one in report.layers:
-        assert f"{one.qk_error:.4f}" in text
-        assert f"{one.ov_error:.4f}" in text
+        for number in (f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{one.n_after:,}"):
+            assert number in text
+    for name, value in report.quality.items():
+        assert name.rpartition(",")[0] in text
+        assert f"{value:.3f}" in text
 
 
 NASTY = "<script>alert('&')</script>\"<b>"
@@ -202,7 +168,7 @@ def test_names_are_escaped(compressed: Any, tmp_path: Path) -> None:
     )
     write_page(report, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    found = Tags(page)
+    found = Page(page)
     assert not {"script", "b"} & {tag for tag, _ in found.tags}
     assert NASTY in found.text
     assert NASTY.replace("/", "") in found.text
@@ -211,7 +177,7 @@ def test_names_are_escaped(compressed: Any, tmp_path: Path) -> None:
 def test_a_folder_with_markup_in_its_name(tmp_path: Path) -> None:
     source = random_folder(tmp_path / "<i>&amp;", "gpt2", d=16, n_heads=4)
     compress(source, tmp_path / "out", keep=0.5)
-    found = Tags((tmp_path / "out" / PAGE).read_text())
+    found = Page((tmp_path / "out" / PAGE).read_text())
     assert "i" not in {tag for tag, _ in found.tags}
     assert "<i>&amp;" in found.text
 
@@ -239,7 +205,7 @@ def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path
     write_page(report, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 4
-    assert "nan" not in Tags(page).text
+    assert "nan" not in Page(page).text
 
 
 def test_the_same_model_is_reported_without_error(tmp_path: Path) -> None:
