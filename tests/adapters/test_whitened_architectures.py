@@ -1,0 +1,92 @@
+"""TT-matrices and Tucker by a text on every kind of architecture: what transformers loads computes what numpy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compressed_folders import read_config, read_tensors
+from oracles import assert_close, normal
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tnlib_adapters.torch")
+
+from tnlib_adapters import open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.whitening import Inputs, factorise_whitened  # noqa: E402
+from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
+from tnlib_adapters.torch import FactoredLinear  # noqa: E402
+from transformers_models import inputs, loaded_like, outputs  # noqa: E402
+
+Saved = Callable[[str], tuple[Any, Path]]
+# separate and fused by columns; grouped and separate, fused by blocks, fused by groups; rotary, slopes, norms of heads
+NAMES = ["bert", "gpt2_lm", "llama_biases", "phi3", "falcon_new", "bloom", "qwen3_biases"]
+
+
+def write(source: Path, out: Path, method: str, *, layout: str = "factored", in_int8: bool = False) -> Any:
+    """Write the folder of a model compressed by made-up inputs; return its plan."""
+    checkpoint = open_checkpoint(source)
+    widths = (checkpoint.sizes.d_model + 1, checkpoint.sizes.widths["o"])
+    x, y = (normal((200, n), seed=n) @ np.diag(0.9 ** np.arange(n)) for n in widths)
+    seen = [Inputs(x.T @ x, y.T @ y)] * checkpoint.n_layers
+    plan = factorise_whitened(checkpoint, method, seen).plan(0.5)
+    out.mkdir()
+    for _ in write_checkpoint(checkpoint, plan, layout, out, in_int8=in_int8):
+        pass
+    return plan
+
+
+@pytest.mark.parametrize("method", ["ttm", "tucker"])
+@pytest.mark.parametrize("name", NAMES)
+def test_factors_compute_what_their_product_does(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
+    model, source = saved(name)
+    plan = write(source, tmp_path / "factored", method)
+    write(source, tmp_path / "dense", method, layout="dense")
+    assert 0.49 <= plan.kept <= 0.5
+    before, after = (sum(t.values.size for t in read_tensors(f).values()) for f in (source, tmp_path / "factored"))
+    assert before - after == plan.n_before - plan.n_after
+
+    factored, x = loaded_like(model, tmp_path / "factored"), inputs(model)
+    got = outputs(factored, x)
+    assert_close(got, outputs(loaded_like(model, tmp_path / "dense"), x), np.float32, factor=256)
+    assert np.abs(got - outputs(model, x)).max() > 1e-3 * np.abs(got).max()  # half of the numbers are gone
+    assert (
+        sum(isinstance(module, FactoredLinear) for module in factored.modules()) == 4 * model.config.num_hidden_layers
+    )
+    factored.save_pretrained(tmp_path / "again")
+    np.testing.assert_array_equal(outputs(loaded_like(model, tmp_path / "again"), x), got)
+    assert_close(outputs(factored.dequantize(), x), got, np.float32, factor=256)
+
+
+@pytest.mark.parametrize("method", ["ttm", "tucker"])
+@pytest.mark.parametrize("name", ["bert", "phi3", "falcon_new"])
+def test_in_one_byte_a_number(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
+    model, source = saved(name)
+    write(source, tmp_path / "int8", method, in_int8=True)
+    write(source, tmp_path / "wide", method)
+    narrow, wide = (open_checkpoint(tmp_path / folder) for folder in ("int8", "wide"))
+    for layer in range(narrow.n_layers):
+        for projection, weight in wide.projections(layer).weights.items():
+            off = np.linalg.norm(narrow.projections(layer).weights[projection] - weight)
+            assert 0 < off < 0.05 * np.linalg.norm(weight)
+
+    factored, x = loaded_like(model, tmp_path / "int8"), inputs(model)
+    assert any(parameter.dtype == torch.int8 for parameter in factored.parameters())
+    got = outputs(factored, x)
+    assert_close(got, outputs(factored.dequantize(), x), np.float32, factor=1024)
+
+
+def test_queries_and_keys_of_a_layer_share_their_basis(saved: Saved, tmp_path: Path) -> None:
+    """One Tucker of both in the file, one parameter in memory, whatever else the module of the keys holds."""
+    for name in ("bert", "gpt2_lm", "phi3"):
+        model, source = saved(name)
+        write(source, tmp_path / name, "tucker")
+        for layer in read_config(tmp_path / name)["quantization_config"]["layers"]:
+            assert [(piece["of"], piece["kind"]) for piece in layer[:1]] in ([("qk", "tucker")], [("qk", "stack")])
+            assert [piece["of"] for piece in layer[1:]] == ["v", "o"]
+        names = [part for part, _ in loaded_like(model, tmp_path / name).named_parameters() if "qk_factor2" in part]
+        assert names
+        assert len(names) <= model.config.num_hidden_layers
