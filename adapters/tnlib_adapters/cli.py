@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tnlib_adapters.compression.names import LAYOUTS, METHODS, PAGE, STORES, WHAT
+from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, METHODS, STORES, WHAT
 from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison
     from tnlib_adapters.compression.compare_text import TextComparison
-    from tnlib_adapters.compression.evaluate import Evaluation
     from tnlib_adapters.compression.progress import Progress
-    from tnlib_adapters.compression.report import LayerReport, Report
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
 _IN_HELP = (
@@ -46,107 +44,89 @@ def main() -> None:
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--keep", type=float, help="Fraction of the attention's numbers still stored, in (0, 1].")
+@click.option("--keep", type=float, metavar="FRACTION",
+              help="Fraction of the numbers in what is compressed that is still stored, in (0, 1].")  # fmt: skip
 @click.option("--max-error", type=float, metavar="E",
-              help="Instead: the smallest size whose predicted error is within E.")  # fmt: skip
-@click.option("--method", type=click.Choice((*METHODS, "whitened")), default="heads", show_default=True,
-              help="heads: each head's QK and OV operator as one; matrix: each weight; or a format. With --calibrate "
-              "heads, or to compare matrix or whitened (heads), where the inputs are.")  # fmt: skip
-@click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
-              help="factored: store the factors; dense: the multiplied-out weights under their old names.")  # fmt: skip
+              help="The smallest size whose predicted error is within E: the relative error of the weights, or, with "
+              "--calibrate, 1 - cosine of the embeddings or nats a token of the predictions.")  # fmt: skip
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-              help="What to compress: mlp are the feed-forward layers, all adds embeddings.")  # fmt: skip
-@click.option("--store", type=click.Choice(STORES), default="float", show_default=True,
-              help="float: factors in the dtype of the weights; int8: one byte a number.")  # fmt: skip
+              help="What to compress; mlp: the matrices of the feed-forward layers; all: both, and the embeddings of "
+              "tokens.")  # fmt: skip
+@click.option("--method", type=click.Choice(tuple(dict.fromkeys((*METHODS, *BY_TEXT)))), default="heads",
+              show_default=True,
+              help="heads: each head's QK and OV operator as one; matrix: each weight; ttm, tucker, cp: the formats of "
+              "these names. With --calibrate heads, or, to compare with it, "
+              f"{', '.join(BY_TEXT[1:])}, truncated where their inputs are (whitened: heads).")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file: heads keep what it shows to matter, and layers are fitted on it.")  # fmt: skip
+              help="Text file like what the model is to be used on: heads keeps what matters on it and fits every "
+              "layer to it. A tenth is held out to measure on. Needs torch, transformers, a tokenizer.")  # fmt: skip
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
-              help="Where to keep what the text shows, for another size or after an interruption.")  # fmt: skip
+              help="With --calibrate: where to keep what the text shows of the heads, for another size or after an "
+              "interruption.")  # fmt: skip
+@click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
+              help="factored: store the factors; transformers reads them after import tnlib_adapters.torch. dense: the "
+              "multiplied-out weights under their old names, as large as before; loads anywhere.")  # fmt: skip
+@click.option("--store", type=click.Choice(STORES), default="float", show_default=True,
+              help="float: factors in the dtype of the weights; int8: in one byte a number.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
-def compress(
-    source: str,
-    out: Path,
-    keep: float | None,
-    max_error: float | None,
-    method: str,
-    layout: str,
-    store: str,
-    what: str,
-    calibrate: Path | None,
-    statistics: Path | None,
-    force: bool,
-) -> None:
-    """Write to OUT a copy of the checkpoint IN whose attention stores fewer numbers."""
+def compress(source: str, out: Path, **asked: Any) -> None:
+    """Write to OUT a smaller copy of the checkpoint IN, with a report of what that costs.
+
+    How small is said by --keep or --max-error; with both, both are met.
+    """
     with _errors(), _progress() as progress:
         from tnlib_adapters.compression.compress import compress as run
 
-        report = run(
-            *(_folder(source), out),
-            keep=keep,
-            max_error=max_error,
-            method=method,
-            layout=layout,
-            store=store,
-            what=what,
-            calibrate=calibrate,
-            statistics=statistics,
-            force=force,
-            progress=progress,
-        )
-    _show_report(report, out)
+        report = run(_folder(source), out, **asked, progress=progress)
+    from tnlib_adapters.compression.terminal import show_report
+
+    show_report(report, out)
 
 
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
-@click.option("--keep", "keeps", type=float, multiple=True, default=(0.75, 0.5, 0.25), show_default=True,
-              help="A fraction to try; may be given several times.")  # fmt: skip
-@click.option("--method", "methods", type=click.Choice(METHODS), multiple=True, help="A method to try; all by default.")
+@click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
+              show_default=True, help="A fraction to try; may be given several times.")  # fmt: skip
+@click.option("--method", "methods", type=click.Choice(METHODS), multiple=True,
+              help="A method to try; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file: what matrices and heads lose on it, plain, whitened, calibrated, in int8.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-compare"), show_default=True,
-              help="Folder for compare.csv and compare.png.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
+              help="Text file: what is measured instead is what methods lose on a tenth of it, plain, whitened by the "
+              "rest and calibrated on it, in float and in int8, beside weights that are only rounded.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
+              show_default=True, help="Where to write compare.csv and compare.png.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace FOLDER if it has files in it.")
 def compare(
     source: str, keeps: tuple[float, ...], methods: tuple[str, ...], calibrate: Path | None, out: Path, force: bool
 ) -> None:
-    """Measure every method at several fractions on the checkpoint IN; nothing is compressed."""
-    if calibrate is not None:
-        _compare_on_text(source, keeps, methods, calibrate, out, force=force)
-        return
+    """Measure methods at several fractions on the attention of the checkpoint IN; it is not compressed.
+
+    Without a text that is the error of every layer's operators.
+    """
     with _errors(), _progress() as progress:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
         from tnlib_adapters.compression.compare import compare as run
-        from tnlib_adapters.compression.compare import draw
-        from tnlib_adapters.compression.whole import check_target, whole_folder
-
-        folder = _folder(source)
-        checkpoint = open_checkpoint(folder)
-        check_target("compare", out, folder, force=force)
-        found = run(checkpoint, sorted(set(keeps), reverse=True), methods, progress)
-        with whole_folder(out) as partial:
-            found.write_csv(partial / "compare.csv")
-            draw(found).savefig(partial / "compare.png", dpi=150)
-    _show_comparison(found, out)
-
-
-def _compare_on_text(
-    source: str, keeps: tuple[float, ...], methods: tuple[str, ...], file: Path, out: Path, *, force: bool
-) -> None:
-    with _errors(), _progress() as progress:
-        from tnlib_adapters.attention.checkpoint import open_checkpoint
+        from tnlib_adapters.compression.compare_pictures import draw_by_layer, draw_on_text
         from tnlib_adapters.compression.compare_text import compare_on_text
-        from tnlib_adapters.compression.pictures import draw_on_text
         from tnlib_adapters.compression.text import read_text
         from tnlib_adapters.compression.whole import check_target, whole_folder
 
-        folder, text = _folder(source), read_text("compare", "calibrate", file)
+        text = None if calibrate is None else read_text("compare", "calibrate", calibrate)
+        folder, fractions = _folder(source), sorted(set(keeps), reverse=True)
         checkpoint = open_checkpoint(folder)
         check_target("compare", out, folder, force=force)
-        found = compare_on_text(checkpoint, sorted(set(keeps), reverse=True), text, methods, progress)
+        found: Comparison | TextComparison
+        if text is None:
+            found = run(checkpoint, fractions, methods, progress)
+            picture = draw_by_layer(found)
+        else:
+            found = compare_on_text(checkpoint, fractions, text, methods, progress)
+            picture = draw_on_text(found)
         with whole_folder(out) as partial:
             found.write_csv(partial / "compare.csv")
-            draw_on_text(found).savefig(partial / "compare.png", dpi=150)
-    _show_text_comparison(found, out)
+            picture.savefig(partial / "compare.png", dpi=150)
+    from tnlib_adapters.compression.terminal import show_comparison
+
+    show_comparison(found, out)
 
 
 @main.command(epilog=_IN_HELP)
@@ -154,12 +134,18 @@ def _compare_on_text(
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.argument("text", metavar="TEXT", type=click.Path(path_type=Path))
 def evaluate(source: str, out: Path, text: Path) -> None:
-    """Measure on the file TEXT what the compressed checkpoint OUT lost of IN."""
+    """Measure on the text file TEXT how far OUT, a compression of the checkpoint IN, lies from it.
+
+    Of a model that embeds texts: the cosine of both embeddings of every line. Of one that predicts tokens: the
+    perplexity of both, and the divergence of their predictions in nats a token. Needs torch and transformers.
+    """
     with _errors(), _progress() as progress:
         from tnlib_adapters.compression.evaluate import evaluate as run
 
         found = run(_folder(source), out, text, progress=progress)
-    _show_evaluation(found)
+    from tnlib_adapters.compression.terminal import show_evaluation
+
+    show_evaluation(found)
 
 
 @main.command(epilog=_IN_HELP)
@@ -191,7 +177,7 @@ def _errors() -> Iterator[None]:
 
     try:
         yield
-    except TnlibError as problem:
+    except (TnlibError, ModuleNotFoundError) as problem:  # of an optional package, whoever needs it says so
         click.echo(f"Error: {problem}", err=True)
         sys.exit(2)
     except OSError as problem:
@@ -227,88 +213,6 @@ def _progress() -> Iterator[Progress]:
     finally:
         if tasks:
             bars.stop()
-
-
-def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
-    """Print rows in groups with a line between them, all to the right."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns)
-    for column in table.columns:
-        column.justify = "right"
-    for group in groups:
-        for row in group:
-            table.add_row(*row)
-        table.add_section()
-    click.echo(title)
-    Console().print(table)
-
-
-def _show_report(report: Report, out: Path) -> None:
-    from tnlib_adapters.compression.plain_int8 import verdict
-
-    after = "in factors" if report.layout == "dense" else "after"
-    whose = f"{report.subject}'" if report.subject.endswith("s") else f"{report.subject}'s"
-    rows = [
-        [str(one.layer), *(f"{e:.4f}" for e in (one.qk_error, one.ov_error, one.worst)), *_counts(one)]
-        for one in report.layers
-    ]
-    _print_table(
-        f"{report.model_type}, method {report.method}: {report.kept:.4f} of the {whose} numbers kept",
-        ["layer", "QK error", "OV error", "worst head", "numbers before", after],
-        [rows, [["all", "", "", "", *_counts(report)]]],
-    )
-    before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
-    click.echo(f"weights on disk   {before} -> {after}")
-    shown = {"predicted": report.predicted, "measured": report.measured}
-    for name, value in shown.items():
-        click.echo(f"{report.measure}, {name}   {value:.4g}" if value is not None else "", nl=value is not None)
-    for name, value in report.quality.items():
-        click.echo(f"{name}   {value:.3f}")
-    before, after = (f"{report.compressed(n) / 1e6:.2f} MB" for n in (report.bytes_before, report.bytes_after))
-    click.echo(f"of the {report.subject}   {before} -> {after}, plain int8 {report.plain_bytes / 1e6:.2f} MB")
-    if said := verdict(report):
-        click.echo(said)
-    click.echo(f"{report.seconds:.1f} s, peak memory {report.peak_memory / 1e6:.0f} MB")
-    click.echo(f"written to {out}, with {PAGE}")
-
-
-def _counts(one: Report | LayerReport) -> list[str]:
-    return [f"{one.n_before:,}", f"{one.n_after:,}"]
-
-
-def _show_evaluation(found: Evaluation) -> None:
-    click.echo(f"{found.n_texts:,} texts of together {found.n_tokens:,} tokens")
-    for name, value in found.measures().items():
-        click.echo(f"{name}   {value:.4f}")
-
-
-def _show_text_comparison(found: TextComparison, out: Path) -> None:
-    groups: dict[str, list[list[str]]] = {}
-    for row in found.rows:
-        worst = "" if row.worst is None else f"{row.worst:.2g}"
-        floats = (f"{row.n_bytes / 1e6:.2f}", f"{row.error:.4f}", worst)
-        int8 = (f"{row.n_bytes_int8 / 1e6:.2f}", f"{row.error_int8:.4f}", f"{row.seconds:.1f}")
-        groups.setdefault(row.method, []).append([row.method, f"{row.kept:.4f}", *floats, *int8])
-    columns = ["method", "kept", "MB", "error", "worst", "MB in int8", "error in int8", "s"]
-    _print_table(f"{found.measure} on held-out text; MB of the attention", columns, list(groups.values()))
-    for what, reason in found.refused.items():
-        click.echo(f"without {what}: {reason}")
-    click.echo(f"written to {out}: compare.csv, compare.png")
-
-
-def _show_comparison(found: Comparison, out: Path) -> None:
-    groups: dict[tuple[str, float], list[list[str]]] = {}
-    for row in found.rows:
-        errors = (f"{row.qk_error:.4f}", f"{row.ov_error:.4f}")
-        cells = [row.method, f"{row.keep:g}", str(row.layer), *errors, f"{row.n_after:,}", f"{row.seconds:.2f}"]
-        groups.setdefault((row.method, row.keep), []).append(cells)
-    columns = ["method", "keep", "layer", "QK error", "OV error", "numbers", "seconds"]
-    _print_table("Relative error of the operators", columns, list(groups.values()))
-    for what, reason in found.refused.items():
-        click.echo(f"without {what}: {reason}")
-    click.echo(f"written to {out}: compare.csv, compare.png")
 
 
 if __name__ == "__main__":

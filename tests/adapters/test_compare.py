@@ -12,7 +12,8 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.compare import Comparison, Row, compare, draw
+from tnlib_adapters.compression.compare import Comparison, Row, compare
+from tnlib_adapters.compression.compare_pictures import draw_by_layer
 from tnlib_adapters.compression.methods import METHODS
 
 from tnlib import ArgumentError
@@ -143,7 +144,7 @@ def test_csv(found: Comparison, tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_every_method(found: Comparison) -> None:
-    figure = draw(found)
+    figure = draw_by_layer(found)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(METHODS)
     for ax, name in zip(figure.axes, ("qk_error", "ov_error"), strict=True):
@@ -162,5 +163,5 @@ def test_the_picture_shows_every_method(found: Comparison) -> None:
 def test_the_picture_of_one_row() -> None:
     row = Row("heads", 0.5, 0, 0.1, 0.2, 100, 50, 0.01)
     out = io.BytesIO()
-    draw(Comparison([row], {})).savefig(out, format="png")
+    draw_by_layer(Comparison([row], {})).savefig(out, format="png")
     assert out.getvalue().startswith(b"\x89PNG\r\n")

@@ -16,23 +16,16 @@ import tnlib_adapters
 import tnlib_adapters.torch  # registers the layout
 from click.testing import CliRunner
 from oracles import refused
-from running_models import made_up_text, save_with_tokenizer
+from running_models import made_up_text
 from tnlib_adapters import cli, evaluate, open_checkpoint
+from tnlib_adapters.compression.compare_pictures import draw_on_text
 from tnlib_adapters.compression.compare_text import ROUNDED, ROWS, compare_on_text
-from tnlib_adapters.compression.pictures import draw_on_text
 from tnlib_adapters.compression.text import hold_out
-from transformers_models import quiet, random_model
 
 from tnlib import ArgumentError
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 NAMES = ("bert", "gpt2_lm", "llama")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    quiet()
-    return {name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"rows_{name}")) for name in NAMES}
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from compressed_folders import dense_layers, n_attention, relative
 from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import compress, open_checkpoint
-from tnlib_adapters.compression.compare import Comparison, compare, draw
+from tnlib_adapters.compression.compare import Comparison, compare
+from tnlib_adapters.compression.compare_pictures import draw_by_layer
 from tnlib_adapters.compression.methods import METHODS
 
 from tnlib import ArgumentError
@@ -108,7 +109,7 @@ def test_the_table_reads_back(found: Comparison, tmp_path: Path) -> None:
 def test_the_picture_is_one(found: Comparison, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    figure = draw(found)
+    figure = draw_by_layer(found)
     figure.savefig(tmp_path / "found.png", dpi=60)
     raw = (tmp_path / "found.png").read_bytes()
     assert raw[:8] == b"\x89PNG\r\n\x1a\n"

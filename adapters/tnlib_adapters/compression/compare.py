@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint, as_attention
@@ -19,9 +17,7 @@ from tnlib_adapters.compression.operator_errors import compare_layer
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import check_keep, check_method, check_runs, check_uncompressed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tnlib_adapters.compression.rows import Table, grouped, write_rows
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,18 @@ class Comparison:
 
     def write_csv(self, file: Path) -> None:
         """Write one line per row, with a header."""
-        with file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow([field.name for field in fields(Row)])
-            writer.writerows(astuple(row) for row in self.rows)
+        write_rows(file, Row, self.rows)
+
+    def table(self) -> Table:
+        """Return a title, the columns, and the cells of all rows, one group for a method at one fraction."""
+
+        def cells(row: Row) -> list[str]:
+            errors = (f"{row.qk_error:.4f}", f"{row.ov_error:.4f}")
+            return [row.method, f"{row.keep:g}", str(row.layer), *errors, f"{row.n_after:,}", f"{row.seconds:.2f}"]
+
+        columns = ["method", "keep", "layer", "QK error", "OV error", "numbers", "seconds"]
+        groups = grouped(self.rows, lambda row: (row.method, row.keep), cells)
+        return "Relative error of the operators", columns, groups
 
 
 def compare(
@@ -125,30 +129,3 @@ def _measure(
         _, qk, ov = compare_layer(layer, old, new)
         rows.append(Row(found.method, keep, layer, qk, ov, n_before, n_after, seconds))
     return rows
-
-
-def draw(comparison: Comparison) -> Figure:
-    """Draw error against numbers, a line per method through the mean over layers, and a dot per layer."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, name in zip(axes, ("qk_error", "ov_error"), strict=True):
-        for method in dict.fromkeys(row.method for row in comparison.rows):
-            mine = [row for row in comparison.rows if row.method == method]
-            kept, mean = zip(*[_mean(mine, keep, name) for keep in sorted({row.keep for row in mine})], strict=True)
-            (line,) = ax.plot(kept, mean, "o-", ms=5, label=method)
-            each = [row.n_after / row.n_before for row in mine], [getattr(row, name) for row in mine]
-            ax.plot(*each, ".", ms=4, alpha=0.35, color=line.get_color())
-        ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the numbers kept", ylim=(0, 1.05))
-        ax.grid(alpha=0.3)
-    axes[0].set_ylabel("relative error: mean, and each layer")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    return figure
-
-
-def _mean(rows: Sequence[Row], keep: float, name: str) -> tuple[float, float]:
-    """Return the fraction that all layers keep together, and the mean of their errors."""
-    mine = [row for row in rows if row.keep == keep]
-    kept = sum(row.n_after for row in mine) / sum(row.n_before for row in mine)
-    return kept, sum(getattr(row, name) for row in mine) / len(mine)

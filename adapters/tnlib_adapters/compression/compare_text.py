@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from tnlib import ArgumentError
@@ -17,6 +16,7 @@ from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import check_keep, check_reads_text, check_uncompressed
+from tnlib_adapters.compression.rows import Table, grouped, write_rows
 from tnlib_adapters.compression.text import hold_out
 from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
 
@@ -56,10 +56,20 @@ class TextComparison:
 
     def write_csv(self, file: Path) -> None:
         """Write one line per row, with a header."""
-        with file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow([field.name for field in fields(TextRow)])
-            writer.writerows(astuple(row) for row in self.rows)
+        write_rows(file, TextRow, self.rows)
+
+    def table(self) -> Table:
+        """Return a title, the columns, and the cells of all rows, one group for a method."""
+
+        def cells(row: TextRow) -> list[str]:
+            worst = "" if row.worst is None else f"{row.worst:.2g}"
+            floats = (f"{row.n_bytes / 1e6:.2f}", f"{row.error:.4f}", worst)
+            int8 = (f"{row.n_bytes_int8 / 1e6:.2f}", f"{row.error_int8:.4f}", f"{row.seconds:.1f}")
+            return [row.method, f"{row.kept:.4f}", *floats, *int8]
+
+        columns = ["method", "kept", "MB", "error", "worst", "MB in int8", "error in int8", "s"]
+        title = f"{self.measure} on held-out text; MB of the attention"
+        return title, columns, grouped(self.rows, lambda row: row.method, cells)
 
 
 def compare_on_text(

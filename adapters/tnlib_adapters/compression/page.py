@@ -10,6 +10,7 @@ from tnlib_adapters.compression.markup import page, svg, table
 from tnlib_adapters.compression.pictures import error_curve, error_maps, spectra, where_it_went
 from tnlib_adapters.compression.plain_int8 import verdict
 from tnlib_adapters.compression.report import Report
+from tnlib_adapters.compression.summary import summarise
 
 
 def write_page(report: Report, file: Path) -> None:
@@ -19,7 +20,7 @@ def write_page(report: Report, file: Path) -> None:
         f"<h1>{html.escape(name)}, {report.kept:.1%} of its {report.subject} kept by method {report.method}</h1>",
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
         f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
-        table(["", "before", "after"], _summary(report)),
+        table(["", "before", "after"], summarise(report)),
         "<h2>Where the numbers and the bytes went</h2>",
         svg(where_it_went(report), "numbers"),
         *([f"<p>Beside rounding: {html.escape(said)}.</p>"] if (said := verdict(report)) else []),
@@ -58,23 +59,3 @@ def _curve(report: Report) -> list[str]:
         "measured on the folder that was written.</p>",
         svg(error_curve(report), "curve"),
     ]
-
-
-def _summary(report: Report) -> list[list[str]]:
-    before, after = report.bytes_before, report.bytes_after
-    rows = [
-        [f"numbers in the {report.subject}", f"{report.n_before:,}", f"{report.n_stored:,}"],
-        [f"MB of the {report.subject}", *(f"{report.compressed(one) / 1e6:.2f}" for one in (before, after))],
-        [f"MB of the {report.subject} in plain int8", "", f"{report.plain_bytes / 1e6:.2f}"],
-        ["MB of all weights", f"{sum(before.values()) / 1e6:.2f}", f"{sum(after.values()) / 1e6:.2f}"],
-    ]
-    if report.layout == "dense":
-        rows.insert(1, ["numbers of the factors it was multiplied from", "", f"{report.n_after:,}"])
-    names = [key.removesuffix(", before") for key in report.quality if key.endswith(", before")]
-    rows += [[n, f"{report.quality[f'{n}, before']:.3f}", f"{report.quality[f'{n}, after']:.3f}"] for n in names]
-    shown = {"predicted": report.predicted, "measured": report.measured}
-    rows += [[f"{report.measure}, {name}", "", f"{value:.4g}"] for name, value in shown.items() if value is not None]
-    rows += [["seconds", "", f"{report.seconds:.1f}"], ["peak memory, MB", "", f"{report.peak_memory / 1e6:.0f}"]]
-    if report.left_out:
-        rows.append(["weights in other formats, left out", ", ".join(report.left_out), ""])
-    return rows

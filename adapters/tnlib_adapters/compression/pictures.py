@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tnlib_adapters.compression.compare_text import TextComparison
-
 QK, OV = "#3b6ea5", "#c8553d"
 GREY = "#b8b8b8"
 
@@ -159,29 +157,3 @@ def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str
     ax.locator_params(axis="x", nbins=5)
     ax.xaxis.set_major_formatter(EngFormatter(unit))  # 20 k, 3 MB
     ax.spines[["top", "right"]].set_visible(False)
-
-
-def draw_on_text(found: TextComparison) -> Figure:
-    """Draw error against numbers kept, and against the bytes of the attention, factors as they are and in int8."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for name, mine in found.by_method.items():
-        (line,) = axes[0].plot([row.kept for row in mine], [row.error for row in mine], "o-", ms=5, label=name)
-        colour = line.get_color()
-        axes[1].plot([row.n_bytes / 1e6 for row in mine], [row.error for row in mine], "o-", ms=5, color=colour)
-        axes[1].plot([r.n_bytes_int8 / 1e6 for r in mine], [r.error_int8 for r in mine], "s--", ms=4, color=colour)
-    for row, mark in zip(found.rounded, "*P", strict=True):
-        axes[1].plot(row.n_bytes / 1e6, row.error, mark, ms=12, color="black", label=f"weights {row.method}")
-    axes[1].plot([], [], "s--", ms=4, color="grey", label="the same factors in int8")
-    axes[1].axvline(found.bytes_before / 1e6, color="grey", lw=1, label="as it is")
-    axes[0].set(xlabel="numbers kept", ylabel=found.measure, yscale="log", xlim=(0, 1))
-    axes[0].xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes[1].set(xlabel="MB of the attention", xlim=(0, None))
-    for ax in axes:
-        ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=9)
-    return figure
