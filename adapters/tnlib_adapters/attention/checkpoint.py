@@ -28,6 +28,7 @@ from tnlib_adapters.checkpoints.projections import (
     take_apart,
 )
 from tnlib_adapters.checkpoints.rope import read_frequencies
+from tnlib_adapters.checkpoints.row import by_config
 from tnlib_adapters.checkpoints.tensor_file import TensorInfo
 
 
@@ -175,7 +176,7 @@ class Checkpoint:
                 f"Checkpoint.positions: positions must be learned, but a {row.model_type} has none; its layers know "
                 "the distance: use qk with a distance, or qk_tensor."
             )
-        first = row.first_position(self.config) if callable(row.first_position) else row.first_position
+        first = by_config(row.first_position, self.config)
         return self.read(f"{row.embeddings[1]}.weight")[first:]
 
     def _arguments(self, layer: int, length: int | None, function: str) -> dict[str, Any]:

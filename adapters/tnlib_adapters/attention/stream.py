@@ -9,7 +9,7 @@ from typing import Literal
 
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.projections import module_names
-from tnlib_adapters.checkpoints.row import names
+from tnlib_adapters.checkpoints.row import by_config, names
 
 # Tables that some checkpoints hold beside their weights: masks and frequencies.
 _BUFFERS = re.compile(r"(\.attn\.(masked_)?bias|\.attention\.(masked_)?bias|inv_freq|position_ids)$")
@@ -143,7 +143,7 @@ def _writers(checkpoint: Checkpoint) -> Iterator[Leg]:
 
 def _norms(checkpoint: Checkpoint) -> Iterator[StreamNorm]:
     row = checkpoint.architecture
-    place = row.norm_place(checkpoint.config) if callable(row.norm_place) else row.norm_place
+    place = by_config(row.norm_place, checkpoint.config)
     modules = list(_modules(checkpoint))
     if place is not None:
         for name in dict.fromkeys(norm for _, _, norm in modules):
@@ -155,7 +155,7 @@ def _norms(checkpoint: Checkpoint) -> Iterator[StreamNorm]:
         for behind in (row.attention_norm_after, row.mlp.norm_after if row.mlp else None):
             if behind:
                 yield _norm(checkpoint, behind.format(layer=layer), "behind")
-    final = row.final_norm(checkpoint.config) if callable(row.final_norm) else row.final_norm
+    final = by_config(row.final_norm, checkpoint.config)
     if final:
         head = _head(checkpoint)
         yield _norm(checkpoint, final, "before" if head else "output", (head,) if head else ())

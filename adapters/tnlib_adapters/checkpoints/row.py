@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 Config = Mapping[str, Any]
+T = TypeVar("T")
 Names = tuple[str, ...]  # of modules, of which the first that is there counts
 
 # Keys that configs of different ages use for the same number.
@@ -120,6 +121,11 @@ class Architecture:
     def stated(self, config: Config, key: str) -> Any:
         """Return a value of a config where null is an answer, and the default only where the key is missing."""
         return config[key] if key in config else self.defaults.get(key)
+
+
+def by_config(fact: T | Callable[[Config], T], config: Config) -> T:
+    """Return a fact of a row, which may depend on the config."""
+    return fact(config) if callable(fact) else fact
 
 
 def names(one_or_more: str | Names | None) -> Names:

@@ -10,6 +10,7 @@ from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.stacks import View, mlp
 from tnlib_adapters.attention.stream import full_name
+from tnlib_adapters.checkpoints.row import by_config
 from tnlib_adapters.circuits.diagrams import layer_diagram
 
 _STEP = 1.6
@@ -110,8 +111,8 @@ def _checked(function: str, checkpoint: Any, layer: Any) -> int:
 def _equations(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return what each part adds to which stream, as the row of the architecture says."""
     row, config = checkpoint.architecture, checkpoint.config
-    place = row.norm_place(config) if callable(row.norm_place) else row.norm_place
-    parallel = row.parallel(config) if callable(row.parallel) else row.parallel
+    place = by_config(row.norm_place, config)
+    parallel = by_config(row.parallel, config)
     after = row.attention_norm_after is not None, row.mlp is not None and row.mlp.norm_after is not None
 
     def added(what: str, x: str, normed: bool) -> str:

@@ -12,6 +12,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_layer
 from tnlib_adapters.attention.index import as_index
+from tnlib_adapters.checkpoints.row import by_config
 
 AttentionHead = tuple[Attention, int]
 Kind = Literal["Q", "K", "V"]
@@ -71,5 +72,5 @@ def has_layer_norm(model: Any) -> bool:
     if not isinstance(model, Checkpoint):
         return False
     row = model.architecture
-    place = row.norm_place(model.config) if callable(row.norm_place) else row.norm_place
+    place = by_config(row.norm_place, model.config)
     return row.norm == "layer" and place == "before"

@@ -11,6 +11,7 @@ from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import full_name, unembedding
+from tnlib_adapters.checkpoints.row import by_config
 from tnlib_adapters.circuits.block_diagrams import block_diagram
 
 _STEP = 1.6
@@ -91,7 +92,7 @@ def _embedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
 
 def _unembedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
     row, d = checkpoint.architecture, checkpoint.sizes.d_model
-    final = row.final_norm(checkpoint.config) if callable(row.final_norm) else row.final_norm
+    final = by_config(row.final_norm, checkpoint.config)
     x = "norm(x)" if final else "x"
     name = unembedding(checkpoint)
     bubbles = (Bubble((0,), "norm"),) if final else ()

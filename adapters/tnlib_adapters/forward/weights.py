@@ -13,7 +13,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
-from tnlib_adapters.checkpoints.row import Mlp, names
+from tnlib_adapters.checkpoints.row import Mlp, by_config, names
 from tnlib_adapters.forward.embedding import PatchEmbedding, TokenEmbedding
 from tnlib_adapters.forward.layers import ACTIVATIONS, Affine, FeedForward, Norm, Unembedding
 
@@ -116,7 +116,7 @@ def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
     if table.shape[1] != d:
         raise _misfit(f"{of_tokens}.weight", (None, d), table.shape)
     positions, segments, *_ = [_tensor(checkpoint, f"{name}.weight", (None, d)) for name in others] + [None, None]
-    first = row.first_position(checkpoint.config) if callable(row.first_position) else row.first_position
+    first = by_config(row.first_position, checkpoint.config)
     return TokenEmbedding(
         tokens=table * math.sqrt(d) if row.embedding_scale else table,
         positions=None if positions is None else positions[first:],
@@ -166,7 +166,7 @@ def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
 def read_final_norm(checkpoint: Checkpoint) -> Norm | None:
     """Read the norm behind the last layer, None where there is none."""
     row = checkpoint.architecture
-    return _norm(checkpoint, row.final_norm(checkpoint.config) if callable(row.final_norm) else row.final_norm)
+    return _norm(checkpoint, by_config(row.final_norm, checkpoint.config))
 
 
 # ------------------------------------------------------------------------------------------------------- the layers
@@ -182,7 +182,7 @@ def read_attention_norms(checkpoint: Checkpoint, layer: int) -> tuple[Norm | Non
 def _normed_after(checkpoint: Checkpoint) -> bool:
     """Whether the norm of a block stands behind its sum."""
     row = checkpoint.architecture
-    return (row.norm_place(checkpoint.config) if callable(row.norm_place) else row.norm_place) == "after"
+    return by_config(row.norm_place, checkpoint.config) == "after"
 
 
 def _layer(checkpoint: Checkpoint, layer: int, length: int | None) -> list[Block]:
@@ -193,7 +193,7 @@ def _layer(checkpoint: Checkpoint, layer: int, length: int | None) -> list[Block
     if row.mlp is not None:
         norm, behind = _first_norm(checkpoint, row.mlp.norm, layer), _behind(checkpoint, row.mlp.norm_after, layer)
         blocks.append(_block(_feed_forward(checkpoint, row.mlp, layer), norm, behind, after))
-    parallel = row.parallel(checkpoint.config) if callable(row.parallel) else row.parallel
+    parallel = by_config(row.parallel, checkpoint.config)
     return [Block(tuple(b for block in blocks for b in block.branches), None)] if parallel else blocks
 
 

@@ -16,6 +16,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.folding import fold
 from tnlib_adapters.checkpoints.projections import Sizes
+from tnlib_adapters.checkpoints.row import by_config
 from tnlib_adapters.circuits import Compositions, compositions
 from tnlib_adapters.circuits.layers import Kind, has_layer_norm
 from tnlib_adapters.compression.progress import Progress
@@ -131,8 +132,7 @@ def _layers(checkpoint: Checkpoint, count: int, progress: Progress) -> tuple[lis
 
 
 def _place(checkpoint: Checkpoint) -> str | None:
-    place = checkpoint.architecture.norm_place
-    return place(checkpoint.config) if callable(place) else place
+    return by_config(checkpoint.architecture.norm_place, checkpoint.config)
 
 
 def _distances(layer: Attention) -> list[int | None]:

@@ -12,6 +12,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
 from tnlib_adapters.checkpoints.folder import TOKENIZERS
+from tnlib_adapters.checkpoints.row import by_config
 from tnlib_adapters.checkpoints.token_names import token_names
 
 _MOST = 96  # tokens; patterns of more are not told apart in a picture
@@ -67,7 +68,7 @@ def _longest(checkpoint: Checkpoint) -> int:
     """Return the most tokens of a sequence."""
     row, config = checkpoint.architecture, checkpoint.config
     stated = row.get(config, row.context) if row.context else None
-    first = row.first_position(config) if callable(row.first_position) else row.first_position
+    first = by_config(row.first_position, config)
     return int(min(_MOST, (stated or _MOST) - first))
 
 
