@@ -99,7 +99,7 @@ def test_heads_err_least_on_pairs_of_inputs() -> None:
             assert on_white[name] <= on_plain[name]
 
 
-@pytest.mark.parametrize("method", ["matrix", "heads"])
+@pytest.mark.parametrize("method", ["matrix", "heads", "tucker"])
 def test_nothing_truncated_is_nothing_changed(method: str) -> None:
     old, inputs, _, _ = layer(2)
     whole = Whitened(method, old, SIZES, inputs, turned=False)
@@ -112,7 +112,7 @@ def test_nothing_truncated_is_nothing_changed(method: str) -> None:
             np.testing.assert_allclose(a, b, atol=1e-8 * np.abs(a).max())
 
 
-@pytest.mark.parametrize("method", ["matrix", "heads"])
+@pytest.mark.parametrize("method", ["matrix", "heads", "tucker"])
 def test_inputs_that_never_leave_a_plane(method: str) -> None:
     """A singular moment is the rule: a bias, a norm, few tokens."""
     old, inputs, x, y = layer(3)
@@ -120,14 +120,14 @@ def test_inputs_that_never_leave_a_plane(method: str) -> None:
     flat[:, 5:] = 0
     wide = np.concatenate([flat, np.ones((N, 1))], axis=1)
     white = Whitened(method, old, SIZES, Inputs(wide.T @ wide, inputs.y * 0), turned=False)
-    new = at(white, old, 3)
+    new = at(white, old, 20 if method == "tucker" else 3)  # its options are many, and grow slowly
     assert all(np.isfinite(w).all() for w in new.weights.values())
-    names = "qk" if method == "matrix" else [f"qk{head}" for head in range(HEADS)]
+    names = [f"qk{head}" for head in range(HEADS)] if method == "heads" else "qk"
     assert max(errors(old, new, flat, y)[name] for name in names) < 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", ["matrix", "whitened"])
+@pytest.mark.parametrize("method", ["matrix", "whitened", "ttm", "tucker"])
 def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
     method: str, name: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +163,9 @@ def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> Non
         tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="whitened", calibrate=short)
     with refused(ArgumentError, "with calibrate, of heads, whitened, matrix", "'whitened'"):
         tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="whitened")
-    with refused(ArgumentError, "max_error cannot be met by method 'whitened'"):
-        tnlib_adapters.compress(folders["bert"], out, max_error=0.1, method="whitened", calibrate=text)
+    for method in ("whitened", "ttm", "tucker"):
+        with refused(ArgumentError, f"max_error cannot be met by method {method!r}"):
+            tnlib_adapters.compress(folders["bert"], out, max_error=0.1, method=method, calibrate=text)
+    with refused(ArgumentError, "calibrate works with method 'heads', 'whitened', 'matrix', 'ttm', 'tucker', got 'cp'"):
+        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="cp", calibrate=text)
     assert not out.exists()
