@@ -11,7 +11,7 @@ from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit
 from tnlib._validate import as_array
 from tnlib.drawing import chains, networks, stars, terms
-from tnlib.drawing.graph import Diagram, Node, join
+from tnlib.drawing.graph import Diagram, join, text
 from tnlib.drawing.picture import Picture
 from tnlib.formats.cp import CP
 from tnlib.formats.kronecker import KroneckerTerms
@@ -111,7 +111,7 @@ def _column(named: Sequence[tuple[str, Diagram]]) -> Diagram:
     for title, diagram in named:
         x0, x1, y0, y1 = diagram.bounds
         placed = diagram.moved(-(x0 + x1) / 2, floor - y1)
-        heading = Diagram((Node("text", title, (0.0, floor + 0.75)),), ()) if title else None
+        heading = text(title, (0.0, floor + 0.75)) if title else None
         parts += [placed] if heading is None else [heading, placed]
         floor += y0 - y1 - _GAP - 0.9 * bool(title)
     return join(tuple(parts))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tnlib._errors import ArgumentError
 from tnlib.drawing.draw import describe
-from tnlib.drawing.graph import Diagram, Leg, Node, join
+from tnlib.drawing.graph import Diagram, Leg, join, text
 from tnlib.drawing.paint import bubble_padding
 
 _GAP = 0.42  # on either side of a sign
@@ -49,7 +49,7 @@ def equation(*parts: Any, title: str = "") -> Diagram:
     placed: list[Diagram] = []
     x = 0.0
     for part in parts:
-        one = Diagram((Node("text", part, (0.0, 0.0)),), ()) if isinstance(part, str) else describe(part)
+        one = text(part, (0.0, 0.0)) if isinstance(part, str) else describe(part)
         left, right = _extent(one)
         heights = [node.position[1] for node in one.nodes]
         level = (min(heights) + max(heights)) / 2

@@ -220,6 +220,11 @@ class Diagram:
         return replace(self, nodes=nodes, legs=legs)
 
 
+def text(words: str, at: Point) -> Diagram:
+    """Return words alone: a heading, or a sign between diagrams."""
+    return Diagram((Node("text", words, at),), ())
+
+
 def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
     """Return one diagram of several that already stand at their places."""
     _check_all("join", "diagrams", diagrams, Diagram)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tnlib import KroneckerTerms
-from tnlib.drawing.graph import Diagram, Node, join
+from tnlib.drawing.graph import Diagram, join, text
 from tnlib.drawing.terms import of_terms
 
 _GAP = 0.75  # from a sign to what stands beside it, beyond the labels of open legs
@@ -41,7 +41,7 @@ def _row(parts: Sequence[KroneckerTerms | str], title: str) -> Diagram:
     for part in parts:
         if isinstance(part, str):
             half = 0.07 * len(part)
-            placed.append(Diagram((Node("text", part, (x + half, -1.0)),), ()))
+            placed.append(text(part, (x + half, -1.0)))
             x += 2 * half + 0.1
             continue
         diagram = of_terms(part)

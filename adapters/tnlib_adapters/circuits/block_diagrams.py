@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
+from tnlib.drawing.graph import text
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.stacks import View, mlp
 from tnlib_adapters.attention.stream import full_name
 from tnlib_adapters.checkpoints.row import by_config
+from tnlib_adapters.circuits.diagram_parts import REACH, STEP
 from tnlib_adapters.circuits.diagrams import layer_diagram
 
-_STEP = 1.6
-_REACH = 0.9
 _SIDE = 0.9  # of the gate and of what it multiplies from the middle
 
 
@@ -56,7 +56,7 @@ def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = 
     floor = 0.0
     for equation, part in zip(_equations(checkpoint), parts, strict=True):
         x0, x1, y0, y1 = part.bounds
-        heading = Diagram((Node("text", f"{equation}\n{part.title}", (0.0, floor + 1.25)),), ())
+        heading = text(f"{equation}\n{part.title}", (0.0, floor + 1.25))
         placed += [heading, part.moved(-(x0 + x1) / 2, floor - y1)]
         floor += y0 - y1 - 2.8
     return join(tuple(placed), f"block {layer} of a {checkpoint.architecture.model_type}")
@@ -84,18 +84,18 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     up = "W$_↑$\nb$_↑$" if biased else "W$_↑$"
     d_ff, d_model = down.shape
     nodes = [Node("matrix", "W$_↓$", (0.0, 0.0))]
-    legs = [Leg(0, None, "stream", d_model, (-_REACH, 0.0))]
+    legs = [Leg(0, None, "stream", d_model, (-REACH, 0.0))]
     title = f"feed-forward{' with a gate' if row.gate else ''}, {d_model} to {d_ff}"
     title += ", plus b$_↓$" if _has_bias(checkpoint, down) else ""
     if row.gate is None:
-        nodes += [Node("matrix", up, (_STEP, 0.0)), Node("tensor", x, (2 * _STEP, 0.0))]
+        nodes += [Node("matrix", up, (STEP, 0.0)), Node("tensor", x, (2 * STEP, 0.0))]
         legs += [Leg(0, 1, "d_ff", d_ff), Leg(1, 2, "stream", size)]
         return Diagram((*nodes,), (*legs,), title, (Bubble((1, 2), name),))
-    nodes.append(Node("delta", "", (0.8 * _STEP, 0.0)))
+    nodes.append(Node("delta", "", (0.8 * STEP, 0.0)))
     legs.append(Leg(0, 1, "d_ff", d_ff))
     for label, y in (("gate", _SIDE), (up, -_SIDE)):
         here = len(nodes)
-        nodes += [Node("matrix", label, (1.8 * _STEP, y)), Node("tensor", x, (2.8 * _STEP, y))]
+        nodes += [Node("matrix", label, (1.8 * STEP, y)), Node("tensor", x, (2.8 * STEP, y))]
         legs += [Leg(1, here, "", d_ff), Leg(here, here + 1, "stream", size)]
     return Diagram((*nodes,), (*legs,), title, (Bubble((2, 3), name),))
 

@@ -19,6 +19,7 @@ from tnlib_adapters.circuits.diagram_parts import (
     read_stream,
     refuse_norm,
     softmax_label,
+    turned,
     weight_node,
 )
 from tnlib_adapters.circuits.layers import AttentionHead, Kind, as_kind, as_two_heads
@@ -125,7 +126,7 @@ def _composed_scores(kind: str, two: Attention, h: int, one: Attention, g: int) 
     """Describe the scores of a head that reads another one on one side; the other side reads the stream."""
     scores = query_key(two, h)
     if kind == "Q":  # the composed side is drawn on the right, and turned round at the end
-        scores = [(label, a, tip, scores[0][3] if k == 0 else "") for k, (label, a, tip, _) in enumerate(scores[::-1])]
+        scores = turned(scores)
     nodes, legs = chain(scores, two.d_head, STEP, 0.0, first=1)
     plain, other = ("Q", "K") if kind == "K" else ("K", "Q")
     nodes.insert(0, Node("tensor", read_stream(two, plain)[0], (0.0, 0.0)))

@@ -58,6 +58,12 @@ def output_value(layer: Attention, head: int | None) -> list[Piece]:
     return [("W$_O$", o, 0, "d_head" if head is None else f"head {head}"), (_named("V", layer.b_V), v, 1, "")]
 
 
+def turned(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the matrices from the other side; the name stays with the first bond."""
+    name = pieces[0][3]
+    return [(label, a, tip, "" if k else name) for k, (label, a, tip, _) in enumerate(reversed(pieces))]
+
+
 def _with_bias(weight: Array, bias: Array | None) -> Array:
     return weight if bias is None else np.concatenate([weight, bias[None]])
 

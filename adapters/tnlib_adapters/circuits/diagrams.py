@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
+from tnlib.drawing.graph import text
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.diagram_parts import (
     REACH,
@@ -126,9 +127,9 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     parts, x = [], 0.0  # where the next sign stands
     shown = list(range(heads)) if heads <= _MOST_HEADS else [0, None, heads - 1]
     for k, head in enumerate(shown):
-        parts.append(_text("=" if k == 0 else "+", x))
+        parts.append(text("=" if k == 0 else "+", (x, -ROW / 2)))
         if head is None:
-            parts.append(_text("· · ·", x + 0.6))
+            parts.append(text("· · ·", (x + 0.6, -ROW / 2)))
             x += 1.2
         else:
             parts.append(_term(layer, head, n).moved(x + 0.8 + REACH, 0.0))
@@ -197,7 +198,3 @@ def _term(layer: Attention, head: int, n: int | None) -> Diagram:
     weights, inner = chain(output_value(layer, head), layer.d_head, 0.0, -ROW, first=1)
     legs = [*position_ends(0, at, n, STEP / 2), *inner, *stream_ends(layer, 1, 2, weights)]
     return Diagram((Node("matrix", f"A$^{{{head}}}$", at), *weights), (*legs,))
-
-
-def _text(text: str, x: float) -> Diagram:
-    return Diagram((Node("text", text, (x, -ROW / 2)),), ())

@@ -8,14 +8,14 @@ from typing import Any
 
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
+from tnlib.drawing.graph import text
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import full_name, unembedding
 from tnlib_adapters.checkpoints.row import by_config
 from tnlib_adapters.circuits.block_diagrams import block_diagram
+from tnlib_adapters.circuits.diagram_parts import REACH, STEP
 
-_STEP = 1.6
-_REACH = 0.9
 _ROOM = 2.8  # from the lowest shape of a part to the first of the next: a heading stands there
 _ABOVE = 1.25  # how far above its part a heading stands
 
@@ -60,7 +60,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Dia
     floor = 0.0
     for heading, part in parts:
         if heading:
-            placed.append(Diagram((Node("text", heading, (0.0, floor + _ABOVE)),), ()))
+            placed.append(text(heading, (0.0, floor + _ABOVE)))
         if part.nodes:
             tops = [node.position[1] for node in part.nodes if heading or node.kind == "text"]
             x0, x1, y0, _ = part.bounds
@@ -111,11 +111,11 @@ def _unembedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
 
 def _row(maps: list[_Named], left: str, between: list[str], right: _Named) -> Diagram:
     """Describe matrices in a row: each with its label and the size of its leg on the left."""
-    nodes = [Node("matrix", label, (k * _STEP, 0.0)) for k, (label, _) in enumerate(maps)]
+    nodes = [Node("matrix", label, (k * STEP, 0.0)) for k, (label, _) in enumerate(maps)]
     last = len(maps) - 1
     ends: list[Any] = [
-        Leg(0, None, left, maps[0][1], (-_REACH, 0.0)),
-        Leg(last, None, right[0], right[1], (last * _STEP + _REACH, 0.0)),
+        Leg(0, None, left, maps[0][1], (-REACH, 0.0)),
+        Leg(last, None, right[0], right[1], (last * STEP + REACH, 0.0)),
     ]
     legs = [Leg(k, k + 1, between[k], maps[k + 1][1]) for k in range(last)]
     return Diagram((*nodes,), (*legs, *ends))
@@ -124,6 +124,6 @@ def _row(maps: list[_Named], left: str, between: list[str], right: _Named) -> Di
 def _sum(terms: list[Diagram]) -> Diagram:
     placed, x = [terms[0]], terms[0].bounds[1] + 1.2
     for term in terms[1:]:
-        placed += [Diagram((Node("text", "+", (x, 0.0)),), ()), term.moved(x + 1.2 - term.bounds[0], 0.0)]
+        placed += [text("+", (x, 0.0)), term.moved(x + 1.2 - term.bounds[0], 0.0)]
         x += 2.4 + term.bounds[1] - term.bounds[0]
     return join(tuple(placed))

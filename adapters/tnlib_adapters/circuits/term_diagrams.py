@@ -18,6 +18,7 @@ from tnlib_adapters.circuits.diagram_parts import (
     read_stream,
     refuse_norm,
     softmax_label,
+    turned,
 )
 from tnlib_adapters.circuits.layers import AttentionHead, as_two_heads
 from tnlib_adapters.circuits.two_layers import NAMES
@@ -159,9 +160,7 @@ def _written(
     """Return W_O W_V of the earlier head, in a row; mirrored W_V comes first."""
     one, g = earlier
     pieces = _numbered(output_value(one, g), 1)
-    if mirrored:
-        pieces = [(label, a, tip, pieces[0][3] if k == 0 else "") for k, (label, a, tip, _) in enumerate(pieces[::-1])]
-    return chain(pieces, one.d_head, x, y, first=first)
+    return chain(turned(pieces) if mirrored else pieces, one.d_head, x, y, first=first)
 
 
 def _numbered(pieces: list[Piece], layer: int) -> list[Piece]:
