@@ -16,7 +16,7 @@ import tnlib_adapters
 import tnlib_adapters.torch  # registers the layout
 from click.testing import CliRunner
 from oracles import refused
-from running_models import made_up_text
+from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
 from tnlib_adapters.compression.compare_pictures import draw_on_text
 from tnlib_adapters.compression.compare_text import ROUNDED, ROWS, compare_on_text
@@ -47,6 +47,8 @@ def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) 
         "matrix": {"method": "matrix"},
         "heads": {},
         "matrix, whitened": {"method": "matrix", "calibrate": file},
+        "ttm, whitened": {"method": "ttm", "calibrate": file},
+        "tucker, whitened": {"method": "tucker", "calibrate": file},
         "heads, whitened": {"method": "whitened", "calibrate": file},
         "heads, calibrated": {"calibrate": file},
     }.items():
@@ -92,9 +94,23 @@ def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
 
 def test_what_is_off_is_refused(folders: Any) -> None:
     checkpoint = open_checkpoint(folders["bert"])
-    with refused(ArgumentError, "compare: with calibrate, method must be one of matrix, heads", "'cp'"):
+    with refused(ArgumentError, "compare: with calibrate, method must be one of matrix, ttm, tucker, heads", "'cp'"):
         compare_on_text(checkpoint, [0.5], made_up_text(), ["cp"])
     with refused(ArgumentError, "at least ten lines"):
         compare_on_text(checkpoint, [0.5], "w1 w2\nw3 w4\n")
     with refused(ArgumentError, "keep must lie in (0, 1]"):
         compare_on_text(checkpoint, [1.5], made_up_text())
+
+
+def test_a_prime_width_leaves_out_what_cannot_split_it(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 13, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 20}
+    model = BertModel(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
+    checkpoint = open_checkpoint(save_with_tokenizer(model, tmp_path / "prime"))
+    with refused(ArgumentError, "compare", "'ttm'", "13 is prime"):
+        compare_on_text(checkpoint, [0.5], made_up_text(), ["ttm"])
+    found = compare_on_text(checkpoint, [0.5], made_up_text())
+    assert set(found.refused) == {"ttm", "ttm, whitened"}
+    assert "13 is prime" in found.refused["ttm, whitened"]
+    assert "tucker, whitened" in {row.method for row in found.rows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tnlib import ArgumentError
@@ -15,7 +16,7 @@ from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.request import check_keep, check_reads_text, check_uncompressed
+from tnlib_adapters.compression.request import check_keep, check_reads_text, check_runs, check_uncompressed
 from tnlib_adapters.compression.rows import Table, grouped, write_rows
 from tnlib_adapters.compression.text import hold_out
 from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
@@ -24,6 +25,10 @@ from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_t
 ROWS = {
     "matrix": "matrix",
     "matrix, whitened": "matrix",
+    "ttm": "ttm",
+    "ttm, whitened": "ttm",
+    "tucker": "tucker",
+    "tucker, whitened": "tucker",
     "heads": "heads",
     "heads, whitened": "heads",
     "heads, calibrated": "heads",
@@ -98,6 +103,8 @@ def compare_on_text(
             )
     check_uncompressed("compare", checkpoint)
     check_reads_text("compare", checkpoint)
+    for method in methods:  # one that was not asked for is left out instead
+        check_runs("compare", checkpoint, method)
     seen, held = hold_out(text)
     if not held:
         raise ArgumentError(
@@ -109,6 +116,11 @@ def compare_on_text(
     refused: dict[str, str] = {}
     for name, made in _factorisations(checkpoint, seen, progress):
         if methods and ROWS[name] not in methods:
+            continue
+        try:
+            check_runs("compare", checkpoint, ROWS[name])
+        except ArgumentError as problem:
+            refused[name] = str(problem).removeprefix("compare: ")
             continue
         started = time.perf_counter()
         factorisation, fit = made()
@@ -136,7 +148,10 @@ def _factorisations(
     """Yield the name of every row, and what factorises by it, together with the fit that follows."""
     from tnlib_adapters.torch.hooks.running import open_running
 
-    def whitened(method: str) -> tuple[Factorisation, Fit | None]:
+    def plain(method: str) -> tuple[Factorisation, None]:
+        return factorise(checkpoint, method, progress), None
+
+    def whitened(method: str) -> tuple[Factorisation, None]:
         return factorise_whitened(checkpoint, method, inputs_of_text(checkpoint, text, progress), progress), None
 
     def calibrated() -> tuple[Factorisation, Fit]:
@@ -150,8 +165,7 @@ def _factorisations(
 
         return factorisation_of(checkpoint, heads), fit
 
-    yield "matrix", lambda: (factorise(checkpoint, "matrix", progress), None)
-    yield "matrix, whitened", lambda: whitened("matrix")
-    yield "heads", lambda: (factorise(checkpoint, "heads", progress), None)
-    yield "heads, whitened", lambda: whitened("whitened")
+    for name, by_text in {"matrix": "matrix", "ttm": "ttm", "tucker": "tucker", "heads": "whitened"}.items():
+        yield name, partial(plain, name)
+        yield f"{name}, whitened", partial(whitened, by_text)
     yield "heads, calibrated", calibrated

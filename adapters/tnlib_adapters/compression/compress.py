@@ -66,9 +66,10 @@ def compress(
         Matrices outside the attention are stored as products of low rank, or as they are.
     calibrate
         Text file in UTF-8 like what the model is to be used on. With method "heads" every head keeps what the text
-        shows to matter, and every layer is fitted to what the original layer wrote; "matrix" truncates every weight,
-        "whitened" every head's operators, where the inputs of the layer are, and neither fits. Needs torch and
-        transformers. A tenth of the text is held out, to measure the result on.
+        shows to matter, and every layer is fitted to what the original layer wrote. The others count errors where the
+        inputs of the layer are: "matrix" of every weight, "whitened" of every head's operators, "ttm" of TT-matrices,
+        "tucker" of W_Q and W_K with one basis for all heads. Needs torch and transformers. A tenth of the text is held
+        out, to measure the result on.
     statistics
         File for what the text shows: made where there is none, gone on with after an interruption, and used again
         for another size of the same model on the same text.
