@@ -105,7 +105,7 @@ def _moments(table: Array, norm: Norm | None) -> tuple[Array | None, Array, Arra
         part = slice(start, start + _BLOCK)
         x = table[part].astype(np.float64)
         if norm is not None and divisors is not None:
-            divisors[part] = np.sqrt((x.var(axis=1) if norm.centred else np.square(x).mean(axis=1)) + norm.eps)
+            divisors[part] = norm.divisors(norm.centre(x))[:, 0]
             x = norm(x)
         mean_square[part] = np.square(x).mean(axis=1)
         variance[part] = x.var(axis=1)

@@ -7,7 +7,7 @@ its bias is a part of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,9 +177,8 @@ def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str,
     """Pass every part through a norm whose divisors are those of all of them together."""
     if norm is None:
         return parts
-    centre: Callable[[Array], Array] = (lambda x: x - x.mean(-1, keepdims=True)) if norm.centred else (lambda x: x)
-    divisors = np.sqrt(np.square(centre(_total(parts))).mean(-1, keepdims=True) + norm.eps)  # n 1
-    passed = {part: centre(x) / divisors * norm.weight for part, x in parts.items()}
+    divisors = norm.divisors(norm.centre(_total(parts)))  # n 1
+    passed = {part: norm.centre(x) / divisors * norm.weight for part, x in parts.items()}
     if norm.bias is not None:
         passed[name] = np.tile(norm.bias, (len(divisors), 1))
     return passed

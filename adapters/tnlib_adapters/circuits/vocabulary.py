@@ -109,8 +109,7 @@ class Vocabulary:
             found /= self.divisors_of_table.astype(found.dtype)[:, None]
         found += self._bias_read(columns, norm).astype(found.dtype)
         if norm is not None:
-            moments = self.variance if norm.centred else self.mean_square
-            found /= np.sqrt(moments + norm.eps).astype(found.dtype)[:, None]
+            found /= np.sqrt(self._mean_squares(norm) + norm.eps).astype(found.dtype)[:, None]
         found += constant.astype(found.dtype)
         return found
 
@@ -132,7 +131,7 @@ class Vocabulary:
         positions = None if self.positions is None else self.positions[:count]
         by, shift = self._typical(positions, norm), self._bias_read(columns, norm)
         if self.norm is not None and norm is not None:  # a norm behind a norm
-            behind = np.sqrt((self.variance if norm.centred else self.mean_square).mean() + norm.eps)
+            behind = np.sqrt(self._mean_squares(norm).mean() + norm.eps)
             by, shift = by * behind, shift / behind
         return of_tokens / by + shift + constant, None if positions is None else positions @ main / by  # i [d] r
 
@@ -171,7 +170,7 @@ class Vocabulary:
                 "pass what is added to the final stream."
             )
         if self.final is not None:
-            rows = (rows - rows.mean(axis=1, keepdims=True) if self.final.centred else rows) * self.final.weight
+            rows = self.final.centre(rows) * self.final.weight
         found = matmul(self.unembed, rows.T.astype(self.unembed.dtype)).T  # r [d] vocab
         return np.asarray(found - found.mean(axis=1, keepdims=True, dtype=np.float64).astype(found.dtype))
 
@@ -185,13 +184,16 @@ class Vocabulary:
             )
         return a
 
+    def _mean_squares(self, norm: Norm) -> Array:
+        """Return the mean square (vocab,) of every row of the stream once it is centred for this norm."""
+        return self.variance if norm.centred else self.mean_square
+
     def _homogeneous(self, tokens: slice, norm: Norm | None) -> Array:
         """Return [n(e_t), 1] of some tokens, (n, d_model + 1)."""
         x = self.table[tokens]
         x = x if self.norm is None else self.norm(x)
         if norm is not None:
-            x = x - x.mean(axis=1, keepdims=True) if norm.centred else x
-            x = x / np.sqrt((self.variance if norm.centred else self.mean_square)[tokens] + norm.eps)[:, None]
+            x = norm.centre(x) / np.sqrt(self._mean_squares(norm)[tokens] + norm.eps)[:, None]
         return np.concatenate([x, np.ones_like(x[:, :1])], axis=1).astype(self.table.dtype)
 
     def _through_norm(self, columns: Array, norm: Norm | None) -> tuple[Array, Array]:
@@ -207,7 +209,7 @@ class Vocabulary:
         if self.divisors_of_table is not None:
             squares = np.square(self.divisors_of_table)
         else:
-            squares = (self.variance if first.centred else self.mean_square) + first.eps
+            squares = self._mean_squares(first) + first.eps
         if positions is None:
             return float(np.sqrt(squares.mean()))
         mean, p = self.mean_row, positions

@@ -37,10 +37,18 @@ class Norm:
 
     def __call__(self, x: Array) -> Array:
         """Return every row brought to mean square 1, around its mean if centred, times weight plus bias."""
-        centred = x - x.mean(-1, keepdims=True) if self.centred else x
-        mean_square = (centred**2).mean(-1, keepdims=True)
-        y: Array = centred / np.sqrt(mean_square + self.eps) * self.weight
+        centred = self.centre(x)
+        y: Array = centred / self.divisors(centred) * self.weight
         return y if self.bias is None else y + self.bias
+
+    def centre(self, x: Array) -> Array:
+        """Return rows less their means, of LayerNorm; of RMSNorm as they are."""
+        return x - x.mean(-1, keepdims=True) if self.centred else x
+
+    def divisors(self, centred: Array) -> Array:
+        """Return what rows (..., d_model) that are centred are divided by, (..., 1)."""
+        found: Array = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.eps)
+        return found
 
 
 @dataclass(frozen=True)
