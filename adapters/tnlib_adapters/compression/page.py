@@ -21,13 +21,13 @@ def write_page(report: Report, file: Path) -> None:
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
         f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
         table(["", "before", "after"], summarise(report)),
+        *([f"<p>Beside rounding: {html.escape(said)}.</p>"] if (said := verdict(report)) else []),
         "<h2>Where the numbers and the bytes went</h2>",
         svg(where_it_went(report), "numbers"),
-        *([f"<p>Beside rounding: {html.escape(said)}.</p>"] if (said := verdict(report)) else []),
         *_curve(report),
         "<h2>Error of every head</h2>",
         "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
-        "QK gives the scores, OV what is written to the residual stream.</p>",
+        f"QK gives the scores, OV what is written to the residual stream.{_say_little(report)}</p>",
         svg(error_maps(report), "errors"),
         table(
             ["layer", "QK error", "OV error", "numbers before", "after"],
@@ -55,7 +55,14 @@ def _curve(report: Report) -> list[str]:
     )
     return [
         "<h2>Error against size</h2>",
-        f"<p>{html.escape(said)}, as the method predicts it for every budget from one factorisation, and what was "
-        "measured on the folder that was written.</p>",
+        f"<p>{html.escape(said)}, as the method predicts it for every budget from one factorisation; what was measured "
+        "on the folder that was written; and plain int8 where the method would take as many bytes.</p>",
         svg(error_curve(report), "curve"),
     ]
+
+
+def _say_little(report: Report) -> str:
+    """Return a warning for those who look at the weights of what was made for a text."""
+    if report.measure == RELATIVE:
+        return ""
+    return " With a text they say little: what it does not use is gone, and counts here."

@@ -41,8 +41,8 @@ def error_maps(report: Report) -> Figure:
 def _write_values(ax: Axes, values: Any, top: float) -> None:
     for (row, column), value in np.ndenumerate(values):
         dark = value < 0.6 * top
-        ax.text(column, row, f"{value:.2f}"[1:] if value < 1 else f"{value:.1f}", ha="center", va="center",
-                color="white" if dark else "black", fontsize=8)  # fmt: skip
+        said = f"{value:.2f}".removeprefix("0") if value < 0.995 else f"{value:.1f}"
+        ax.text(column, row, said, ha="center", va="center", color="white" if dark else "black", fontsize=8)
 
 
 def spectra(report: Report) -> Figure:
@@ -63,6 +63,9 @@ def spectra(report: Report) -> Figure:
         ax.set(title=f"layer {layer}", yscale="log", xlabel="singular value", ylabel="relative size")
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.label_outer()
+        if layer + columns >= n_layers:  # nothing is below, not even in a last row that is not full
+            ax.tick_params(labelbottom=True)
+            ax.set_xlabel("singular value")
     figure.legend(*_legend(report.heads[0].qk_kept is not None), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
@@ -89,22 +92,22 @@ def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
 
 
 def error_curve(report: Report) -> Figure:
-    """Draw the predicted error against the fraction kept, and what was chosen and measured."""
+    """Draw the predicted error against the fraction kept, what was chosen and measured, and plain int8 beside it."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
     ax = figure.subplots()
     kept, errors = (np.array(report.curve[name]) for name in ("kept", "predicted"))
-    shown = errors > 1e-4 * errors.max(
-        initial=0.0
-    )  # what lies below is nothing, and has no place on a logarithmic axis
+    largest = errors.max(initial=0.0)
+    shown = errors > 1e-4 * largest  # what lies below is nothing, and has no place on a logarithmic axis
     ax.plot(kept[shown], errors[shown], color=QK, label="predicted")
     if report.predicted is not None:
-        ax.plot(report.kept, report.predicted, "o", color=QK, ms=6, label=f"chosen: {report.predicted:.3g} predicted")
+        label = f"chosen: {report.predicted:.3g} predicted"
+        ax.plot(report.kept, report.predicted, "o", color=QK, mfc="none", ms=11, mew=1.5, label=label)
     if report.measured is not None:
-        label = f"measured: {report.measured:.3g}"
-        ax.plot(report.kept, report.measured, "D", color=OV, ms=6, label=label, zorder=3)
+        ax.plot(report.kept, report.measured, "D", color=OV, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
+    _draw_plain_int8(ax, report)
     ax.set(xlabel="numbers kept", ylabel=report.measure, xlim=(0, 1.01))
     if report.measure == RELATIVE or not shown.any():
         ax.set_ylim(0, None)
@@ -115,6 +118,20 @@ def error_curve(report: Report) -> Figure:
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return figure
+
+
+def _draw_plain_int8(ax: Axes, report: Report) -> None:
+    """Mark plain int8 where the method would take as many bytes: its error, or, where none was measured, its size."""
+    sizes, count = (
+        (report.bytes_before, report.n_before) if report.layout == "dense" else (report.bytes_after, report.n_after)
+    )
+    kept = report.plain_bytes / max(1, report.compressed(sizes)) * count / report.n_before
+    size = f"{report.plain_bytes / 1e6:.2f} MB"
+    if report.plain_measured is None:
+        ax.axvline(kept, color="black", ls=":", lw=1, label=f"as many bytes as plain int8: {size}")
+    else:
+        label = f"plain int8, {size}: {report.plain_measured:.2g} measured"
+        ax.plot(kept, report.plain_measured, "*", color="black", ms=11, label=label, clip_on=False)
 
 
 def where_it_went(report: Report) -> Figure:

@@ -30,13 +30,14 @@ def _sizes(report: Report) -> list[Line]:
 def _errors(report: Report) -> list[Line]:
     found = {"predicted": report.predicted, "measured": report.measured, "of plain int8": report.plain_measured}
     lines = [(f"{report.measure}, {name}", "", f"{value:.4g}") for name, value in found.items() if value is not None]
-    told = report.quality
+    twice = (f"{report.measure}, on held-out text", *(key for key in report.quality if "predicted" in key))
+    told = {key: value for key, value in report.quality.items() if key not in twice}
     for key, value in told.items():
-        name, _, when = key.rpartition(", ")
-        if when == "before" and f"{name}, after" in told:
-            lines.append((name, f"{value:.3f}", f"{told[f'{name}, after']:.3f}"))
-        elif when != "after" or f"{name}, before" not in told:
+        before, after = key.replace(", after", ", before"), key.replace(", before", ", after")
+        if before == after or not {before, after} <= told.keys():
             lines.append((key, "", f"{value:.3f}"))
+        elif key == before:
+            lines.append((key.replace(", before", ""), f"{value:.3f}", f"{told[after]:.3f}"))
     return lines
 
 

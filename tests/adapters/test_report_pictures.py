@@ -1,0 +1,106 @@
+"""What the pictures and the summary of a report show: every point where its numbers are, every number once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tnlib_adapters import builtin_path, compress
+from tnlib_adapters.compression.pictures import error_curve, error_maps, spectra
+from tnlib_adapters.compression.report import Report
+from tnlib_adapters.compression.summary import summarise
+
+CURVE = {"kept": [0.1, 0.5, 0.9], "predicted": [0.5, 0.1, 0.01]}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return compress(builtin_path(), tmp_path_factory.mktemp("pictures") / "out", keep=0.5)
+
+
+@pytest.fixture(scope="module")
+def on_text(plain: Report) -> Report:
+    """As if it had been made for a text."""
+    told = {
+        "perplexity, before, on held-out text": 8.0,
+        "perplexity, after, on held-out text": 9.0,
+        "divergence (nats a token), on held-out text": 0.12,
+        "divergence, predicted without the fit": 0.1,
+    }
+    measures = {"measure": "divergence (nats a token)", "predicted": 0.1, "measured": 0.12, "plain_measured": 1e-4}
+    return replace(plain, **measures, curve=CURVE, quality=told)
+
+
+def points(report: Report) -> dict[str, Any]:
+    """Label of everything in the picture of the curve -> its line."""
+    (ax,) = error_curve(report).axes
+    return {str(line.get_label()).partition(":")[0]: line for line in ax.lines}
+
+
+def test_the_curve_and_three_points(on_text: Report) -> None:
+    found = points(on_text)
+    np.testing.assert_array_equal(found["predicted"].get_xydata(), np.column_stack(list(CURVE.values())))
+    ((x, y),) = found["chosen"].get_xydata()
+    assert (x, y) == (on_text.kept, 0.1)
+    ((x, y),) = found["measured"].get_xydata()
+    assert (x, y) == (on_text.kept, 0.12)
+    ((x, y),) = found[f"plain int8, {on_text.plain_bytes / 1e6:.2f} MB"].get_xydata()
+    assert x == pytest.approx(on_text.plain_bytes / (4 * on_text.n_before))  # factors are in float32
+    assert y == 1e-4
+
+
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+def test_plain_int8_stands_where_as_many_bytes_are(layout: str, plain: Report) -> None:
+    sizes = plain.bytes_before if layout == "dense" else plain.bytes_after
+    found = points(replace(plain, layout=layout, bytes_after=sizes))
+    (line,) = (one for name, one in found.items() if name == "as many bytes as plain int8")
+    assert line.get_xdata()[0] == pytest.approx(plain.plain_bytes / (4 * plain.n_before))
+
+
+def test_errors_close_to_one_are_written_so(plain: Report) -> None:
+    for error, said in ((0.9951, "1.0"), (0.994, ".99"), (0.004, ".00"), (1.26, "1.3"), (0.0, ".00")):
+        heads = [replace(head, qk_error=error, ov_error=error) for head in plain.heads]
+        written = {text.get_text() for ax in error_maps(replace(plain, heads=heads)).axes[:2] for text in ax.texts}
+        assert written == {said}
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 3, 4, 5, 6])
+def test_every_panel_with_none_below_has_numbers(n_layers: int, plain: Report) -> None:
+    heads = [replace(plain.heads[0], layer=layer) for layer in range(n_layers)]
+    layers = [replace(plain.layers[0], layer=layer) for layer in range(n_layers)]
+    figure = spectra(replace(plain, heads=heads, layers=layers))
+    figure.canvas.draw()
+    shown = [ax for ax in figure.axes if ax.get_visible()]
+    assert len(shown) == n_layers
+    for k, ax in enumerate(shown):
+        labelled = any(label.get_visible() and label.get_text() for label in ax.get_xticklabels())
+        assert labelled == (k + 3 >= n_layers) == bool(ax.get_xlabel())
+
+
+def test_the_summary_says_everything_once(on_text: Report) -> None:
+    lines = {name: (before, after) for name, before, after in summarise(on_text)}
+    assert len(lines) == len(summarise(on_text))
+    assert lines["numbers in the attention"] == (f"{on_text.n_before:,}", f"{on_text.n_after:,}")
+    assert lines["perplexity, on held-out text"] == ("8.000", "9.000")
+    assert [name for name in lines if "divergence" in name] == [
+        f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8")
+    ]
+    assert lines["divergence (nats a token), measured"] == ("", "0.12")
+
+
+def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:
+    lines = {name: (before, after) for name, before, after in summarise(replace(plain, layout="dense"))}
+    assert lines["numbers in the attention"] == (f"{plain.n_before:,}",) * 2
+    assert lines["numbers of the factors it was multiplied from"] == ("", f"{plain.n_after:,}")
+
+
+def test_odd_names_of_measures_are_left_alone(plain: Report) -> None:
+    lines = summarise(replace(plain, quality={"a, before": 1.0, "b, after": 2.0, "c": 3.0}))
+    assert {("a, before", "", "1.000"), ("b, after", "", "2.000"), ("c", "", "3.000")} <= set(lines)
+
+
+def test_nothing_is_drawn_of_what_is_not_known(plain: Report) -> None:
+    found = points(replace(plain, predicted=None, measured=None))
+    assert set(found) == {"predicted", "as many bytes as plain int8"}
