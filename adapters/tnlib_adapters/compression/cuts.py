@@ -38,11 +38,10 @@ class Cut:
 
         Activations of shape (texts, tokens, heads, d_head), their gradients (probes, the same).
         """
-        a = np.moveaxis(on_left, 2, 0) @ self.left[:, None].astype(on_left.dtype)  # h b t [d] c
-        p = np.moveaxis(on_right, 3, 1) @ self.right[:, None].astype(on_right.dtype)  # p h b t [d] c
-        single = np.sum(a * p, axis=3)  # p h b [t] c
-        shape = (len(single), -1, self.group, *single.shape[2:])
-        shared: Array = np.moveaxis(single.reshape(shape).sum(2), 1, 2)  # p b g [head of g] c
+        a, p = np.moveaxis(on_left, 1, 3), np.moveaxis(on_right, 3, 2)  # b h d t, p b h t d'
+        both = a @ p  # b h d [t], p b h [t] d' -> p b h d d'
+        single = np.sum(self.left.astype(a.dtype) * (both @ self.right.astype(a.dtype)), axis=3)  # p b h [d] c
+        shared: Array = single.reshape(*single.shape[:2], -1, self.group, single.shape[3]).sum(3)  # p b g [head of g] c
         return np.stack([shared[..., list(unit)].sum(-1) for unit in self.units], axis=-1)
 
 
