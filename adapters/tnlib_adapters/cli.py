@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -189,6 +190,7 @@ def _errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
     """Yield a function that shows (stage, done, total) as a bar on standard error."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws over ours when it loads a model
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars

@@ -396,6 +396,73 @@ def test_compare_refuses_in_one_sentence(case: str, place: Path, monkeypatch: py
     assert digest(place) == untouched
 
 
+TEXTS: dict[str, tuple[str, str]] = {
+    "missing": ("nowhere.txt", "found none at nowhere.txt; check the path"),
+    "a folder": ("full", "found none at full; check the path"),
+    "no UTF-8": ("latin.txt", "UTF-8, got byte 0xe9 at position 3 of latin.txt"),
+    "empty": ("empty.txt", "must hold text, got none in empty.txt"),
+    "blank": ("blank.txt", "must hold text, got none in blank.txt"),
+    "without a tokenizer": ("file.txt", "needs a tokenizer beside the weights, found none in"),
+}
+WITH_A_TEXT: dict[str, list[str]] = {
+    "compress": ["compress", "in", "out", "--keep", "0.5", "--calibrate"],
+    "compare": ["compare", "in", "--out", "out", "--calibrate"],
+    "evaluate": ["evaluate", "in", "in"],
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize("name", WITH_A_TEXT)
+def test_texts_that_cannot_be_read(name: str, case: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    file, words = TEXTS[case]
+    (place / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (place / "empty.txt").touch()
+    (place / "blank.txt").write_text("  \n\n")
+    untouched = digest(place)
+    monkeypatch.chdir(place)
+    result = tnlib(*WITH_A_TEXT[name], file)
+    assert result.exit_code == 2
+    assert_one_sentence(result.stderr, (f"{name}: ", words))
+    assert digest(place) == untouched
+
+
+EVALUATE: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "missing IN": (["nowhere", "in"], ("nowhere", "check the path")),
+    "missing OUT": (["in", "nowhere"], ("nowhere", "check the path")),
+    "no checkpoint": (["in", "full"], (CONFIG,)),
+}
+
+
+@pytest.mark.parametrize("case", EVALUATE)
+def test_evaluate_refuses_in_one_sentence(case: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    arguments, words = EVALUATE[case]
+    (place / "in" / "tokenizer.json").touch()
+    monkeypatch.chdir(place)
+    result = tnlib("evaluate", *arguments, "file.txt")
+    assert result.exit_code == 2
+    assert_one_sentence(result.stderr, words)
+
+
+def test_what_is_not_installed_is_named(place: Path) -> None:
+    """Tables of numpy alone do without torch; a text does not."""
+    (place / "in" / "tokenizer.json").touch()
+    arguments = ["compress", "in", "out", "--keep", "0.5", "--calibrate", "file.txt"]
+    code = f"import sys; sys.modules['torch'] = None; from tnlib_adapters.cli import main; main({arguments})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert_one_sentence(done.stderr, ("needs torch and transformers, found no torch", "pip install 'tnlib[torch]'"))
+    assert not (place / "out").exists()
+
+
 def test_a_prime_width_is_refused_only_where_ttm_was_asked_for(place: Path) -> None:
     narrow(place / "in")
     named = tnlib("compare", place / "in", "--method", "ttm", "--out", place / "table")

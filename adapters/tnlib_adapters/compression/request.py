@@ -120,12 +120,12 @@ def check_reads_text(function: str, checkpoint: Checkpoint) -> None:
     row, folder = checkpoint.architecture, checkpoint.folder.path
     if row.reads != "tokens":
         raise ArgumentError(
-            f"{function}: IN must read text, got a {row.model_type}, which reads {row.reads}; leave the text out."
+            f"{function}: IN must read text, got a {row.model_type}, which reads {row.reads}; do without a text."
         )
     if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
         raise ArgumentError(
-            f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there, or leave "
-            "the text out."
+            f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there, or do "
+            "without a text."
         )
 
 

@@ -18,18 +18,21 @@ def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> st
     Raises
     ------
     MissingFileError, ArgumentError
-        If there is no such file, or it is no text.
+        If there is no such file, it is no text, or there is nothing in it.
     """
     file = as_path(function, parameter, path)
     if not file.is_file():
         raise MissingFileError(f"{function}: {parameter} must be a text file, found none at {file}; check the path.")
     try:
-        return file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
         raise ArgumentError(
             f"{function}: {parameter} must be text in UTF-8, got byte 0x{problem.object[problem.start]:02x} at "
             f"position {problem.start} of {file}; convert it first."
         ) from None
+    if not text.strip():
+        raise ArgumentError(f"{function}: {parameter} must hold text, got none in {file}; name another file.")
+    return text
 
 
 def hold_out(text: str) -> tuple[str, str]:
