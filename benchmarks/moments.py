@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SENTENCES, BATCHES = 600, 8
 NAMES = {"minilm": "MiniLM", "llama": "built-in Llama"}
-COLLECTED = ("inputs of layers", "activations and gradients inside every head", "gates")
+COLLECTED = ("inputs of layers", "inputs and gradients of all four projections", "gates")
 
 Pass = Callable[["list[Batch]"], object]
 
@@ -34,17 +34,16 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     """Return batches, a plain forward pass, and every collection of `COLLECTED`."""
     import torch
     from tnlib_adapters import open_checkpoint
-    from tnlib_adapters.compression.cuts import cuts_of
+    from tnlib_adapters.compression.calibration import calibrated_layers
     from tnlib_adapters.compression.statistics import Statistics, collect, measure_gates
-    from tnlib_adapters.compression.whitening import collect_inputs, some_batches
+    from tnlib_adapters.compression.text import some_of
+    from tnlib_adapters.compression.whitening import collect_inputs
     from tnlib_adapters.torch.hooks.running import open_running
 
     model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
     text = "\n".join(sentences("docstrings", SENTENCES))
-    batches = some_batches(model, text, 2**62)[:BATCHES]
-    group = model.sizes.n_heads // model.sizes.kv_heads
-    moments = collect(model, batches).moments
-    cuts = [cuts_of(one, group, checkpoint.attention(layer).rotary) for layer, one in enumerate(moments)]
+    batches = some_of(model.batches(text), 2**62)[:BATCHES]
+    layers = calibrated_layers(checkpoint, model, batches)
 
     def plain(some: list[Batch]) -> None:
         with torch.no_grad():
@@ -52,7 +51,7 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
                 model(batch)
 
     def gates(model: RunningModel, some: list[Batch]) -> None:
-        measure_gates(model, some, cuts, Statistics(moments))
+        measure_gates(model, some, [layer.components for layer in layers], Statistics())
 
     functions: list[Callable[[RunningModel, list[Batch]], object]] = [collect_inputs, collect, gates]
     return batches, plain, {what: partial(one, model) for what, one in zip(COLLECTED, functions, strict=True)}

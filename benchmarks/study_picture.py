@@ -28,10 +28,10 @@ STYLES: dict[str, dict[str, Any]] = {
     "heads whitened": {"color": "#0072b2", "marker": "o"},
     "ttm whitened": {"color": "#e69f00", "marker": "^"},
     "tucker whitened": {"color": "#c0504d", "marker": "v"},
-    "heads by gates": {"color": "#7cbf6b", "marker": "o"},
-    "heads by gates, W_O refitted": {"color": "#2f9443", "marker": "o"},
-    "heads fitted": {"color": "#00602b", "marker": "o", "linewidth": 2.8},
-    "heads fitted, then tuned": {"color": "black", "marker": "D", "linestyle": (0, (3, 2))},
+    "calibrated, no fit": {"color": "#7cbf6b", "marker": "o"},
+    "calibrated, W_O refitted": {"color": "#2f9443", "marker": "o"},
+    "calibrated": {"color": "#00602b", "marker": "o", "linewidth": 2.8},
+    "calibrated, then tuned": {"color": "black", "marker": "D", "linestyle": (0, (3, 2))},
 }
 
 Points = dict[float, float]  # fraction kept -> 1 - cosine

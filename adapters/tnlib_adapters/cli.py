@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, METHODS, STORES, WHAT
+from tnlib_adapters.compression.names import LAYOUTS, METHODS, STORES, WHAT
 from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
@@ -53,11 +53,10 @@ def main() -> None:
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
               help="What to compress; mlp: the matrices of the feed-forward layers; all: both, and the embeddings of "
               "tokens.")  # fmt: skip
-@click.option("--method", type=click.Choice(tuple(dict.fromkeys((*METHODS, *BY_TEXT)))), default="heads",
-              show_default=True,
+@click.option("--method", type=click.Choice((*METHODS, "calibrated")), default="",
+              show_default="calibrated with --calibrate, otherwise heads",
               help="heads: each head's QK and OV operator as one; matrix: each weight; ttm, tucker, cp: the formats of "
-              "these names. With --calibrate heads, or, to compare with it, "
-              f"{', '.join(BY_TEXT[1:])}, truncated where their inputs are (whitened: heads).")  # fmt: skip
+              "these names. With --calibrate all but cp see inputs; calibrated goes further, and fits.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Text file like what the model is to be used on: heads keeps what matters on it and fits every "
               "layer to it. A tenth is held out to measure on. Needs torch, transformers, a tokenizer.")  # fmt: skip
@@ -88,7 +87,7 @@ def compress(source: str, out: Path, **asked: Any) -> None:
 @click.argument("source", metavar="IN")
 @click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
               show_default=True, help="A fraction to try; may be given several times.")  # fmt: skip
-@click.option("--method", "methods", type=click.Choice(METHODS), multiple=True,
+@click.option("--method", "methods", type=click.Choice((*METHODS, "calibrated")), multiple=True,
               help="A method to try; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Text file: what is measured instead is what methods lose on a tenth of it, plain, whitened by the "

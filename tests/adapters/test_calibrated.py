@@ -15,12 +15,16 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.attention.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibrated import CalibratedHeads, fold_biases  # noqa: E402
-from tnlib_adapters.compression.cuts import cuts_of  # noqa: E402
+from tnlib_adapters.checkpoints.products import Products  # noqa: E402
+from tnlib_adapters.checkpoints.projections import NAMES as PROJECTIONS  # noqa: E402
+from tnlib_adapters.checkpoints.projections import Projections  # noqa: E402
+from tnlib_adapters.compression.calibrated import fold_biases, with_bias_row  # noqa: E402
+from tnlib_adapters.compression.calibration import calibrated_layers  # noqa: E402
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
-from tnlib_adapters.compression.statistics import collect, measure_gates  # noqa: E402
+from tnlib_adapters.compression.plain import turns  # noqa: E402
+from tnlib_adapters.torch.hooks.attention import observe  # noqa: E402
 from tnlib_adapters.torch.hooks.local import fit_layers, install  # noqa: E402
-from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, observe, open_running  # noqa: E402
+from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, open_running  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
 
@@ -34,11 +38,6 @@ def few_steps(monkeypatch):
     monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 15)
 
 
-def layer_cuts(checkpoint, moments):
-    group = checkpoint.sizes.n_heads // checkpoint.sizes.kv_heads
-    return [cuts_of(one, group, checkpoint.attention(k).rotary) for k, one in enumerate(moments)]
-
-
 def quietly(*_: object) -> None:
     pass
 
@@ -47,17 +46,18 @@ def first_batch(model) -> Batch:
     return model.batches(made_up_text(30))[-1]
 
 
+@pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_those_of_the_model(folders, name):
-    """Moving W_Q by W_Q S changes a probe by the sum of q S dq, to second order; so does W_V by y S dy."""
-    model = open_running(folders[name])
+def test_gradients_are_those_of_the_model(folders, name, projection):
+    """Moving a weight by D changes a probe by the sum of x D p over tokens, to second order."""
+    model, checkpoint, layer = open_running(folders[name]), open_checkpoint(folders[name]), 1
     batch = first_batch(model)
     with torch.no_grad():
         out = model(batch)
-    layer, head = 1, 2
-    generator = torch.Generator().manual_seed(0)
-    seen = observe(model, batch, 1, generator)[layer]
-    s = 1e-2 * torch.randn(seen.q.shape[-1], seen.q.shape[-1], generator=torch.Generator().manual_seed(1))
+    seen = observe(model, batch, torch.Generator().manual_seed(0))[layer]
+    old = checkpoint.projections(layer)
+    weight = old.weights[projection]
+    change = 1e-2 * np.abs(weight).mean() * np.random.default_rng(1).standard_normal(weight.shape)
 
     def probe() -> float:
         """The same probe as `observe` drew, of the model as it is now."""
@@ -69,60 +69,38 @@ def test_gradients_are_those_of_the_model(folders, name):
         drawn = draw_tokens(out.softmax(-1), again)
         return float((now.log_softmax(-1).gather(-1, drawn)[..., 0] * batch.mask).sum())
 
-    module, columns = (getattr(model.layers[layer].projections["q"], part) for part in ("module", "columns"))
-    own = columns[head]
-    by_rows = model.row.stored == "out_in"
-
-    def turned(t):
-        """W_Q and b_Q of one head times 1 + t."""
-        weight, bias = old[0].clone(), None if old[1] is None else old[1].clone()
-        if by_rows:
-            weight[own] = weight[own] + t.T @ weight[own]
-        else:
-            weight[:, own] = weight[:, own] + weight[:, own] @ t
-        if bias is not None:
-            bias[own] = bias[own] + bias[own] @ t
-        return weight, bias
-
-    def install(weight, bias):
-        with torch.no_grad():
-            module.weight.copy_(weight)
-            if bias is not None:
-                module.bias.copy_(bias)
-
-    old = module.weight.detach().clone(), None if module.bias is None else module.bias.detach().clone()
     values = []
     for sign in (1.0, -1.0):
-        install(*turned(sign * s))
+        install(model, layer, Projections({**old.weights, projection: weight + sign * change}, old.biases))
         values.append(probe())
-        install(*old)
-    expected = float(torch.einsum("btd,de,bte->", seen.q[:, :, head], s, seen.dq[0, :, :, head]))
-    size = float(seen.q[:, :, head].norm() * s.norm() * seen.dq[0, :, :, head].norm())
+    read = seen.read_by(projection)[..., : len(weight)].double().numpy()
+    slopes = seen.slopes[projection].double().numpy()
+    expected = float(np.einsum("bti,ij,btj->", read, change, slopes))
+    size = float(np.linalg.norm(read) * np.linalg.norm(change) * np.linalg.norm(slopes))
     assert abs((values[0] - values[1]) / 2 - expected) <= 2e-2 * size
+    assert abs(expected) > 1e-6 * size  # the test can tell
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_biases_fold_without_a_trace(folders, name, tmp_path):
+def test_biases_fold_without_a_trace(folders, name):
     """b_K dropped and b_V inside b_O: the model of transformers computes the same."""
     before, after = open_running(folders[name]), open_running(folders[name])
     checkpoint = open_checkpoint(folders[name])
     folded = [
-        fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=checkpoint.architecture.rope is None)
+        fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not turns(checkpoint))
         for k in range(checkpoint.n_layers)
     ]
     for one in folded:
-        assert checkpoint.architecture.rope or not one.biases["k"].any()
-        assert "o" not in one.biases or not one.biases["v"].any()
-    free = [
-        type(one)(
-            {n: np.zeros(w.shape) for n, w in one.weights.items()},
-            {n: np.zeros(b.shape) for n, b in one.biases.items()},
-        )
+        assert checkpoint.architecture.rope or "k" not in one.biases or not one.biases["k"].any()
+        assert "o" not in one.biases or "v" not in one.biases or not one.biases["v"].any()
+    whole = [
+        Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
         for one in folded
     ]
-    for _ in fit_layers(
-        after, after.batches(made_up_text(20)), folded.__getitem__, free.__getitem__, n_steps=1, progress=quietly
-    ):
+    for k, one in enumerate(whole):
+        for n, weight in one.expand(checkpoint.sizes).weights.items():
+            np.testing.assert_array_equal(weight, folded[k].weights[n])
+    for _ in fit_layers(after, after.batches(made_up_text(20)), whole.__getitem__, n_steps=1, progress=quietly):
         pass
     batch = first_batch(before)
     with torch.no_grad():
@@ -135,25 +113,13 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
-    cuts = layer_cuts(checkpoint, (found := collect(model, batches)).moments)
-    gates = measure_gates(model, batches, cuts, found)
-    heads = [
-        CalibratedHeads(checkpoint.projections(k), checkpoint.sizes, cuts[k], gates[k])
-        for k in range(checkpoint.n_layers)
-    ]
-    units = [max(1, len(cut.units) // 2) for cut in cuts[0].values() for _ in range(checkpoint.sizes.kv_heads)]
+    layers = calibrated_layers(checkpoint, model, batches)
+    ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
-    for _ in fit_layers(
-        fitted,
-        batches,
-        lambda k: heads[k].truncated(units),
-        lambda k: heads[k].free(units),
-        n_steps=15,
-        progress=quietly,
-    ):
+    for _ in fit_layers(fitted, batches, lambda k: layers[k].products(ranks), n_steps=15, progress=quietly):
         pass
-    for k, one in enumerate(heads):
-        install(truncated, k, one.truncated(units))
+    for k, one in enumerate(layers):
+        install(truncated, k, one.products(ranks).expand(checkpoint.sizes))
     one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))
     if before.predicts:
         assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
@@ -174,7 +140,7 @@ def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_p
         described = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["layers"]
         counted = sum(
             int(np.prod(shape)) for layer in described for piece in layer for shape in piece["shapes"].values()
-        ) + sum(len(rows) for layer in described for piece in layer for rows in piece["rows"])
+        ) + sum(len(piece.get("rows", [])) for layer in described for piece in layer)
         assert counted == report.n_after
 
 
@@ -213,7 +179,7 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
             folders["bert"],
             {"calibrate": text, "method": "cp"},
             ArgumentError,
-            "works with method 'heads', 'whitened', 'matrix'",
+            "works with method 'calibrated', 'heads', 'matrix'",
         ),
         (without, {"calibrate": text}, TnlibError, "tokenizer"),
     ]
@@ -228,22 +194,21 @@ def test_models_that_do_not_belong_together_are_not_compared(folders, text):
         evaluate(folders["bert"], folders["gpt2_lm"], text)
 
 
+@pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", SOME)
-def test_gates_predict_what_dropping_a_little_costs(folders, name):
+def test_gates_predict_what_dropping_a_little_costs(folders, name, projection):
     """A gate turned down a little on one component: half the mean squared slope, times the square of the turn."""
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
-    batches = before.batches(text)
-    cuts = layer_cuts(checkpoint, (found := collect(before, batches)).moments)
-    gates = measure_gates(before, batches, cuts, found)
-    turn, layer, sizes = 0.05, 1, checkpoint.sizes
-    heads = CalibratedHeads(checkpoint.projections(layer), sizes, cuts[layer], gates[layer])
-    dense = heads.truncated([len(cut.units) for cut in cuts[layer].values() for _ in range(sizes.kv_heads)])
-    costs = np.sort(gates[layer]["vo"], axis=1)[:, ::-1]
-    head = int(np.argmax(costs[:, 0]))  # the component that matters most, well clear of rounding
-    dense.weights["v"][:, head * sizes.d_head] *= 1 - turn
-    install(after, layer, dense)
+    turn, k = 0.05, 1
+    layers = calibrated_layers(checkpoint, after, before.batches(text))
+    whole = layers[k].products([len(curve.costs) - 1 for curve in layers[k].curves])
+    component = layers[k].components[projection]
+    (weight,) = whole.factors[projection]
+    less = (weight - turn * np.outer(component.left[:, 0], component.right[0]),)
+    changed = Products({**whole.factors, projection: less}, whole.biased, whole.output_bias)
+    install(after, k, changed.expand(checkpoint.sizes))
     found = evaluate_running(before, after, text)
     measured = found.divergence if found.cosine is None else float(np.mean(1 - found.cosine.astype(np.float64)))
-    predicted = costs[head, 0] * turn**2 / 2
-    assert predicted / 2 <= measured <= 2 * predicted  # two probes a text, and second order in the turn
+    predicted = component.losses[0] * turn**2 / 2  # the component that matters most, well clear of rounding
+    assert predicted / 2 <= measured <= 2 * predicted  # one probe a text, and second order in the turn

@@ -47,10 +47,9 @@ def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) 
         "matrix": {"method": "matrix"},
         "heads": {},
         "matrix, whitened": {"method": "matrix", "calibrate": file},
-        "ttm, whitened": {"method": "ttm", "calibrate": file},
+        "heads, whitened": {"method": "heads", "calibrate": file},
         "tucker, whitened": {"method": "tucker", "calibrate": file},
-        "heads, whitened": {"method": "whitened", "calibrate": file},
-        "heads, calibrated": {"calibrate": file},
+        "calibrated": {"calibrate": file},
     }.items():
         row = rows[row_name]
         for store, n_bytes, error in (("float", row.n_bytes, row.error), ("int8", row.n_bytes_int8, row.error_int8)):
@@ -94,7 +93,9 @@ def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
 
 def test_what_is_off_is_refused(folders: Any) -> None:
     checkpoint = open_checkpoint(folders["bert"])
-    with refused(ArgumentError, "compare: with calibrate, method must be one of matrix, ttm, tucker, heads", "'cp'"):
+    with refused(
+        ArgumentError, "compare: with calibrate, method must be one of heads, matrix, ttm, tucker, calibrated", "'cp'"
+    ):
         compare_on_text(checkpoint, [0.5], made_up_text(), ["cp"])
     with refused(ArgumentError, "at least ten lines"):
         compare_on_text(checkpoint, [0.5], "w1 w2\nw3 w4\n")

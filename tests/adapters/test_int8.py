@@ -54,20 +54,16 @@ def test_slices_do_not_see_each_other() -> None:
     assert np.array_equal(q, plain)
 
 
-def test_pivoted_factors_have_a_scale_for_every_component_of_every_head() -> None:
+def test_every_component_of_two_factors_has_a_scale() -> None:
     rng = np.random.default_rng(1)
-    rows = ((0, 3), (), (1,))
-    blocks = [rng.standard_normal((6 - len(r), len(r))) * 10.0 ** np.arange(len(r)) for r in rows]
-    left = {"left": np.concatenate([b.ravel() for b in blocks]), "right": rng.standard_normal((3, 6))}
-    stored, scales = narrow("pivoted", left, rows)
-    shapes = {"kind": "pivoted", "ranks": [2, 0, 1], "shapes": {k: list(a.shape) for k, a in left.items()}}
-    assert {k: list(a.shape) for k, a in scales.items()} == scale_shapes(shapes)
-    wide = widen("pivoted", stored, scales, rows)
-    start = 0
-    for block in blocks:
-        found = wide["left"][start : start + block.size].reshape(block.shape)
-        start += block.size
-        assert np.all(np.abs(found - block) <= 0.501 * np.abs(block).max(axis=0, initial=0.0) / 127)
+    left, right = rng.standard_normal((6, 3)) * [1, 1e3, 1e-3], rng.standard_normal((3, 5)) * [[1e-2], [1], [1e2]]
+    arrays = {"left": left, "right": right, "bias": np.ones(5)}
+    stored, scales = narrow(arrays)
+    assert {k: list(a.shape) for k, a in scales.items()} == scale_shapes({k: a.shape for k, a in arrays.items()})
+    wide = widen(stored, scales)
+    assert np.all(np.abs(wide["left"] - left) <= 0.501 * np.abs(left).max(axis=0) / 127)
+    assert np.all(np.abs(wide["right"] - right) <= 0.501 * np.abs(right).max(axis=1, keepdims=True) / 127)
+    assert wide["bias"] is arrays["bias"]
 
 
 @pytest.mark.parametrize("method", METHODS)

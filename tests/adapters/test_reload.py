@@ -246,7 +246,7 @@ def test_saved_again_it_is_the_folder_it_came_from(model: str, method: str, fold
         np.testing.assert_array_equal(after[name].values, tensor.values)
         assert after[name].dtype == tensor.dtype
 
-    np.testing.assert_array_equal(logits(load(tmp_path / "again", model)), logits(loaded))
+    assert_close(logits(load(tmp_path / "again", model)), logits(loaded), np.float32)  # products of other addresses
     ours, theirs = (open_checkpoint(folder) for folder in (tmp_path / "again", source))
     for name, weight in ours.projections(1).weights.items():
         np.testing.assert_array_equal(weight, theirs.projections(1).weights[name])

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.checkpoints.tensor_file import read_header  # noqa: E402
-from tnlib_adapters.torch.hooks import running  # noqa: E402
+from tnlib_adapters.torch.hooks import attention, running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
@@ -45,7 +45,7 @@ def runs(monkeypatch):
     class Counted:
         count, at = 0, -1
 
-    observe = running.observe
+    observe = attention.observe
 
     def counting(*args):
         if Counted.count == Counted.at:
@@ -53,7 +53,7 @@ def runs(monkeypatch):
         Counted.count += 1
         return observe(*args)
 
-    monkeypatch.setattr(running, "observe", counting)
+    monkeypatch.setattr(attention, "observe", counting)
     return Counted
 
 
@@ -124,6 +124,6 @@ def test_other_files_are_refused_before_any_work(folders, text, tmp_path, runs):
 def test_statistics_of_another_version_are_refused(folders, text, tmp_path, monkeypatch):
     file = tmp_path / "seen"
     compress(folders[0], tmp_path / "a", text, file)
-    monkeypatch.setattr("tnlib_adapters.compression.statistics_file._VERSION", "2")
-    with pytest.raises(FileFormatError, match="version 1, this is version 2"):
+    monkeypatch.setattr("tnlib_adapters.compression.statistics_file._VERSION", "3")
+    with pytest.raises(FileFormatError, match="version 2, this is version 3"):
         compress(folders[0], tmp_path / "b", text, file)

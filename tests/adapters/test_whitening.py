@@ -127,7 +127,7 @@ def test_inputs_that_never_leave_a_plane(method: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", ["matrix", "whitened", "ttm", "tucker"])
+@pytest.mark.parametrize("method", ["matrix", "heads", "ttm", "tucker"])
 def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
     method: str, name: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:
@@ -135,8 +135,7 @@ def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
     assert 0.49 <= report.kept <= 0.5
     assert report.predicted is None
     assert report.measured is not None
-    plain = "heads" if method == "whitened" else method
-    tnlib_adapters.compress(folders[name], tmp_path / "plain", keep=0.5, method=plain)
+    tnlib_adapters.compress(folders[name], tmp_path / "plain", keep=0.5, method=method)
     found, other = (evaluate(folders[name], tmp_path / out, text).error for out in ("out", "plain"))
     assert found < 1.05 * other  # weights at random: there is little to see
     assert open_checkpoint(tmp_path / "out").attention(0).n_heads > 0
@@ -160,12 +159,13 @@ def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> Non
     short = tmp_path / "short"
     short.write_text("w1 w2 w3\n")
     with refused(ArgumentError, "too few; add text"):
-        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="whitened", calibrate=short)
-    with refused(ArgumentError, "with calibrate, of heads, whitened, matrix", "'whitened'"):
-        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="whitened")
-    for method in ("whitened", "ttm", "tucker"):
-        with refused(ArgumentError, f"max_error cannot be met by method {method!r}"):
+        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="heads", calibrate=short)
+    with refused(ArgumentError, "with calibrate, of calibrated, heads, matrix", "'calibrated'"):
+        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="calibrated")
+    for method in ("heads", "ttm", "tucker"):
+        with refused(ArgumentError, f"max_error cannot be met by method {method!r} with a text"):
             tnlib_adapters.compress(folders["bert"], out, max_error=0.1, method=method, calibrate=text)
-    with refused(ArgumentError, "calibrate works with method 'heads', 'whitened', 'matrix', 'ttm', 'tucker', got 'cp'"):
+    known = "'calibrated', 'heads', 'matrix', 'ttm', 'tucker'"
+    with refused(ArgumentError, f"calibrate works with method {known}, got 'cp'"):
         tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="cp", calibrate=text)
     assert not out.exists()

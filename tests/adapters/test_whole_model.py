@@ -75,11 +75,10 @@ def test_both_sides_weigh_the_error() -> None:
     one = Matrix("m", w, 0, Seen(x.T @ x, p.T @ p))
     best = np.linalg.svd(x @ w @ p.T, compute_uv=False)[:9]
     for rank in (1, 3):
-        left, right = (a[:, :rank] if k == 0 else a[:rank] for k, a in enumerate(one.components))
+        left, right = one.components.left[:, :rank], one.components.right[:rank]
         off = np.linalg.norm(x @ (w - left @ right) @ p.T) ** 2
         assert off == pytest.approx(np.sum(best[rank:] ** 2), rel=1e-6)
-    left, right = one.components
-    np.testing.assert_allclose(left @ right, w, atol=1e-6)
+    np.testing.assert_allclose(one.components.left @ one.components.right, w, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +96,7 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
 
     for chosen in (names[1], names[-1]):
         one = matrices[names.index(chosen)]
-        left, right = one.components
+        left, right = one.components.left, one.components.right
         loss = float(one.curves[0].errors[0] - one.curves[0].errors[1])  # of the component that matters most
         turn, module = 0.05, find_module(after.model, chosen)
         change = on_rows(before.row, chosen, turn * np.outer(left[:, 0], right[0]))
@@ -169,16 +168,16 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("what", "method"), [("mlp", "heads"), ("all", "heads"), ("mlp", "matrix"), ("all", "whitened")]
+    ("what", "method"), [("mlp", "calibrated"), ("all", "calibrated"), ("mlp", "matrix"), ("all", "heads")]
 )
 def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     source, out = folders[name], tmp_path / "out"
     report = tnlib_adapters.compress(source, out, keep=0.5, method=method, what=what, calibrate=text)
     assert 0.49 <= report.kept <= 0.5
     assert report.measured is not None
-    assert (report.predicted is None) == (method != "heads")
+    assert (report.predicted is None) == (method != "calibrated")
     assert report.plain_bytes == plain_bytes(open_checkpoint(source), what, names_of(open_checkpoint(source), what))
-    plain = "heads" if method == "whitened" else method
+    plain = "heads" if method == "calibrated" else method
     tnlib_adapters.compress(source, tmp_path / "plain", keep=0.5, method=plain, what=what)
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
 

@@ -9,6 +9,8 @@ so that an entry of modulus above 1 names a swap that raises the volume |det A[I
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from tnlib._typing import Array
@@ -45,6 +47,26 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
             m = m - np.multiply.outer(m[:, q] / m[p, q], change)
             rows[q] = p
     return None
+
+
+def leading_rows(a: Array) -> Array | None:
+    """Return rows (r,) of `a` (m, r), r <= m, by Gaussian elimination with partial pivoting: a matrix product's time.
+
+    None where its columns are dependent.
+    """
+    from scipy.linalg import lu_factor
+
+    scaled = shift(a, -exponent(a))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a pivot that is zero
+        lu, swaps = lu_factor(scaled, check_finite=False)
+    diagonal = np.abs(np.diag(lu))
+    if not diagonal.min(initial=1.0) > len(a) * np.finfo(a.dtype).eps * diagonal.max(initial=0.0):
+        return None
+    order = np.arange(len(a))
+    for k, other in enumerate(swaps):
+        order[[k, other]] = order[[other, k]]
+    return order[: a.shape[1]]
 
 
 def pivots(a: Array, *, least: float, most: int) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.folder import Folder
 from tnlib_adapters.checkpoints.int8 import narrow, scale_shapes, widen
-from tnlib_adapters.checkpoints.pivoted import unpack
+from tnlib_adapters.checkpoints.interpolative import unpack
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, expect, n_out
 from tnlib_adapters.checkpoints.tensor_file import FLOATS
 
@@ -43,51 +43,49 @@ class Piece:
     ranks
         One per head where heads share an array, otherwise ().
     rows
-        Of kind "pivoted": for each key and value head, the rows of its left factor that are a unit matrix; of kind
-        "planes": the columns that each keeps; otherwise ().
+        Of kind "interpolative": the rows of its left factor that are a unit matrix; otherwise ().
     biases
-        Of these two kinds: the projections whose biases it stands for as well.
+        Of this kind: the projections whose biases it stands for as well.
     """
 
     kind: str
     of: str
     arrays: Mapping[str, Array]
     ranks: tuple[int, ...] = ()
-    rows: tuple[tuple[int, ...], ...] = ()
+    rows: tuple[int, ...] = ()
     biases: str = ""
 
     @classmethod
     def read(cls, described: Mapping[str, Any], get: Callable[[str], Array]) -> Piece:
         """Return the piece that config.json describes; `get` reads a part, or the scale of one, by its name."""
-        kind, rows = described["kind"], tuple(tuple(one) for one in described.get("rows", ()))
         arrays = {part: get(part) for part in described["shapes"]}
         scales = {part: get(scale_name(part)) for part in described.get("scales", {})}
-        wide = widen(kind, arrays, scales, rows)
-        return cls(kind, described["of"], wide, tuple(described["ranks"]), rows, described.get("biases", ""))
+        rows, biases = tuple(described.get("rows", ())), described.get("biases", "")
+        return cls(described["kind"], described["of"], widen(arrays, scales), tuple(described["ranks"]), rows, biases)
 
     def parts(self, *, in_int8: bool) -> dict[str, tuple[Array, bool]]:
         """Return what is stored, by name, and whether it has the dtype that it comes with, not that of the file."""
         if not in_int8:
             return {part: (a, False) for part, a in self.arrays.items()}
-        stored, scales = narrow(self.kind, self.arrays, self.rows)
+        stored, scales = narrow(self.arrays)
         found = {part: (a, part in scales) for part, a in stored.items()}
         return found | {scale_name(part): (scale, True) for part, scale in scales.items()}
 
     def rounded(self) -> Piece:
         """Return the piece as it is once it has been stored in int8."""
-        stored, scales = narrow(self.kind, self.arrays, self.rows)
-        return replace(self, arrays=widen(self.kind, stored, scales, self.rows))
+        stored, scales = narrow(self.arrays)
+        return replace(self, arrays=widen(stored, scales))
 
     @property
     def n_parameters(self) -> int:
         """Count of stored numbers."""
-        return sum(a.size for a in self.arrays.values()) + sum(map(len, self.rows))
+        return sum(a.size for a in self.arrays.values()) + len(self.rows)
 
     def describe(self) -> dict[str, Any]:
         """Return what config.json says of it."""
         shapes = {part: list(a.shape) for part, a in self.arrays.items()}
         said = {"kind": self.kind, "of": self.of, "shapes": shapes, "ranks": list(self.ranks)}
-        return said | {"rows": [list(one) for one in self.rows], "biases": self.biases} if self.rows else said
+        return said | {"rows": list(self.rows), "biases": self.biases} if self.kind == "interpolative" else said
 
 
 def scale_name(part: str) -> str:
@@ -109,7 +107,7 @@ def describe(layers: Sequence[Sequence[Piece]], method: str, *, in_int8: bool = 
     """Return the section of config.json that tells how the attention of every layer is stored."""
     pieces = [[piece.describe() for piece in layer] for layer in layers]
     if in_int8:
-        pieces = [[piece | {"scales": scale_shapes(piece)} for piece in layer] for layer in pieces]
+        pieces = [[piece | {"scales": scale_shapes(piece["shapes"])} for piece in layer] for layer in pieces]
     return {"quant_method": METHOD, "version": VERSION, "method": method, "layers": pieces}
 
 
@@ -145,11 +143,10 @@ def _is_described(piece: Any) -> bool:
         and isinstance(piece.get("shapes"), dict)
         and all(isinstance(s, list) and all(type(n) is int and n >= 0 for n in s) for s in piece["shapes"].values())
         and _are_counts(piece.get("ranks"))
-        and isinstance(piece.get("rows", []), list)
-        and all(_are_counts(rows) for rows in piece.get("rows", []))
+        and _are_counts(piece.get("rows", []))
         and isinstance(piece.get("biases", ""), str)
         and set(piece.get("biases", "")) <= set(NAMES)
-        and piece.get("scales") in (None, scale_shapes(piece))
+        and piece.get("scales") in (None, scale_shapes(piece["shapes"]))
     )
 
 
@@ -159,7 +156,7 @@ def _are_counts(values: Any) -> bool:
 
 def held_biases(described: Mapping[str, Any], d_model: int) -> str:
     """Return the projections whose biases the factors hold as well: a last row, or column, beyond d_model."""
-    if described["kind"] in ("pivoted", "planes"):
+    if described["kind"] == "interpolative":
         return str(described["biases"])
     if described["kind"] in ("dense", "low_rank") and "bias" in described["shapes"]:
         return str(described["of"])
@@ -244,6 +241,21 @@ def _stack(piece: Piece, sizes: Sizes) -> Projections:
     return unstack(piece.arrays["stack"], piece.of)
 
 
+def _interpolative(piece: Piece, sizes: Sizes) -> Projections:
+    """Put the unit rows back into the left factor: the other rows of the weight are combinations of these.
+
+    `left` (m - r, r) holds the rows that are not units, the bias as the last of all m where it is one of them; `right`
+    (r, n) is those rows of the weight that are. A bias that no row holds is `bias`, or 0: what a bias of keys adds to
+    the scores of a query is the same for all keys, and what that of values adds to the output is constant.
+    """
+    name = piece.of
+    n_in = sizes.widths["o"] if name == "o" else sizes.d_model
+    together = unpack(piece.arrays["left"], piece.rows) @ piece.arrays["right"]  # m [r], [r] n
+    biases = {one: np.zeros(n_out(sizes, one)) for one in piece.biases}
+    biases |= {name: together[n_in]} if len(together) > n_in else {}
+    return Projections({name: together[:n_in]}, biases | _own_bias(piece))
+
+
 def _heads(piece: Piece, sizes: Sizes) -> Projections:
     """Put the columns of every head back into its slot of d_head, the rest of which stays zero.
 
@@ -252,23 +264,11 @@ def _heads(piece: Piece, sizes: Sizes) -> Projections:
     """
     if len(piece.ranks) != sizes.kv_heads or max(piece.ranks) > sizes.d_head:
         raise ValueError(f"ranks {piece.ranks} for {sizes.kv_heads} heads of {sizes.d_head}")
-    return _in_place(piece, sizes, [tuple(range(r)) for r in piece.ranks])
-
-
-def _planes(piece: Piece, sizes: Sizes) -> Projections:
-    """Put the columns that every key head keeps back where they turn by their own frequency, as in `_heads`."""
-    if len(piece.rows) != sizes.kv_heads or max(max(one, default=0) for one in piece.rows) >= sizes.d_head:
-        raise ValueError(f"columns {piece.rows} for {sizes.kv_heads} heads of {sizes.d_head}")
-    return _in_place(piece, sizes, piece.rows)
-
-
-def _in_place(piece: Piece, sizes: Sizes, columns: Sequence[Sequence[int]]) -> Projections:
-    """Return projections with these columns of each key and value head, and of the queries that share it, filled."""
     first, second = list(piece.of)
     left = np.zeros((len(piece.arrays["left"]), sizes.widths[first]))
     right = np.zeros((sizes.widths[second], piece.arrays["right"].shape[1]))
-    left[:, places(columns_of(first, columns, sizes), sizes.d_head)] = piece.arrays["left"]
-    right[places(columns_of(second, columns, sizes), sizes.d_head)] = piece.arrays["right"]
+    left[:, places(ranks_of(first, piece.ranks, sizes), sizes.d_head)] = piece.arrays["left"]
+    right[places(ranks_of(second, piece.ranks, sizes), sizes.d_head)] = piece.arrays["right"]
 
     d = sizes.d_model
     weights = {first: left[:d], second: right if second == "o" else right[:, :d].T}
@@ -278,41 +278,19 @@ def _in_place(piece: Piece, sizes: Sizes, columns: Sequence[Sequence[int]]) -> P
     return Projections(weights, biases)
 
 
-def _pivoted(piece: Piece, sizes: Sizes) -> Projections:
-    """Put the unit rows back into every head's left factor, then as in `_heads`.
-
-    `left` holds the other rows of all heads, one head after the other; `right` (r, d_model) the right factors, which
-    no bias is part of. What a bias of keys adds to the scores of a query is the same for all keys: it is 0. That of
-    values adds a constant to the output: it is 0 where the layer has an output bias, `bias`, to take it.
-    """
-    first = piece.of[:1]
-    n_rows = sizes.d_model + (first in piece.biases and "bias" not in piece.arrays)
-    flat, left, start = piece.arrays["left"], [], 0
-    for rows in piece.rows:
-        end = start + (n_rows - len(rows)) * len(rows)
-        left.append(unpack(flat[start:end].reshape(n_rows - len(rows), len(rows)), rows))  # m r
-        start = end
-    if start != len(flat) or tuple(map(len, piece.rows)) != piece.ranks:
-        raise ValueError(f"{len(flat)} numbers on the left for ranks {piece.ranks}")
-    arrays = {"left": np.concatenate(left, axis=1), "right": piece.arrays["right"]}
-    found = _heads(Piece("heads", piece.of, arrays, piece.ranks), sizes)
-    biases = {name: np.zeros(sizes.widths[name]) for name in piece.biases if name != "o"} | dict(found.biases)
-    return Projections(found.weights, biases | ({"o": piece.arrays["bias"]} if "bias" in piece.arrays else {}))
-
-
-def columns_of(name: str, columns: Sequence[Sequence[int]], sizes: Sizes) -> list[Sequence[int]]:
-    """Return for every head of a projection the columns that its key and value head has."""
+def ranks_of(name: str, ranks: Sequence[int], sizes: Sizes) -> list[int]:
+    """Return for every head of a projection the rank that its key and value head has."""
     group = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
-    return [one for one in columns for _ in range(group)]
+    return [r for r in ranks for _ in range(group)]
 
 
-def places(columns: Sequence[Sequence[int]], d_head: int) -> list[int]:
-    """Return the inner dimensions that these columns of all heads are.
+def places(ranks: Sequence[int], d_head: int) -> list[int]:
+    """Return the inner dimensions that heads of these ranks fill: the first ones of each.
 
-    >>> places([(0,), (1, 3)], d_head=4)
-    [0, 5, 7]
+    >>> places([1, 2], d_head=4)
+    [0, 4, 5]
     """
-    return [head * d_head + column for head, one in enumerate(columns) for column in one]
+    return [head * d_head + column for head, r in enumerate(ranks) for column in range(r)]
 
 
 def stack(projections: Projections, sizes: Sizes, of: Sequence[str] = NAMES) -> Array:
@@ -356,8 +334,7 @@ EXPAND: Mapping[str, Callable[[Piece, Sizes], Projections]] = {
     "low_rank": _low_rank,
     "ttm": _ttm,
     "heads": _heads,
-    "pivoted": _pivoted,
-    "planes": _planes,
+    "interpolative": _interpolative,
     "tucker": _tucker,
     "cp": _cp,
     "stack": _stack,

@@ -34,48 +34,27 @@ def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:
     return np.clip(np.rint(a / scale.astype(np.float64)), -top, top).astype(np.int8), scale
 
 
-def narrow(
-    kind: str, arrays: Mapping[str, Array], rows: Sequence[Sequence[int]]
-) -> tuple[dict[str, Array], dict[str, Array]]:
+def narrow(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return the arrays of a piece, those that can be in int8, and the scales of these."""
     stored, scales = dict(arrays), {}
     for part, a in arrays.items():
-        if kind == "pivoted" and part == "left":
-            found = [round_slices(block, 1) for block in _blocks(a, rows)]
-            stored[part] = np.concatenate([q.ravel() for q, _ in found])
-            scales[part] = np.concatenate([scale.ravel() for _, scale in found])
-        elif a.ndim > 1:
+        if a.ndim > 1:
             stored[part], scales[part] = round_slices(a, _leg(part, a.shape))
     return stored, scales
 
 
-def widen(
-    kind: str, arrays: Mapping[str, Array], scales: Mapping[str, Array], rows: Sequence[Sequence[int]]
-) -> dict[str, Array]:
+def widen(arrays: Mapping[str, Array], scales: Mapping[str, Array]) -> dict[str, Array]:
     """Undo `narrow`, in float32 but for the rounding."""
-    wide = dict(arrays)
-    for part, scale in scales.items():
-        if kind == "pivoted" and part == "left":
-            blocks = _blocks(arrays[part], rows)
-            own = np.split(scale, np.cumsum([len(one) for one in rows])[:-1])
-            wide[part] = np.concatenate([(q * s).ravel() for q, s in zip(blocks, own, strict=True)])
-        else:
-            wide[part] = arrays[part] * scale
-    return wide
+    return {part: a * scales[part] if part in scales else a for part, a in arrays.items()}
 
 
-def scale_shapes(described: Mapping[str, object]) -> dict[str, list[int]]:
-    """Return the shapes that the scales of a described piece have."""
-    shapes: Mapping[str, list[int]] = described["shapes"]  # type: ignore[assignment]
-    ranks: Sequence[int] = described["ranks"]  # type: ignore[assignment]
-    found: dict[str, list[int]] = {}
-    for part, shape in shapes.items():
-        if described["kind"] == "pivoted" and part == "left":
-            found[part] = [sum(ranks)]
-        elif len(shape) > 1:
-            own = _leg(part, shape)
-            found[part] = [n if leg == own else 1 for leg, n in enumerate(shape)]
-    return found
+def scale_shapes(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the shapes that the scales of parts of these shapes have."""
+    return {
+        part: [n if leg == _leg(part, shape) else 1 for leg, n in enumerate(shape)]
+        for part, shape in shapes.items()
+        if len(shape) > 1
+    }
 
 
 def _leg(part: str, shape: Sequence[int]) -> int:
@@ -83,11 +62,3 @@ def _leg(part: str, shape: Sequence[int]) -> int:
     if part in _LARGEST:
         return int(np.argmax(shape))
     return 0 if part in _FIRST else len(shape) - 1
-
-
-def _blocks(flat: Array, rows: Sequence[Sequence[int]]) -> list[Array]:
-    """Return the left factors (m - r, r) of all heads, which stand one after the other, each for its unit rows."""
-    ranks = [len(one) for one in rows]
-    m = (len(flat) + sum(r * r for r in ranks)) // max(1, sum(ranks))
-    ends = np.cumsum([(m - r) * r for r in ranks])[:-1]
-    return [part.reshape(m - r, r) for part, r in zip(np.split(flat, ends), ranks, strict=True)]

@@ -55,7 +55,7 @@ def describe_modules(pieces: Sequence[Piece], *, in_int8: bool) -> dict[str, Any
         if not is_rewritten(piece, in_int8=in_int8):
             continue
         said = piece.describe()
-        scales = {"scales": scale_shapes(said)} if in_int8 else {}
+        scales = {"scales": scale_shapes(said["shapes"])} if in_int8 else {}
         found[piece.of] = {"kind": piece.kind, "shapes": said["shapes"]} | scales
     return found
 
@@ -79,7 +79,7 @@ def _is_described(one: Any) -> bool:
         return False
     if one["kind"] == "low_rank" and shapes["left"][1] != shapes["right"][0]:
         return False
-    return one.get("scales") in (None, scale_shapes(one | {"ranks": []}))
+    return one.get("scales") in (None, scale_shapes(shapes))
 
 
 @dataclass(frozen=True)

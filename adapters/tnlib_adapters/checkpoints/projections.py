@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -180,12 +181,25 @@ def put_together(
     row: Architecture, sizes: Sizes, prefix: str, layer: int, projections: Projections
 ) -> dict[str, Array]:
     """Return the tensors of a layer as the architecture stores them: the inverse of `take_apart`."""
-    tensors: dict[str, Array] = {}
+    found = join_modules(row, sizes, prefix, layer, projections, np.concatenate)
+    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+
+
+def join_modules(
+    row: Architecture,
+    sizes: Sizes,
+    prefix: str,
+    layer: int,
+    projections: Projections,
+    concatenate: Callable[[Sequence[Any], int], Any],
+) -> dict[str, Any]:
+    """Return the tensors of a layer as views where they can be, of whatever library `concatenate` is from."""
+    tensors: dict[str, Any] = {}
     for module, held in module_names(row, prefix, layer).items():
-        on_rows = _join(row, sizes, [projections.weights[name] for name in held])  # in out
-        tensors[f"{module}.weight"] = np.ascontiguousarray(on_rows.T if row.stored == "out_in" else on_rows)
+        on_rows = _join(row, sizes, [projections.weights[name] for name in held], concatenate)  # in out
+        tensors[f"{module}.weight"] = on_rows.T if row.stored == "out_in" else on_rows
         if all(name in projections.biases for name in held):
-            tensors[f"{module}.bias"] = _join(row, sizes, [projections.biases[name] for name in held])
+            tensors[f"{module}.bias"] = _join(row, sizes, [projections.biases[name] for name in held], concatenate)
     return tensors
 
 
@@ -215,11 +229,13 @@ def _split(row: Architecture, sizes: Sizes, held: str, fused: Array) -> dict[str
     return {name: part.reshape(*fused.shape[:-1], -1) for name, part in zip("qkv", parts, strict=True)}
 
 
-def _join(row: Architecture, sizes: Sizes, parts: Sequence[Array]) -> Array:
+def _join(
+    row: Architecture, sizes: Sizes, parts: Sequence[Any], concatenate: Callable[[Sequence[Any], int], Any]
+) -> Any:
     """Put projections side by side in the last leg as the architecture stores them."""
     if len(parts) == 1:
         return parts[0]
     if row.fused == "blocks":
-        return np.concatenate(parts, axis=-1)
+        return concatenate(parts, -1)
     legs = [part.reshape(*part.shape[:-1], sizes.kv_heads, -1, sizes.d_head) for part in parts]
-    return np.concatenate(legs, axis=-2).reshape(*parts[0].shape[:-1], -1)
+    return concatenate(legs, -2).reshape(*parts[0].shape[:-1], -1)

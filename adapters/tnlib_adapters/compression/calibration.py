@@ -7,20 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tnlib import ArgumentError
-from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
-from tnlib_adapters.compression.calibrated import CalibratedHeads
+from tnlib_adapters.checkpoints.projections import NAMES, Projections
+from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases, with_bias_row
+from tnlib_adapters.compression.components import Components, components
 from tnlib_adapters.compression.counting import count_attention
-from tnlib_adapters.compression.cuts import Cut, cuts_of
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
+from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.statistics import Save, Statistics, collect, forget, measure_gates
 from tnlib_adapters.compression.statistics_file import origin, read_statistics, write_statistics
+from tnlib_adapters.compression.text import some_of
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
@@ -31,20 +31,20 @@ _TOKENS_OF_FIT = 65_536
 _STEPS = 400  # of descent in every layer
 
 
-def calibrated_heads(
+def calibrated_layers(
     checkpoint: Checkpoint,
     model: RunningModel,
     batches: Sequence[Batch],
     progress: Progress = quiet,
     *,
     file: Path | None = None,
-) -> list[CalibratedHeads]:
-    """Return the heads of every layer, their components in the order in which the text misses them.
+) -> list[CalibratedLayer]:
+    """Return the attention of every layer, the components of its weights in the order in which the text misses them.
 
     Parameters
     ----------
     checkpoint, model
-        The same model twice, with its weights and running.
+        The same model twice, with its weights and running. What the running one computes stays, its biases do not.
     batches
         Of the text.
     progress
@@ -52,27 +52,31 @@ def calibrated_heads(
     file
         Of statistics.
     """
+    from tnlib_adapters.torch.hooks.local import install
+
     sizes, n_tokens = checkpoint.sizes, sum(batch.n_tokens for batch in batches)
     if n_tokens < sizes.widths["o"]:
         raise ArgumentError(
             f"compress: the text of calibrate must have at least {sizes.widths['o']:,} tokens for heads of together "
             f"{sizes.widths['o']:,} dimensions, got {n_tokens:,}, {sizes.widths['o'] - n_tokens:,} too few; add text."
         )
-    cuts, gates = _see(checkpoint, model, _some(batches, _TOKENS_OF_STATISTICS), file, progress)
-    return [
-        CalibratedHeads(checkpoint.projections(layer), sizes, cuts[layer], gates[layer])
-        for layer in range(checkpoint.n_layers)
-    ]
+    turned, folded = turns(checkpoint), []
+    for k in range(checkpoint.n_layers):
+        folded.append(fold_biases(checkpoint.projections(k), sizes, keys=not turned))
+        install(model, k, folded[-1])  # moments are of what the folded weights read
+    found = _see(model, folded, some_of(batches, _TOKENS_OF_STATISTICS), file, checkpoint, progress)
+    dtype = checkpoint.projections(0).weights["q"].dtype
+    return [CalibratedLayer(*layer, dtype) for layer in zip(folded, found, strict=True)]
 
 
-def factorisation_of(checkpoint: Checkpoint, layers: Sequence[CalibratedHeads]) -> Factorisation:
+def factorisation_of(checkpoint: Checkpoint, layers: Sequence[CalibratedLayer]) -> Factorisation:
     """Return them as something that a budget can be shared out over."""
-    return Factorisation("heads", layers, sum(count_attention(checkpoint)), measure_of_text(checkpoint))
+    return Factorisation("calibrated", layers, sum(count_attention(checkpoint)), measure_of_text(checkpoint))
 
 
 def fitted(
     model: RunningModel,
-    layers: Sequence[CalibratedHeads],
+    layers: Sequence[CalibratedLayer],
     choice: Sequence[int],
     batches: Sequence[Batch],
     n_steps: int | None = None,
@@ -81,41 +85,43 @@ def fitted(
     """Yield the pieces of every layer after the fit, which leaves the running model truncated."""
     from tnlib_adapters.torch.hooks.local import fit_layers
 
-    n = len(choice) // len(layers)
-    chosen = [choice[k * n : (k + 1) * n] for k in range(len(layers))]
+    n = len(NAMES)
     found = fit_layers(
         model,
-        _some(batches, _TOKENS_OF_FIT),
-        lambda k: layers[k].truncated(chosen[k]),
-        lambda k: layers[k].free(chosen[k]),
+        some_of(batches, _TOKENS_OF_FIT),
+        lambda k: layers[k].products(choice[k * n : (k + 1) * n]),
         n_steps=_STEPS if n_steps is None else n_steps,
         progress=progress,
     )
-    for layer, dense, units in zip(layers, found, chosen, strict=True):
-        yield layer.packed(dense, units)
+    for layer, products in zip(layers, found, strict=True):
+        yield layer.packed(products)
 
 
 def _see(
-    checkpoint: Checkpoint, model: RunningModel, batches: Sequence[Batch], file: Path | None, progress: Progress
-) -> tuple[list[dict[str, Cut]], list[dict[str, Array]]]:
-    """Return where every layer can be cut, and what every unit of it is worth."""
+    model: RunningModel,
+    folded: Sequence[Projections],
+    batches: Sequence[Batch],
+    file: Path | None,
+    checkpoint: Checkpoint,
+    progress: Progress,
+) -> list[dict[str, Components]]:
+    """Return the components of every layer's weights, weighed by what each of them is worth."""
     so_far: Statistics | None = None
     save: Save = forget
     if file is not None:
         of = origin(checkpoint, batches)
         so_far, save = read_statistics(file, of), partial(write_statistics, file, of)
-    found = collect(model, batches, progress, so_far=so_far, save=save)
-    group = model.sizes.n_heads // model.sizes.kv_heads
-    cuts = [cuts_of(one, group, checkpoint.attention(layer).rotary) for layer, one in enumerate(found.moments)]
-    return cuts, measure_gates(model, batches, cuts, found, progress, save=save)
-
-
-def _some(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
-    """Return batches of together about so many tokens, drawn at random by a fixed seed."""
-    chosen, count = [], 0
-    for k in np.random.default_rng(0).permutation(len(batches)):
-        if count >= n_tokens:
-            break
-        chosen.append(batches[k])
-        count += batches[k].n_tokens
-    return chosen
+    statistics = collect(model, batches, progress, so_far=so_far, save=save)
+    found = []
+    for k, (weights, moments) in enumerate(zip(folded, statistics.moments, strict=True)):
+        progress("factorising", k, len(folded))
+        rows = {name: with_bias_row(weights, name) for name in NAMES}
+        found.append(
+            {name: components(row, moments.reads(name, len(row)), moments.slopes[name]) for name, row in rows.items()}
+        )
+    progress("factorising", len(folded), len(folded))
+    gates = measure_gates(model, batches, found, statistics, progress, save=save)
+    return [
+        {name: one.weighed(losses[name]) for name, one in layer.items()}
+        for layer, losses in zip(found, gates, strict=True)
+    ]

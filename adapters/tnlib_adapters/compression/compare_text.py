@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.compression.bench import Bench, Pieces, TextRow
-from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
+from tnlib_adapters.compression.calibration import calibrated_layers, factorisation_of, fitted
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
+from tnlib_adapters.compression.names import WHITENED
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import check_keep, check_reads_text, check_runs, check_uncompressed
 from tnlib_adapters.compression.rows import Table, grouped, write_rows
 from tnlib_adapters.compression.text import hold_out
-from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
+from tnlib_adapters.compression.whitening import Inputs, factorise_whitened, inputs_of_text
 
 # each row's name -> the method whose name selects it
 ROWS = {
-    "matrix": "matrix",
-    "matrix, whitened": "matrix",
-    "ttm": "ttm",
-    "ttm, whitened": "ttm",
-    "tucker": "tucker",
-    "tucker, whitened": "tucker",
-    "heads": "heads",
-    "heads, whitened": "heads",
-    "heads, calibrated": "heads",
+    **{name: method for method in WHITENED for name in (method, f"{method}, whitened")},
+    "calibrated": "calibrated",
 }
 # plain rounding of all weights, the rival of every method: name -> bits
 ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
@@ -148,24 +142,27 @@ def _factorisations(
     """Yield the name of every row, and what factorises by it, together with the fit that follows."""
     from tnlib_adapters.torch.hooks.running import open_running
 
-    def plain(method: str) -> tuple[Factorisation, None]:
+    @functools.cache
+    def inputs() -> list[Inputs]:
+        return inputs_of_text(checkpoint, text, progress)
+
+    def plain(method: str) -> tuple[Factorisation, Fit | None]:
         return factorise(checkpoint, method, progress), None
 
-    def whitened(method: str) -> tuple[Factorisation, None]:
-        return factorise_whitened(checkpoint, method, inputs_of_text(checkpoint, text, progress), progress), None
+    def whitened(method: str) -> tuple[Factorisation, Fit | None]:
+        return factorise_whitened(checkpoint, method, inputs(), progress), None
 
-    def calibrated() -> tuple[Factorisation, Fit]:
+    def calibrated(method: str) -> tuple[Factorisation, Fit | None]:
         model = open_running(checkpoint.folder.path)
         batches = model.batches(text)
-        heads = calibrated_heads(checkpoint, model, batches, progress)
+        layers = calibrated_layers(checkpoint, model, batches, progress)
 
         def fit(choice: Sequence[int]) -> Pieces:
             fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
-            return list(fitted(fresh, heads, choice, batches, progress=progress))
+            return list(fitted(fresh, layers, choice, batches, progress=progress))
 
-        return factorisation_of(checkpoint, heads), fit
+        return factorisation_of(checkpoint, layers), fit
 
-    for name, by_text in {"matrix": "matrix", "ttm": "ttm", "tucker": "tucker", "heads": "whitened"}.items():
-        yield name, partial(plain, name)
-        yield f"{name}, whitened", partial(whitened, by_text)
-    yield "heads, calibrated", calibrated
+    for name, method in ROWS.items():
+        make = calibrated if method == "calibrated" else plain if name == method else whitened
+        yield name, functools.partial(make, method)

@@ -27,7 +27,7 @@ def compress(
     *,
     keep: float | None = None,
     max_error: float | None = None,
-    method: str = "heads",
+    method: str = "",
     layout: str = "factored",
     store: str = "float",
     what: str = "attention",
@@ -53,7 +53,10 @@ def compress(
         divergence of the predictions in nats a token, before the fit. With `keep` too, both must be met.
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
-        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head).
+        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). All but
+        "cp" count errors where the text of `calibrate` has the inputs, if there is one; "calibrated" needs it: every
+        weight keeps the components that matter to the output, and every layer is fitted to what the original layer
+        wrote. By default "" that is "heads" without a text, and "calibrated" with one.
     layout
         "factored" stores the factors; "dense" the multiplied-out weights under their original names.
     store
@@ -65,11 +68,8 @@ def compress(
         (where these do not make the predictions as well). `keep` is then the fraction of the numbers in all of them.
         Matrices outside the attention are stored as products of low rank, or as they are.
     calibrate
-        Text file in UTF-8 like what the model is to be used on. With method "heads" every head keeps what the text
-        shows to matter, and every layer is fitted to what the original layer wrote. The others count errors where the
-        inputs of the layer are: "matrix" of every weight, "whitened" of every head's operators, "ttm" of TT-matrices,
-        "tucker" of W_Q and W_K with one basis for all heads. Needs torch and transformers. A tenth of the text is held
-        out, to measure the result on.
+        Text file in UTF-8 like what the model is to be used on. Needs torch and transformers. A tenth of the text is
+        held out, to measure the result on.
     statistics
         File for what the text shows: made where there is none, gone on with after an interruption, and used again
         for another size of the same model on the same text.

@@ -1,12 +1,6 @@
 r"""Feed-forward matrices and embeddings as products of low rank, under one budget with the attention.
 
-With A = E[x x^T] of what a matrix W reads and P = E[p p^T] of the gradient p at what it writes,
-
-    W' = A^-1/2 [A^1/2 W P^1/2]_r P^-1/2
-
-errs least of its rank in what the output sees, as if x and p were independent; without a text A and P are the identity,
-with one that only whitens P is. A gate on component c of it changes the output by sum_t (x_t . left_c)(right_c . p_t),
-and its mean square is what dropping the component costs, in the unit in which heads are weighed.
+Their components (`components`) are in the order in which the text misses them, or, without one, of singular values.
 """
 
 from __future__ import annotations
@@ -18,12 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.rank import tails
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.moments import triangular_root
+from tnlib_adapters.compression.components import components
 from tnlib_adapters.compression.progress import Progress, quiet
 
 if TYPE_CHECKING:
@@ -61,60 +54,31 @@ class Matrix:
     def __init__(self, name: str, weight: Array, n_bias: int, seen: Seen | None = None) -> None:
         self.name, self.fixed = name, n_bias
         self._weight = weight
-        root, self._back = _root(None if seen is None else seen.reads)
-        slope, self._ahead = _root(None if seen is None else seen.slopes)
-        inside = _times(slope, _times(root, weight.astype(np.float64)).T).T  # all roots are symmetric
-        self._u, self._s, self._vh = np.linalg.svd(inside, full_matrices=False)
-        squares = tails(self._s) ** 2
-        self.curves = [self._curve(squares / squares[0] if squares[0] > 0 else squares)]
+        self.components = components(weight, *((None, None) if seen is None else (seen.reads, seen.slopes)))
 
     def weigh(self, losses: Array) -> None:
         """Take the loss by every component, from gates, in the place of squared singular values."""
-        order = np.argsort(-losses, kind="stable")
-        self._u, self._s, self._vh = self._u[:, order], self._s[order], self._vh[order]
-        self.curves = [self._curve(np.append(np.cumsum(losses[order][::-1])[::-1], 0.0))]
+        self.components = self.components.weighed(losses)
+
+    @property
+    def curves(self) -> list[Curve]:
+        """What every rank costs and loses, and the matrix itself."""
+        unit, size = sum(self._weight.shape), self._weight.size
+        smaller = np.arange(0, min(len(self.components.losses), (size - 1) // unit) + 1)
+        return [Curve(np.append(smaller * unit, size), np.append(self.components.lost[smaller], 0.0))]
 
     @property
     def n_before(self) -> int:
         """Numbers of the matrix as it came, and of its bias."""
         return self._weight.size + self.fixed
 
-    @property
-    def components(self) -> tuple[Array, Array]:
-        """Left (in, r) and right (r, out), whose product is the matrix."""
-        roots = np.sqrt(self._s)
-        return _times(self._back, self._u * roots), _times(self._ahead, self._vh.T * roots).T
-
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
         """Return the factors of rank choice[0], or the matrix, which is the last option."""
         rank, dtype = choice[0], self._weight.dtype
         if rank == len(self.curves[0].costs) - 1:
             return [Piece("dense", self.name, {"whole": self._weight})]
-        left, right = self.components
-        return [
-            Piece("low_rank", self.name, {"left": left[:, :rank].astype(dtype), "right": right[:rank].astype(dtype)})
-        ]
-
-    def _curve(self, errors: Array) -> Curve:
-        unit, size = sum(self._weight.shape), self._weight.size
-        smaller = np.arange(0, min(len(self._s), (size - 1) // unit) + 1)
-        return Curve(np.append(smaller * unit, size), np.append(errors[smaller], 0.0))
-
-
-def _root(moments: Array | None) -> tuple[Array | None, Array | None]:
-    """Return a root and its inverse, (n, n), or of a diagonal (n,); None stands for the identity."""
-    if moments is None:
-        return None, None
-    if moments.ndim == 1:
-        root = np.sqrt(moments + 1.0)  # a word that the text does not hold may still come
-        return root, 1 / root
-    return triangular_root(moments)
-
-
-def _times(root: Array | None, x: Array) -> Array:
-    if root is None:
-        return x
-    return root[:, None] * x if root.ndim == 1 else root @ x
+        left, right = self.components.left[:, :rank], self.components.right[:rank]
+        return [Piece("low_rank", self.name, {"left": left.astype(dtype), "right": right.astype(dtype)})]
 
 
 def read_matrices(checkpoint: Checkpoint, names: Sequence[str], seen: Sequence[Seen] | None = None) -> list[Matrix]:
@@ -165,7 +129,7 @@ def weigh_matrices(
     from tnlib_adapters.torch.hooks.matrices import observe_modules
 
     names = [one.name for one in matrices]
-    sides = [tuple(side.astype(np.float32) for side in one.components) for one in matrices]
+    sides = [tuple(side.astype(np.float32) for side in (one.components.left, one.components.right)) for one in matrices]
     sums = [np.zeros(len(right)) for _, right in sides]
     generator, count = torch.Generator().manual_seed(_SEED + 1), 0
     for done, batch in enumerate(batches):

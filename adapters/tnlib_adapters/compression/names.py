@@ -1,7 +1,8 @@
 """What can be asked for, by name: read by the command line before anything heavy is loaded."""
 
 METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
-BY_TEXT = ("heads", "whitened", "matrix", "ttm", "tucker")  # with calibrate
+WHITENED = ("heads", "matrix", "ttm", "tucker")  # those that a text makes see the inputs
+BY_TEXT = ("calibrated", *WHITENED)  # with calibrate
 WHAT = ("attention", "mlp", "all")
 LAYOUTS = ("factored", "dense")
 STORES = ("float", "int8")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration import calibrated_heads, factorisation_of, fitted
+from tnlib_adapters.compression.calibration import calibrated_layers, factorisation_of, fitted
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import RELATIVE, measure_of_text
 from tnlib_adapters.compression.modules import Matrix, collect_matrices, names_of, read_matrices, weigh_matrices
@@ -17,7 +17,8 @@ from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.plan import Plan
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text, some_batches
+from tnlib_adapters.compression.text import some_of
+from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import RunningModel
@@ -60,10 +61,10 @@ def _attention(
     if not request.by_gates:
         return factorise_whitened(checkpoint, request.method, inputs_of_text(checkpoint, text, progress), progress)
     batches = model.batches(text)
-    heads = calibrated_heads(checkpoint, model, batches, progress, file=request.statistics)
+    layers = calibrated_layers(checkpoint, model, batches, progress, file=request.statistics)
     return replace(
-        factorisation_of(checkpoint, heads),
-        fit=lambda choice: fitted(model, heads, choice, batches, progress=progress),
+        factorisation_of(checkpoint, layers),
+        fit=lambda choice: fitted(model, layers, choice, batches, progress=progress),
     )
 
 
@@ -73,7 +74,7 @@ def _matrices(
     names = names_of(checkpoint, request.what)
     if not names:
         return []
-    batches = some_batches(model, text, _TOKENS)
+    batches = some_of(model.batches(text), _TOKENS)
     seen = collect_matrices(model, names, batches, progress)
     if not request.by_gates:
         return read_matrices(checkpoint, names, [replace(one, slopes=None) for one in seen])

@@ -21,7 +21,7 @@ class Request:
 
     keep: float | None = None
     max_error: float | None = None
-    method: str = "heads"
+    method: str = ""  # "calibrated" where there is a text, "heads" where there is none
     layout: str = "factored"
     store: str = "float"
     what: str = "attention"
@@ -29,6 +29,7 @@ class Request:
     statistics: Path | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "method", self.method or ("heads" if self.calibrate is None else "calibrated"))
         if self.keep is None and self.max_error is None:
             raise ArgumentError(
                 "compress: keep or max_error must be given, got neither; pass for example keep=0.5 (--keep 0.5), the "
@@ -53,7 +54,7 @@ class Request:
     @property
     def by_gates(self) -> bool:
         """Whether a text tells what every component is worth: the one way that also fits, and keeps statistics."""
-        return self.calibrate is not None and self.method == "heads"
+        return self.method == "calibrated"
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise unless this model can be compressed so."""
@@ -91,8 +92,8 @@ class Request:
             raise ArgumentError("compress: statistics must come with the text of calibrate; pass that too.")
         if not self.by_gates or self.what == "mlp":
             raise ArgumentError(
-                f"compress: statistics are those of method 'heads' on the attention, got method {self.method!r} on "
-                f"{self.what!r}; leave statistics out."
+                f"compress: statistics are those of method 'calibrated' on the attention, got method {self.method!r} "
+                f"on {self.what!r}; leave statistics out."
             )
 
 

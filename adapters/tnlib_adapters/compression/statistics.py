@@ -1,16 +1,16 @@
-"""Statistics of a running model over text: moments inside the heads, and what each of their components is worth."""
+"""Statistics of a running model over text: what its attention reads, what components of its weights are worth."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.cuts import Cut
+from tnlib_adapters.compression.components import Components
 from tnlib_adapters.compression.moments import Moments
 from tnlib_adapters.compression.progress import Progress, quiet
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
-_PROBES = 1
 _SEED = 0
 _SAVED_EVERY = 10.0  # seconds
 
@@ -31,16 +30,16 @@ class Statistics:
     Parameters
     ----------
     moments
-        For every layer, over `n_read` batches.
-    slopes
-        For every layer and kind, (key heads, units): sums of squares of the derivative by a gate on each unit, over
-        `n_weighed` batches. Empty before the first.
+        For every layer, over `n_read` batches. Empty before the first.
+    gates
+        For every layer and projection: sums of squares of the derivative by a gate on each component, over `n_weighed`
+        batches. Empty before the first.
     n_read, n_weighed
         How far it went.
     """
 
-    moments: list[Moments]
-    slopes: list[dict[str, Array]] = field(default_factory=list)
+    moments: list[Moments] = field(default_factory=list)
+    gates: list[dict[str, Array]] = field(default_factory=list)
     n_read: int = 0
     n_weighed: int = 0
 
@@ -64,18 +63,18 @@ def collect(
 
     `save` is called every few seconds and at the end.
     """
-    from tnlib_adapters.torch.hooks.running import observe
+    from tnlib_adapters.torch.hooks.attention import observe
 
-    s = model.sizes
-    found = so_far or Statistics([Moments.zeros(s.n_heads, s.d_head) for _ in model.layers])
+    found = so_far or Statistics()
     due = time.monotonic() + _SAVED_EVERY
     for done in range(found.n_read, len(batches)):
         progress("reading activations", done, len(batches))
-        seen = observe(model, batches[done], _PROBES, _generator(2 * done))
-        for moments, one in zip(found.moments, seen, strict=True):
-            for kind, a, p in (("qk", one.q, one.dq), ("vo", one.y, one.dy)):
-                moments.activations[kind] += _second_moments(a.numpy())
-                moments.gradients[kind] += _second_moments(p.numpy())
+        of_batch = [Moments.of(seen) for seen in observe(model, batches[done], _generator(2 * done))]
+        if found.moments:
+            for moments, one in zip(found.moments, of_batch, strict=True):
+                moments.add(one)
+        else:
+            found.moments = of_batch
         found.n_read = done + 1
         if time.monotonic() > due or found.n_read == len(batches):
             save(found)
@@ -84,47 +83,48 @@ def collect(
     return found
 
 
-def _second_moments(x: Array) -> Array:
-    by_head = np.moveaxis(x.reshape(-1, *x.shape[-2:]), 1, 0)  # h (texts tokens) d
-    return (by_head.transpose(0, 2, 1) @ by_head).astype(np.float64)  # h d [t] [t] d'
-
-
 def measure_gates(
     model: RunningModel,
     batches: Sequence[Batch],
-    cuts: Sequence[dict[str, Cut]],
+    layers: Sequence[Mapping[str, Components]],
     found: Statistics,
     progress: Progress = quiet,
     *,
     save: Save = forget,
 ) -> list[dict[str, Array]]:
-    """Return for every layer and kind, (key heads, units): the mean square of the derivative by a gate on each unit.
+    """Return for every layer and projection the mean square of the derivative by a gate on each of its components.
 
     The mean is over texts and probes, or tokens where those are predicted. Half of it is, to lowest order, what
-    dropping the unit takes from the cosine of the embeddings, or adds to the divergence of the predictions. Goes on
-    from where `found` ends, and leaves there what it found.
+    dropping the component takes from the cosine of the embeddings, or adds to the divergence of the predictions. Goes
+    on from where `found` ends, and leaves there what it found.
     """
-    from tnlib_adapters.torch.hooks.running import observe
+    from tnlib_adapters.torch.hooks.attention import observe
 
-    if not found.slopes:
-        found.slopes = [
-            {kind: np.zeros((len(c.left) // c.group, len(c.units))) for kind, c in layer.items()} for layer in cuts
-        ]
+    if not found.gates:
+        found.gates = [{name: np.zeros(len(one.losses)) for name, one in layer.items()} for layer in layers]
+    sides = [{name: _sides(one) for name, one in layer.items()} for layer in layers]
     due = time.monotonic() + _SAVED_EVERY
     for done in range(found.n_weighed, len(batches)):
         progress("measuring gates", done, len(batches))
-        seen = observe(model, batches[done], _PROBES, _generator(2 * done + 1))
-        for layer, sums, one in zip(cuts, found.slopes, seen, strict=True):
-            for kind, a, p in (("qk", one.q, one.dq), ("vo", one.y, one.dy)):
-                slopes = layer[kind].slopes(a.numpy(), p.numpy())  # p b g u
-                sums[kind] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 1))
+        seen = observe(model, batches[done], _generator(2 * done + 1))
+        for of_layer, sums, one in zip(sides, found.gates, seen, strict=True):
+            for name, (left, right) in of_layer.items():
+                on_left = one.read_by(name)[..., : len(left)] @ left  # b t [m] c
+                slopes = (on_left * (one.slopes[name] @ right.T)).sum(1)  # b [t] c
+                sums[name] += slopes.double().square().sum(0).numpy()
         found.n_weighed = done + 1
         if time.monotonic() > due or found.n_weighed == len(batches):
             save(found)
             due = time.monotonic() + _SAVED_EVERY
     progress("measuring gates", len(batches), len(batches))
-    count = _PROBES * sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
-    return [{kind: total / count for kind, total in layer.items()} for layer in found.slopes]
+    count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
+    return [{name: total / count for name, total in layer.items()} for layer in found.gates]
+
+
+def _sides(components: Components) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    return torch.from_numpy(components.left).float(), torch.from_numpy(components.right).float()
 
 
 def _generator(seed: int) -> torch.Generator:

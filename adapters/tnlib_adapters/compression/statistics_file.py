@@ -13,14 +13,15 @@ import numpy as np
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.projections import NAMES
 from tnlib_adapters.checkpoints.tensor_file import Entry, read_header, write_tensor_file
-from tnlib_adapters.compression.moments import KINDS, Moments
+from tnlib_adapters.compression.moments import Moments
 from tnlib_adapters.compression.statistics import Statistics
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch
 
-_FORMAT, _VERSION = "tnlib statistics of attention", "1"
+_FORMAT, _VERSION = "tnlib statistics of attention", "2"
 _BLOCK = 1 << 24
 
 
@@ -75,14 +76,11 @@ def read_statistics(file: Path, of: Mapping[str, str]) -> Statistics | None:
     arrays = {name: info.read() for name, info in tensors.items()}
     try:
         n_read, n_weighed, n_layers = (int(stored[name]) for name in ("read", "weighed", "layers"))
-        moments = [
-            Moments(*({kind: arrays[f"{k}.{part}.{kind}"] for kind in KINDS} for part in ("activations", "gradients")))
-            for k in range(n_layers)
-        ]
-        slopes = [{kind: arrays[f"{k}.slopes.{kind}"] for kind in KINDS} for k in range(n_layers if n_weighed else 0)]
+        moments = [Moments.from_arrays(_below(f"{k}.moments.", arrays)) for k in range(n_layers)]
+        gates = [{name: arrays[f"{k}.gates.{name}"] for name in NAMES} for k in range(n_layers if n_weighed else 0)]
     except (KeyError, ValueError) as problem:
         raise FileFormatError(f"compress: {file} lacks {problem}; remove it and collect again.") from None
-    return Statistics(moments, slopes, n_read, n_weighed)
+    return Statistics(moments, gates, n_read, n_weighed)
 
 
 def write_statistics(file: Path, of: Mapping[str, str], found: Statistics) -> None:
@@ -105,16 +103,16 @@ def write_statistics(file: Path, of: Mapping[str, str], found: Statistics) -> No
 
 
 def _entries(found: Statistics) -> Iterator[Entry]:
-    def entry(name: str, values: Array) -> Entry:
-        return Entry(name, "F64", np.ascontiguousarray(values, dtype="<f8"))
-
     for k, moments in enumerate(found.moments):
-        for kind in KINDS:
-            yield entry(f"{k}.activations.{kind}", moments.activations[kind])
-            yield entry(f"{k}.gradients.{kind}", moments.gradients[kind])
-    for k, slopes in enumerate(found.slopes if found.n_weighed else []):
-        for kind in KINDS:
-            yield entry(f"{k}.slopes.{kind}", slopes[kind])
+        for name, values in moments.arrays.items():
+            yield Entry(f"{k}.moments.{name}", "F32", np.ascontiguousarray(values, dtype="<f4"))
+    for k, gates in enumerate(found.gates if found.n_weighed else []):
+        for name, values in gates.items():
+            yield Entry(f"{k}.gates.{name}", "F64", np.ascontiguousarray(values, dtype="<f8"))
+
+
+def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
 
 
 def _header(file: Path) -> dict[str, str]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tnlib import ArgumentError, MissingFileError
 from tnlib._validate import as_path
+
+if TYPE_CHECKING:
+    from tnlib_adapters.torch.hooks.running import Batch
 
 _HELD_OUT = 10  # one line in so many
 
@@ -44,3 +49,10 @@ def hold_out(text: str) -> tuple[str, str]:
     used = [line for k, one in enumerate(blocks) if k not in held for line in one]
     other = [line for k, one in enumerate(blocks) if k in held for line in one]
     return "\n".join(used), "\n".join(other)
+
+
+def some_of(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
+    """Return batches of together about so many tokens, drawn at random by a fixed seed."""
+    order = np.random.default_rng(0).permutation(len(batches))
+    so_far = np.cumsum([batches[k].n_tokens for k in order])
+    return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]

@@ -33,6 +33,7 @@ from tnlib_adapters.compression.moments import triangular_root
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.shared_bases import SharedBases
+from tnlib_adapters.compression.text import some_of
 from tnlib_adapters.compression.weighted_ttm import WeightedTTMatrices
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
 _TOKENS = 65_536
-_HEADS = "whitened"  # the name that the plain "heads" go by where a text whitens them
 
 
 @dataclass(frozen=True)
@@ -152,15 +152,7 @@ def inputs_of_text(checkpoint: Checkpoint, text: str, progress: Progress = quiet
             f"compress: the text of calibrate must have at least {least:,} tokens for inputs of {least:,} dimensions, "
             f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )
-    return collect_inputs(model, some_batches(model, text, _TOKENS), progress)
-
-
-def some_batches(model: RunningModel, text: str, n_tokens: int) -> list[Batch]:
-    """Return batches of a text of together about so many tokens, drawn at random by a fixed seed."""
-    batches = model.batches(text)
-    order = np.random.default_rng(0).permutation(len(batches))
-    so_far = np.cumsum([batches[k].n_tokens for k in order])
-    return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
+    return collect_inputs(model, some_of(batches, _TOKENS), progress)
 
 
 def factorise_whitened(
@@ -174,8 +166,7 @@ def factorise_whitened(
         if method == "ttm":
             layers.append(_weighted(projections, seen))
         else:
-            plain = "heads" if method == _HEADS else method
-            layers.append(Whitened(plain, projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
+            layers.append(Whitened(method, projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
     n_before = sum(count_attention(checkpoint))
     return Factorisation(method, layers, n_before, measure_of_text(checkpoint), foretells=False)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
-from tnlib_adapters.checkpoints.factored import columns_of, rows_of_stack, scale_name
+from tnlib_adapters.checkpoints.factored import ranks_of, rows_of_stack, scale_name
 from tnlib_adapters.checkpoints.projections import Sizes, n_out
-from tnlib_adapters.torch.heads import IntoHeads, OutOfHeads, PivotedIntoHeads
+from tnlib_adapters.torch.heads import IntoHeads, OutOfHeads
+from tnlib_adapters.torch.interpolative import InterpolativeLinear
 from tnlib_adapters.torch.modules import (
     Borrowed,
     Cost,
@@ -209,7 +210,7 @@ def _legs(piece: Described, names: str) -> tuple[tuple[int, ...], tuple[int, ...
 
 def _heads(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
     d_head = sizes.d_head
-    ranks = [r for (r,) in columns_of(names, [(r,) for r in piece["ranks"]], sizes)]
+    ranks = ranks_of(names, piece["ranks"], sizes)
     if names == piece["of"][0]:
         return IntoHeads(_borrowed(piece, home, factor="left"), ranks, d_head, sizes.d_model)
     right = _borrowed(piece, home, factor="right")
@@ -218,29 +219,9 @@ def _heads(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> Fa
     return IntoHeads(right, ranks, d_head, sizes.d_model, transposed=True)
 
 
-def _planes(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    columns = columns_of(names, piece["rows"], sizes)
-    first = names == piece["of"][0]
-    return IntoHeads(
-        _borrowed(piece, home, factor="left" if first else "right"),
-        [len(one) for one in columns],
-        sizes.d_head,
-        sizes.d_model,
-        transposed=not first,
-        columns=columns,
-    )
-
-
-def _pivoted(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
-    first, has_output_bias = piece["of"][0], "bias" in piece["shapes"]
-    if names == first:
-        with_bias = first in piece["biases"] and not has_output_bias
-        left = _borrowed(piece, home, factor="left")
-        return PivotedIntoHeads(left, piece["rows"], sizes.d_head, sizes.d_model, with_bias=with_bias)
-    if names == "o" and has_output_bias:
-        ranks = [len(one) for one in columns_of("o", piece["rows"], sizes)]
-        return OutOfHeads(_borrowed(piece, home, factor="right", bias="bias"), ranks, sizes.d_head)
-    return _heads(piece, names, home, sizes)
+def _interpolative(piece: Described, names: str, home: LayerFactors, sizes: Sizes) -> FactoredLinear:
+    n_in = sizes.widths["o"] if names == "o" else sizes.d_model
+    return InterpolativeLinear(_borrowed(piece, home), piece["rows"], n_in)
 
 
 MAKE: Mapping[str, Callable[[Described, str, LayerFactors, Sizes], FactoredLinear]] = {
@@ -248,8 +229,7 @@ MAKE: Mapping[str, Callable[[Described, str, LayerFactors, Sizes], FactoredLinea
     "low_rank": _low_rank,
     "ttm": _ttm,
     "heads": _heads,
-    "pivoted": _pivoted,
-    "planes": _planes,
+    "interpolative": _interpolative,
     "tucker": _tucker,
     "cp": _cp,
     "stack": _stack,

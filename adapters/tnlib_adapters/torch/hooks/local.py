@@ -1,13 +1,14 @@
 r"""Truncated layers fitted to the layers they replace, one after the other, first to last.
 
 A layer sees what the truncated layers before it write, x', and is to write what the original layer wrote of the
-original stream x. First W_O and its bias alone, all heads at once, by least squares in closed form:
+original stream x. First the last factor R of W_O = L R and its bias alone, by least squares in closed form:
 
-    min  sum_t | y'_t W + b - o_t |^2 + ridge . |diag(E[y' y']) (W - W_O)|^2
+    min  sum_t | z_t R + b - o_t |^2 + ridge . |diag(E[z z]) (R - R_0)|^2,        z = y' L
 
-(y' what the truncated heads mix, o what the original attention wrote), then all four projections by descent on the
-squared difference at the output of the whole block. No gradient leaves the block. Columns of a head beyond its rank are
-zero and stay so.
+(y' what the truncated heads mix, o what the original attention wrote, L the identity where W_O is whole), then all
+factors of the four projections by descent on the squared difference at the output of the whole block. No gradient
+leaves the block. What is kept of a layer, its factors as they were truncated, refitted, descended or halfway, is told
+by batches that neither step has seen: by what the whole model makes of them, the layers behind as they came.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -23,13 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tnlib_adapters.checkpoints.projections import Projections, put_together, take_apart
+from tnlib_adapters.checkpoints.products import Products
+from tnlib_adapters.checkpoints.projections import NAMES, Projections, join_modules, n_out
 from tnlib_adapters.torch.hooks.running import Batch, Layer, RunningModel, input_of, output_of
 
 _RIDGE = 0.03
-_RATE = 0.03  # of a projection's root mean square, per step
+_RATE = 0.03  # of a factor's root mean square, per step
 _WARM_UP = 10
-_TOLD_BY = 4
+_TELLING = 6  # batches that tell which step is kept
+
+Factors = dict[str, list[Tensor]]  # of a projection, and of "b", the output bias
 
 
 @dataclass
@@ -42,16 +47,66 @@ class _Stream:
     truncated: Tensor
 
 
+@dataclass(frozen=True)
+class _Block:
+    """One block of the model, and how factors become its parameters."""
+
+    model: RunningModel
+    k: int
+    biased: frozenset[str]
+
+    @property
+    def layer(self) -> Layer:
+        return self.model.layers[self.k]
+
+    def parameters(self, factors: Factors) -> dict[str, Tensor]:
+        """Return the parameters of the block's attention, named below the block."""
+        sizes, weights, biases = self.model.sizes, {}, {}
+        for name in NAMES:
+            whole = reduce(torch.matmul, factors[name])
+            n_in = sizes.widths["o"] if name == "o" else sizes.d_model
+            weights[name] = whole[:n_in]
+            if name in self.biased:
+                biases[name] = whole[n_in] if len(whole) > n_in else whole.new_zeros(n_out(sizes, name))
+        biases |= {"o": factors["b"][0]} if "b" in factors else {}
+        return self.stored(Projections(cast(Any, weights), cast(Any, biases)))
+
+    def stored(self, projections: Projections) -> dict[str, Tensor]:
+        """Return the parameters that hold projections of tensors."""
+        row, sizes, layer = self.model.row, self.model.sizes, self.layer
+        joined = join_modules(row, sizes, "", self.k, projections, lambda parts, leg: torch.cat([*parts], leg))
+        base, found = row.attention.format(layer=self.k), {}
+        for part, held in row.projections.items():
+            module = layer.projections[held[0]].module
+            for kind in ("weight", "bias"):
+                if f"{base}.{part}.{kind}" in joined:
+                    found[f"{_name(layer.block, module)}.{kind}"] = joined[f"{base}.{part}.{kind}"]
+        return found
+
+    def run(self, stream: _Stream, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return what the block writes, with these parameters if there are any."""
+        args, kwargs = stream.calls[self.k]
+        moving = parameters is not None and any(t.requires_grad for t in parameters.values())
+        with torch.set_grad_enabled(moving):
+            out = functional_call(self.layer.block, dict(parameters or {}), (x, *args), kwargs)
+        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
+
+    def install(self, parameters: Mapping[str, Tensor]) -> None:
+        """Let the model have these parameters."""
+        with torch.no_grad():
+            for name, value in parameters.items():
+                self.layer.block.get_parameter(name).copy_(value)
+
+
 def fit_layers(
     model: RunningModel,
     batches: Sequence[Batch],
-    start: Callable[[int], Projections],
-    free: Callable[[int], Projections],
+    start: Callable[[int], Products],
     *,
     n_steps: int,
     seed: int = 0,
     progress: Callable[[str, int, int], None],
-) -> Iterator[Projections]:
+) -> Iterator[Products]:
     """Yield the fitted projections of every layer; the model itself is truncated as this goes on.
 
     Parameters
@@ -62,8 +117,6 @@ def fit_layers(
         Of calibration text.
     start
         Layer -> its truncated projections.
-    free
-        Layer -> arrays of the same shapes, 1 where a number may move, 0 where it stays.
     n_steps
         Of descent in every layer, one batch each.
     seed
@@ -71,28 +124,46 @@ def fit_layers(
     progress
         Called with (stage, done, total).
     """
-    streams = [_enter(model, batch) for batch in batches]
+    count = min(_TELLING, len(batches) // 2)
+    telling = [(batch, _output(model, batch)) for batch in batches[: max(1, count)]]
+    streams = [_enter(model, batch) for batch in batches[count:]]
     generator = torch.Generator().manual_seed(seed)
-    for k, layer in enumerate(model.layers):
+    for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
-        tensors = _tensors(model, layer, k, start(k))
-        scale = _steps(model, layer, k, start(k), free(k))
-        targets, refitted = _refit_output(model, layer, k, streams, tensors)
-        descended = _descend(layer, k, streams, targets, refitted, scale, n_steps, generator)
-        # near an exact fit both steps add noise: what worsens is not kept; a part of the text tells
-        best = min((tensors, refitted, descended), key=lambda tried: _loss(layer, k, streams, targets, tried))
-        _install(layer.block, best)
-        for stream, target in zip(streams, targets, strict=True):
-            stream.original = target
-            stream.truncated = _run(layer, k, stream, stream.truncated)
-        yield _projections(model, layer, k)
+        products = start(k)
+        block, factors = _Block(model, k, products.biased), _factors(products)
+        refitted = _refit_output(block, streams, factors)
+        descended = _descend(block, streams, refitted, n_steps, generator)
+        tried = (descended, _halfway(refitted, descended), refitted, factors)
+        best = min(tried, key=lambda one: _error(block, telling, one))
+        block.install(block.parameters(best))
+        for stream in streams:
+            stream.truncated = block.run(stream, stream.truncated)
+        yield _products(best, products)
     progress("fitting layers", len(model.layers), len(model.layers))
 
 
 def install(model: RunningModel, k: int, projections: Projections) -> None:
     """Put projections into the k-th layer of a running model."""
-    layer = model.layers[k]
-    _install(layer.block, _tensors(model, layer, k, projections))
+    block = _Block(model, k, frozenset(projections.biases))
+    weights = {name: _tensor(one) for name, one in projections.weights.items()}
+    biases = {name: _tensor(one) for name, one in projections.biases.items()}
+    block.install(block.stored(Projections(cast(Any, weights), cast(Any, biases))))
+
+
+def _factors(products: Products) -> Factors:
+    found = {name: [_tensor(one) for one in products.factors[name]] for name in NAMES}
+    return found | ({} if products.output_bias is None else {"b": [_tensor(products.output_bias)]})
+
+
+def _products(factors: Factors, like: Products) -> Products:
+    arrays = {name: tuple(one.numpy().astype(np.float64) for one in held) for name, held in factors.items()}
+    (bias,) = arrays.pop("b", (None,))
+    return Products(arrays, like.biased, bias)
+
+
+def _tensor(values: Any) -> Tensor:
+    return torch.from_numpy(np.array(values, np.float32))
 
 
 def _enter(model: RunningModel, batch: Batch) -> _Stream:
@@ -112,137 +183,93 @@ def _enter(model: RunningModel, batch: Batch) -> _Stream:
     return _Stream(batch, calls, entering[0], entering[0])
 
 
-def _run(layer: Layer, k: int, stream: _Stream, x: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-    args, kwargs = stream.calls[k]
-    with torch.set_grad_enabled(tensors is not None and any(t.requires_grad for t in tensors.values())):
-        out = functional_call(layer.block, dict(tensors or {}), (x, *args), kwargs)
-    return cast(Tensor, out[0] if isinstance(out, tuple) else out)
-
-
-def _refit_output(
-    model: RunningModel, layer: Layer, k: int, streams: Sequence[_Stream], tensors: dict[str, Tensor]
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Return what the original block writes, and `tensors` with W_O and its bias refitted."""
-    o = layer.projections["o"].module
+def _refit_output(block: _Block, streams: Sequence[_Stream], factors: Factors) -> Factors:
+    """Return `factors` with the last one of W_O and its bias refitted; the original streams have passed the block."""
+    o, truncated = block.layer.projections["o"].module, block.parameters(factors)
+    *first, old = factors["o"]
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
-    targets, n = [], 0
+    n = 0
     xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
     for stream in streams:
         with output_of(o, wrote, 0):
-            targets.append(_run(layer, k, stream, stream.original))
+            stream.original = block.run(stream, stream.original)
         with input_of(o, read, 0), torch.no_grad():
-            _run(layer, k, stream, stream.truncated, tensors)
-        y, target = (t[0][stream.batch.valid].double() for t in (read, wrote))
-        n += len(y)
-        xx, xy, sx, sy = xx + y.T @ y, xy + y.T @ target, sx + y.sum(0), sy + target.sum(0)
-    name = _name(layer.block, o)
-    bias = tensors.get(f"{name}.bias")
-    old = _on_rows(model, tensors[f"{name}.weight"]).double()
-    mx, my = (sx / n, sy / n) if bias is not None else (torch.zeros_like(sx), torch.zeros_like(sy))
+            block.run(stream, stream.truncated, truncated)
+        z = reduce(torch.matmul, first, read[0][stream.batch.valid]).double()  # t [w], [w] r
+        target = wrote[0][stream.batch.valid].double()
+        n += len(z)
+        xx, xy, sx, sy = xx + z.T @ z, xy + z.T @ target, sx + z.sum(0), sy + target.sum(0)
+    has_bias = "b" in factors
+    mx, my = (sx / n, sy / n) if has_bias else (torch.zeros_like(sx), torch.zeros_like(sy))
     xx, xy = xx / n - torch.outer(mx, mx), xy / n - torch.outer(mx, my)
-    diagonal = torch.diag(xx)
-    used = diagonal > 1e-12 * diagonal.max()  # columns beyond a head's rank are zero
-    some = xx[used][:, used] + torch.diag(_RIDGE * diagonal[used])
-    weight = old.clone()
-    weight[used] += torch.linalg.solve(some, (xy - xx @ old)[used])
-    tensors = dict(tensors)
-    tensors[f"{name}.weight"] = _on_rows(model, weight.float())
-    if bias is not None:
-        tensors[f"{name}.bias"] = (my - mx @ weight).float()
-    return targets, tensors
+    new = old.double()
+    if len(new):
+        damped = xx + torch.diag(_RIDGE * torch.diag(xx).clamp(min=1e-12 * float(torch.diag(xx).max())))
+        new = new + torch.linalg.solve(damped, xy - xx @ new)
+    bias = {"b": [(my - mx @ new).float()]} if has_bias else {}
+    return factors | {"o": [*first, new.float()]} | bias
 
 
 def _descend(
-    layer: Layer,
-    k: int,
+    block: _Block,
     streams: Sequence[_Stream],
-    targets: Sequence[Tensor],
-    start: Mapping[str, Tensor],
-    scale: Mapping[str, Tensor],
+    start: Factors,
     n_steps: int,
     generator: torch.Generator,
-) -> dict[str, Tensor]:
-    """Return the tensors after `n_steps` of Adam, each number measured in its own scale."""
-    moves = {name: torch.zeros_like(value, requires_grad=True) for name, value in start.items()}
-    optimiser = torch.optim.Adam(moves.values(), lr=_RATE, betas=(0.9, 0.99))
+) -> Factors:
+    """Return the factors after `n_steps` of Adam, each number measured in the root mean square of its factor."""
+    scales = {
+        name: [one.square().mean().sqrt() if one.numel() else one for one in held] for name, held in start.items()
+    }
+    moves = {name: [torch.zeros_like(one, requires_grad=True) for one in held] for name, held in start.items()}
+    optimiser = torch.optim.Adam([one for held in moves.values() for one in held], lr=_RATE, betas=(0.9, 0.99))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
     )
+
+    def moved() -> Factors:
+        return {
+            name: [one + s * move for one, s, move in zip(held, scales[name], moves[name], strict=True)]
+            for name, held in start.items()
+        }
+
     order: list[int] = []
     for _ in range(n_steps):
         order = order or torch.randperm(len(streams), generator=generator).tolist()
-        one = order.pop()
-        stream, target = streams[one], targets[one]
-        tensors = {name: start[name] + scale[name] * move for name, move in moves.items()}
-        wrote = _run(layer, k, stream, stream.truncated, tensors)
-        loss = (wrote - target)[stream.batch.valid].square().mean()
+        stream = streams[order.pop()]
+        wrote = block.run(stream, stream.truncated, block.parameters(moved()))
+        loss = (wrote - stream.original)[stream.batch.valid].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         rate.step()
-    return {name: start[name] + scale[name] * move.detach() for name, move in moves.items()}
+    return {name: [one.detach() for one in held] for name, held in moved().items()}
 
 
-def _loss(
-    layer: Layer, k: int, streams: Sequence[_Stream], targets: Sequence[Tensor], tensors: Mapping[str, Tensor]
-) -> float:
-    """Return the squared difference at the output of the block, over one batch in `_TOLD_BY`."""
+def _halfway(one: Factors, other: Factors) -> Factors:
+    return {name: [(a + b) / 2 for a, b in zip(held, other[name], strict=True)] for name, held in one.items()}
+
+
+def _error(block: _Block, telling: Sequence[tuple[Batch, Tensor]], factors: Factors) -> float:
+    """Return how far the whole model with these factors is from what it once wrote: 1 - cosine, or a divergence."""
+    block.install(block.parameters(factors))
     total = 0.0
-    for stream, target in zip(streams[::_TOLD_BY], targets[::_TOLD_BY], strict=True):
-        with torch.no_grad():
-            wrote = _run(layer, k, stream, stream.truncated, tensors)
-        total += float((wrote - target)[stream.batch.valid].square().sum())
+    for batch, before in telling:
+        after = _output(block.model, batch)
+        if block.model.predicts:
+            total += float((before.exp() * (before - after)).sum())
+        else:
+            total += float((1 - (before * after).sum(-1)).sum())
     return total
 
 
-def _tensors(model: RunningModel, layer: Layer, k: int, projections: Projections) -> dict[str, Tensor]:
-    """Return the parameters of a block's attention that hold these projections, named below the block."""
-    stored = put_together(model.row, model.sizes, "", k, projections)
-    base = model.row.attention.format(layer=k)
-    tensors = {}
-    for part, held in model.row.projections.items():
-        module = layer.projections[held[0]].module
-        for kind in ("weight", "bias"):
-            values = stored.get(f"{base}.{part}.{kind}")
-            if values is not None:
-                tensors[f"{_name(layer.block, module)}.{kind}"] = torch.from_numpy(np.array(values, np.float32))
-    return tensors
-
-
-def _steps(model: RunningModel, layer: Layer, k: int, projections: Projections, free: Projections) -> dict[str, Tensor]:
-    """Return how far each number moves in a unit step: the root mean square of its projection, 0 where it stays."""
-
-    def steps(values: Any, mask: Any) -> Any:
-        return mask * np.sqrt(np.sum(np.square(values * mask)) / max(1.0, np.sum(mask)))
-
-    weights = {name: steps(values, free.weights[name]) for name, values in projections.weights.items()}
-    biases = {name: steps(values, free.biases[name]) for name, values in projections.biases.items()}
-    return _tensors(model, layer, k, Projections(weights, biases))
-
-
-def _projections(model: RunningModel, layer: Layer, k: int) -> Projections:
-    base = model.row.attention.format(layer=k)
-    modules = {f"{base}.{part}": layer.projections[held[0]].module for part, held in model.row.projections.items()}
-
-    def get(name: str) -> Any:
-        module, _, kind = name.rpartition(".")
-        value = getattr(modules[module], kind, None)
-        return None if value is None else value.detach().numpy().astype(np.float64)
-
-    return take_apart(model.row, model.sizes, "", k, get)
-
-
-def _install(block: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def _output(model: RunningModel, batch: Batch) -> Tensor:
+    """Return the embeddings of a batch, or the logarithms of the probabilities of its tokens."""
     with torch.no_grad():
-        for name, value in tensors.items():
-            block.get_parameter(name).copy_(value)
+        out = model(batch)
+    return out[batch.valid].log_softmax(-1) if model.predicts else out
 
 
 def _name(block: nn.Module, module: nn.Module) -> str:
     return str(next(name for name, one in block.named_modules() if one is module))
-
-
-def _on_rows(model: RunningModel, weight: Tensor) -> Tensor:
-    """Return a weight as x @ weight wants it, or back."""
-    return weight.T if model.row.stored == "out_in" else weight

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,18 +28,18 @@ _LONGEST = 256  # tokens of a text
 
 @dataclass(frozen=True)
 class Projection:
-    """Where one projection of all its heads stands: columns (heads, d_head) of what a module writes (of "o": reads)."""
+    """Where one projection of all its heads stands: columns (heads, d_head) of what a module writes, or reads ("o")."""
 
     module: nn.Module
     columns: Tensor
+    reads: bool = False
 
-    def by_head(self, x: Tensor) -> Tensor:
-        """Return the columns of (..., features) as (..., heads, d_head): a view where they stand in a row."""
-        first = int(self.columns[0, 0])
-        own = torch.arange(first, first + self.columns.numel()).reshape(self.columns.shape)
-        if torch.equal(own, self.columns):
-            return x[..., first : first + own.numel()].reshape(*x.shape[:-1], *own.shape)
-        return x[..., self.columns]
+    def own(self, x: Tensor) -> Tensor:
+        """Return its part of what the module writes, (..., heads * d_head); of "o", whose columns are read, all."""
+        flat = self.columns.flatten()
+        if self.reads or (len(flat) == x.shape[-1] and bool((flat.diff() == 1).all())):
+            return x
+        return x[..., flat]
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,6 @@ class Batch:
     def n_tokens(self) -> int:
         """Count of tokens that are part of a text."""
         return int(self.mask.sum())
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One layer on one batch: q and y (texts, tokens, heads, d_head), and their gradients (probes, the same).
-
-    Entries beyond the end of a text are 0.
-    """
-
-    q: Tensor
-    y: Tensor
-    dq: Tensor
-    dy: Tensor
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,41 +154,9 @@ def running(model: Any, tokenizer: Any) -> RunningModel:
                 heads = range(0, sizes.n_heads, 1 if one in "qo" else sizes.n_heads // sizes.kv_heads)
                 slices = [columns_of_head(row, sizes, held, one, head) for head in heads]
                 columns = torch.tensor([range(s.start, s.stop) for s in slices])
-                found[one] = Projection(modules[f"{name}.{_in_memory(row, part)}"], columns)
+                found[one] = Projection(modules[f"{name}.{_in_memory(row, part)}"], columns, one == "o")
         layers.append(Layer(modules[block], found))
     return RunningModel(model, tokenizer, row, sizes, tuple(layers))
-
-
-def observe(model: RunningModel, batch: Batch, n_probes: int, generator: torch.Generator) -> list[Seen]:
-    """Run one batch and return what every layer's attention reads and mixes, with gradients of random probes.
-
-    A probe of an embedding e is v . e with v normal; of predictions, the log-probability of tokens that are drawn from
-    the predictions themselves. The mean square of its change is, to lowest order, the squared change of the embedding,
-    or twice the divergence of the predictions.
-    """
-    with ExitStack() as hooks:
-        wrote: dict[int, Tensor] = {}
-        read: dict[int, Tensor] = {}
-        hooks.enter_context(_start_of_gradients(model.layers[0].block))
-        for k, layer in enumerate(model.layers):
-            hooks.enter_context(output_of(layer.projections["q"].module, wrote, k))
-            hooks.enter_context(input_of(layer.projections["o"].module, read, k))
-        with torch.enable_grad():
-            out = model(batch)
-            tensors = [*(wrote[k] for k in range(len(wrote))), *(read[k] for k in range(len(read)))]
-            found = []
-            for probe in range(n_probes):
-                slope = draw_probe(model, out, batch, generator)
-                found.append(torch.autograd.grad(out, tensors, slope, retain_graph=probe + 1 < n_probes))
-    padded = not bool(batch.mask.all())
-    n = len(model.layers)
-    seen = []
-    for k, layer in enumerate(model.layers):
-        dq, dy = (torch.stack([grads[i] for grads in found]) for i in (k, n + k))
-        parts = [("q", wrote[k].detach()), ("o", read[k].detach()), ("q", dq), ("o", dy)]
-        by_head = [layer.projections[name].by_head(x) for name, x in parts]
-        seen.append(Seen(*(x * batch.mask[..., None, None] if padded else x for x in by_head)))
-    return seen
 
 
 def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -245,7 +200,7 @@ def _in_memory(row: Architecture, name: str) -> str:
 
 
 @contextmanager
-def _start_of_gradients(block: nn.Module) -> Iterator[None]:
+def start_of_gradients(block: nn.Module) -> Iterator[None]:
     """Let the stream in front of `block` be a leaf, so that gradients need no parameter."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

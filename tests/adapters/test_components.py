@@ -1,0 +1,86 @@
+"""Components of a matrix: the best of every rank in what it reads and matters to, and the matrix all together."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tnlib_adapters.compression.components import components
+from tnlib_adapters.compression.moments import triangular_root
+
+
+def loss(change: np.ndarray, x: np.ndarray, p: np.ndarray) -> float:
+    """Square of x change p over all pairs: what the moments take for the cost of a change."""
+    return float(np.linalg.norm(x @ change @ p.T)) ** 2
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**32 - 1), st.data())
+@settings(deadline=None)
+def test_no_other_matrix_of_the_rank_costs_less(m, n, seed, data):
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((m, n))
+    x, p = (rng.standard_normal((30, k)) * 10.0 ** rng.uniform(-2, 2, k) for k in (m, n))
+    found = components(w, x.T @ x, p.T @ p)
+    size = np.linalg.norm(w)
+    assert np.linalg.norm(found.left @ found.right - w) <= 1e-9 * size
+    assert np.all(np.diff(found.lost) <= 0)
+    r = data.draw(st.integers(0, min(m, n)))
+    best = loss(found.left[:, :r] @ found.right[:r] - w, x, p)
+    whole = loss(w, x, p)
+    assert abs(best - found.lost[r] * whole) <= 1e-6 * whole
+    for _ in range(5):
+        other = rng.standard_normal((m, r)) @ rng.standard_normal((r, n))
+        assert best <= loss(other - w, x, p) + 1e-6 * whole
+    near = (found.left[:, :r] * (1 + 0.1 * rng.standard_normal((m, r)))) @ found.right[:r]
+    assert best <= loss(near - w, x, p) + 1e-6 * whole
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5)])
+def test_without_a_text_they_are_singular(shape):
+    w = np.random.default_rng(0).standard_normal(shape)
+    found, s = components(w), np.linalg.svd(w, compute_uv=False)
+    np.testing.assert_allclose(found.losses, s**2 / np.sum(s**2), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seen", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(6, 5), (5, 6)])
+def test_directions_that_no_text_reaches_are_lost_first_and_kept_at_full_rank(seen, shape):
+    rng = np.random.default_rng(0)
+    m, n = shape
+    w = rng.standard_normal(shape)
+    x, p = rng.standard_normal((30, seen)) @ rng.standard_normal((seen, m)), rng.standard_normal((30, n))
+    found = components(w, x.T @ x, p.T @ p)
+    np.testing.assert_allclose(found.left @ found.right, w, atol=1e-5)
+    assert loss(found.left[:, :seen] @ found.right[:seen] - w, x, p) <= 1e-6 * max(1.0, loss(w, x, p))
+
+
+def test_a_diagonal_stands_for_its_matrix():
+    rng = np.random.default_rng(0)
+    w, counts, p = rng.standard_normal((9, 4)), np.arange(9.0), rng.standard_normal((30, 4))
+    one, other = (components(w, reads, p.T @ p) for reads in (counts, np.diag(counts)))
+    np.testing.assert_allclose(one.left[:, :2] @ one.right[:2], other.left[:, :2] @ other.right[:2], atol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e100])
+def test_the_scale_of_moments_is_of_no_account(scale):
+    rng = np.random.default_rng(0)
+    w, x, p = rng.standard_normal((5, 5)), rng.standard_normal((30, 5)), rng.standard_normal((30, 5))
+    one, other = components(w, x.T @ x, p.T @ p), components(w, x.T @ x, scale * (p.T @ p))
+    np.testing.assert_allclose(one.left[:, :2] @ one.right[:2], other.left[:, :2] @ other.right[:2], rtol=1e-6)
+
+
+def test_weighed_components_are_the_same_in_another_order():
+    rng = np.random.default_rng(0)
+    found = components(rng.standard_normal((5, 4)))
+    again = found.weighed(np.array([1.0, 4.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(again.losses, [4.0, 3.0, 2.0, 1.0])
+    np.testing.assert_allclose(again.left @ again.right, found.left @ found.right, atol=1e-12)
+    np.testing.assert_array_equal(again.left[:, 0], found.left[:, 1])
+    np.testing.assert_array_equal(again.lost, [10.0, 6.0, 3.0, 1.0, 0.0])
+
+
+def test_roots_of_singular_moments_are_raised_by_little():
+    x = np.random.default_rng(0).standard_normal((3, 6))
+    root, inverse = triangular_root(x.T @ x)
+    np.testing.assert_allclose(root @ inverse, np.eye(6), atol=1e-4)
+    c = x.T @ x / (np.trace(x.T @ x) / 6)
+    assert np.linalg.norm(root.T @ root - c) <= 1e-5

@@ -1,0 +1,88 @@
+"""Products stored without the numbers that their gauge frees."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tnlib_adapters.checkpoints.factored import Piece, descriptions, expand
+from tnlib_adapters.checkpoints.interpolative import pack, unpack
+from tnlib_adapters.checkpoints.projections import Sizes
+
+from tnlib import FileFormatError
+
+EPS = np.finfo(float).eps
+
+
+@given(st.integers(1, 12), st.integers(0, 6), st.integers(1, 9), st.floats(-9, 9), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_a_packed_product_is_the_product_in_fewer_numbers(m, r, n, power, seed):
+    rng = np.random.default_rng(seed)
+    r = min(r, m)
+    left, right = rng.standard_normal((m, r)) * 10.0**power, rng.standard_normal((r, n))
+    rest, new_right, rows = pack(left, right)
+    assert rest.size + new_right.size == left.size + right.size - r * r
+    assert len(set(rows)) == r
+    assert list(rows) == sorted(rows)
+    assert np.abs(rest).max(initial=0.0) <= 2 + 100 * EPS
+    size = np.linalg.norm(left) * np.linalg.norm(right)
+    assert np.linalg.norm(unpack(rest, rows) @ new_right - left @ right) <= 100 * EPS * size
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_dependent_columns_are_not_stored(rank):
+    rng = np.random.default_rng(rank)
+    left = rng.standard_normal((8, rank)) @ rng.standard_normal((rank, 4))
+    right = rng.standard_normal((4, 5))
+    rest, new_right, rows = pack(left, right)
+    assert rest.shape == (8 - rank, rank)
+    assert np.linalg.norm(unpack(rest, rows) @ new_right - left @ right) <= 1e-13
+
+
+D, HEADS, DH = 12, 3, 4
+SIZES = Sizes(1, HEADS, D)
+
+
+def packed(name: str, rank: int, rows: int = D, **more: object) -> tuple[Piece, np.ndarray]:
+    """A piece of a made-up projection, and the product it stands for."""
+    rng = np.random.default_rng(rank)
+    left, right = rng.standard_normal((rows, rank)), rng.standard_normal((rank, D))
+    rest, new, chosen = pack(left, right)
+    arrays = {"left": rest, "right": new, **more.pop("arrays", {})}  # type: ignore[dict-item]
+    return Piece("interpolative", name, arrays, rows=chosen, **more), left @ right  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5, D])
+def test_pieces_expand_to_the_products_they_were_made_from(rank):
+    bias = np.arange(1.0, D + 1)
+    pieces, wanted = zip(
+        packed("q", rank, rows=D + 1, biases="q"),
+        packed("k", rank, biases="k"),
+        packed("v", rank),
+        packed("o", rank, biases="o", arrays={"bias": bias}),
+        strict=True,
+    )
+    found = expand(pieces, SIZES)
+    np.testing.assert_allclose(found.weights["q"], wanted[0][:D], atol=1e-13)
+    np.testing.assert_allclose(found.biases["q"], wanted[0][D], atol=1e-13)
+    for name, product in zip("kvo", wanted[1:], strict=True):
+        np.testing.assert_allclose(found.weights[name], product, atol=1e-13)
+    assert not found.biases["k"].any()
+    assert "v" not in found.biases
+    np.testing.assert_array_equal(found.biases["o"], bias)
+
+
+def test_a_piece_is_read_as_it_was_described():
+    piece, _ = packed("q", 4, rows=D + 1, biases="q")
+    section = {"quant_method": "tnlib", "version": 1, "layers": [[piece.describe()]]}
+    read = descriptions({"quantization_config": section})
+    assert read is not None
+    assert Piece.read(read[0][0], piece.arrays.__getitem__) == piece
+
+
+@pytest.mark.parametrize("rows", [(0, 1, 2), (0, 1, 2, 99), (0, 1, 2, 3, 4)])
+def test_rows_that_do_not_fit_are_refused(rows):
+    from dataclasses import replace
+
+    piece, _ = packed("q", 4)
+    with pytest.raises(FileFormatError, match="cannot be multiplied out as 'interpolative'"):
+        expand([replace(piece, rows=rows)], SIZES)
