@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tnlib_adapters.compression.compare import Comparison, Row
     from tnlib_adapters.compression.compare_text import TextComparison
+
+_HUES = {"matrix": "#0072b2", "ttm": "#e69f00", "tucker": "#c0504d", "heads": "#2f9443"}
 
 
 def draw_by_layer(comparison: Comparison) -> Figure:
@@ -47,10 +49,10 @@ def draw_on_text(found: TextComparison) -> Figure:
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for name, mine in found.by_method.items():
-        (line,) = axes[0].plot([row.kept for row in mine], [row.error for row in mine], "o-", ms=5, label=name)
-        colour = line.get_color()
-        axes[1].plot([row.n_bytes / 1e6 for row in mine], [row.error for row in mine], "o-", ms=5, color=colour)
-        axes[1].plot([r.n_bytes_int8 / 1e6 for r in mine], [r.error_int8 for r in mine], "s--", ms=4, color=colour)
+        style, errors = _style(name), [row.error for row in mine]
+        axes[0].plot([row.kept for row in mine], errors, "o-", ms=5, label=name, **style)
+        axes[1].plot([row.n_bytes / 1e6 for row in mine], errors, "o-", ms=5, **style)
+        axes[1].plot([r.n_bytes_int8 / 1e6 for r in mine], [r.error_int8 for r in mine], "s--", ms=4, **style)
     for row, mark in zip(found.rounded, "*P", strict=True):
         axes[1].plot(row.n_bytes / 1e6, row.error, mark, ms=12, color="black", label=f"weights {row.method}")
     axes[1].plot([], [], "s--", ms=4, color="grey", label="the same factors in int8")
@@ -63,3 +65,10 @@ def draw_on_text(found: TextComparison) -> Figure:
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=9)
     return figure
+
+
+def _style(row: str) -> dict[str, Any]:
+    """Return how the line of a row looks: a hue for every method, pale without a text, heavy with a fit."""
+    method, _, by_text = row.partition(", ")
+    weights = {"": 1.2, "calibrated": 2.8}
+    return {"color": _HUES[method], "alpha": 1.0 if by_text else 0.4, "linewidth": weights.get(by_text, 1.5)}
