@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.compare import Comparison, Row
     from tnlib_adapters.compression.compare_text import TextComparison
 
-_HUES = {"matrix": "#0072b2", "ttm": "#e69f00", "tucker": "#c0504d", "heads": "#2f9443"}
+_HUES = {"matrix": "#0072b2", "ttm": "#e69f00", "tucker": "#c0504d", "heads": "#8064a2", "calibrated": "#00602b"}
 
 
 def draw_by_layer(comparison: Comparison) -> Figure:
@@ -69,6 +69,10 @@ def draw_on_text(found: TextComparison) -> Figure:
 
 def _style(row: str) -> dict[str, Any]:
     """Return how the line of a row looks: a hue for every method, pale without a text, heavy with a fit."""
-    method, _, by_text = row.partition(", ")
-    weights = {"": 1.2, "calibrated": 2.8}
-    return {"color": _HUES[method], "alpha": 1.0 if by_text else 0.4, "linewidth": weights.get(by_text, 1.5)}
+    method, _, whitened = row.partition(", ")
+    fitted = method == "calibrated"
+    return {
+        "color": _HUES[method],
+        "alpha": 1.0 if whitened or fitted else 0.4,
+        "linewidth": 2.8 if fitted else 1.5,
+    }
