@@ -166,3 +166,13 @@ def test_models_that_are_refused(tmp_path: Path) -> None:
         find_induction(open_checkpoint(tmp_path))
     with refused(ValueError, "find_induction: n must be"):
         find_induction(open_checkpoint(builtin_path()), n=0)
+
+
+def test_segments_are_counted_and_drawn() -> None:
+    rng = np.random.default_rng(0)
+    for wrong in ({"n": "a"}, {"n": 2.5}, {"context": None}, {"vocab": [1]}, {"rng": 0}, {"distinct": "yes"}):
+        with refused(TypeError, f"repeated_segments: {next(iter(wrong))} must be"):
+            repeated_segments(**({"n": 1, "rng": rng} | wrong))  # type: ignore[arg-type]
+    for wrong in ({"n": -1}, {"context": 47}, {"vocab": 0}, {"vocab": 95, "distinct": True}):
+        with refused(ValueError, f"repeated_segments: {next(iter(wrong))} must be at least"):
+            repeated_segments(**({"n": 1, "rng": rng} | wrong))  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tnlib._errors import ArgumentError
+from tnlib._errors import ArgumentTypeError
+from tnlib._validate import as_count, as_flag
 
 
 def repeated_segments(
@@ -41,7 +42,7 @@ def repeated_segments(
 
     Raises
     ------
-    ArgumentError
+    ArgumentError, ArgumentTypeError
         If `n` is negative, `vocab` below 1 (below `context` where `distinct`) or `context` below 48.
 
     Examples
@@ -50,16 +51,14 @@ def repeated_segments(
     >>> tokens.shape, int(repeated.sum(axis=1).min()), int(repeated.sum(axis=1).max())
     ((1000, 96), 3, 39)
     """
-    for name, value, least in (
-        ("n", n, 0),
-        ("context", context, 48),
-        ("vocab", vocab, context if distinct else 1),
-    ):
-        if value < least:
-            raise ArgumentError(
-                f"repeated_segments: {name} must be at least {least}, got {value}; choose a larger one."
-            )
-
+    distinct = as_flag("repeated_segments", "distinct", distinct)
+    n = as_count("repeated_segments", "n", n, least=0)
+    context = as_count("repeated_segments", "context", context, least=48)
+    vocab = as_count("repeated_segments", "vocab", vocab, least=context if distinct else 1)
+    if not isinstance(rng, np.random.Generator):
+        raise ArgumentTypeError(
+            f"repeated_segments: rng must be a numpy Generator, got {rng!r:.80}; pass numpy.random.default_rng(0)."
+        )
     length = rng.integers(context // 24, 5 * context // 12, size=(n, 1), endpoint=True)
     # Drawn one after the other, not as a uniform pair: a uniform pair hardly ever begins late, and a model
     # trained on it never learns to read the last third of the context.
