@@ -192,6 +192,14 @@ def test_what_is_refused() -> None:
     ):
         with refused((ValueError, TypeError), words):
             spectral_reduction(t, 2, **bad)  # type: ignore[arg-type]
+    found = spectral_reduction(t, 2, n_starts=2)
+    for start, kind in ((None, TypeError), ("0", TypeError), (0.0, TypeError), (2, ValueError), (-3, ValueError)):
+        with refused(kind, "SpectralReduction.similarity: b must"):
+            found.similarity(0, start)  # type: ignore[arg-type]
+    assert found.similarity(0, -1) == found.similarity(0, 1)
+    for rtol, kind in (("a", TypeError), (-1.0, ValueError), (np.ones(2), TypeError)):
+        with refused(kind, "SpectralReduction.reached_best: rtol must"):
+            found.reached_best(rtol)  # type: ignore[arg-type]
     with refused(ValueError, "t must have at least two legs, got 1"):
         spectral_reduction(np.ones(3), 2)
     with refused(ValueError, "spectral_reduction: t"):

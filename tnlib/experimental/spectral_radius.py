@@ -22,7 +22,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng, is_one_of
+from tnlib._validate import as_array, as_count, as_rng, as_rtol, is_one_of
 from tnlib.linalg.radius import log_radius
 from tnlib.linalg.scale import largest
 from tnlib.linalg.threads import own_threads
@@ -61,7 +61,7 @@ class SpectralReduction:
     def reached_best(self, rtol: float = 1e-6) -> int:
         """Return how many starts reached the largest fitness."""
         top = self.fitness[self.best]
-        return int((self.fitness >= (1 - rtol) * top).sum())
+        return int((self.fitness >= (1 - (as_rtol("SpectralReduction.reached_best", rtol) or 0.0)) * top).sum())
 
     def similarity(self, a: int, b: int) -> float:
         """Return rho(sum X (x) conj(Y)) / sqrt(rho(sum X (x) conj(X)) rho(sum Y (x) conj(Y))) of two starts.
@@ -69,10 +69,19 @@ class SpectralReduction:
         In [0, 1]; 1 where the one is c S X S^-1 of the other. What the fitness does not see is no difference: every
         letter has a phase of its own, and of a real tensor X and conj(X) are the same.
         """
-        found = [self._similarity(self.matrices[a], self.matrices[b])]
+        one, other = (self._of_start(name, start) for name, start in (("a", a), ("b", b)))
+        found = [self._similarity(one, other)]
         if self.real:
-            found.append(self._similarity(self.matrices[a], tuple(y.conj() for y in self.matrices[b])))
+            found.append(self._similarity(one, tuple(y.conj() for y in other)))
         return max(found)
+
+    def _of_start(self, name: str, start: int) -> tuple[Array, ...]:
+        count = len(self.matrices)
+        if as_count("SpectralReduction.similarity", name, start, least=-count) >= count:
+            raise ArgumentError(
+                f"SpectralReduction.similarity: {name} must lie below {count}, got {start}; there are {count} starts."
+            )
+        return self.matrices[start]
 
     @staticmethod
     def _similarity(a: tuple[Array, ...], b: tuple[Array, ...]) -> float:
