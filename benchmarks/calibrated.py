@@ -51,15 +51,17 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration import calibrated_layers, factorisation_of, fitted
+        from tnlib_adapters.compression.calibration import calibrated_layers, fitted
+        from tnlib_adapters.compression.counting import count_attention
         from tnlib_adapters.compression.evaluate import evaluate_running
+        from tnlib_adapters.compression.factorisation import Factorisation
         from tnlib_adapters.torch.hooks.local import install
         from tnlib_adapters.torch.hooks.running import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         layers = calibrated_layers(checkpoint, model, batches)
-        choice = factorisation_of(checkpoint, layers).select(keep, None)
+        choice = Factorisation("calibrated", layers, sum(count_attention(checkpoint))).choose(keep)
         if refit:
             list(fitted(model, layers, choice, batches, 0))
         else:

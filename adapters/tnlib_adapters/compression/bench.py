@@ -16,6 +16,7 @@ from tnlib_adapters.compression.counting import attention_tensors, stored_bytes
 from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights
+from tnlib_adapters.compression.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,10 +69,9 @@ class Bench:
         worst = None if found.cosine is None else 1 - float(found.cosine.min())
         return TextRow(name, 1.0, 1.0, size, found.error, worst, size, found.error, time.perf_counter() - started)
 
-    def measure(
-        self, name: str, keep: float, kept: float, pieces: Pieces, factorisation: Factorisation, seconds: float
-    ) -> TextRow:
-        """Return the row of these pieces, as they are and rounded."""
+    def measure(self, name: str, keep: float, plan: Plan, factorisation: Factorisation, seconds: float) -> TextRow:
+        """Return the row of a plan, its factors as they are and rounded."""
+        pieces = plan.layers
         width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
         fixed = width * sum(layer.fixed for layer in factorisation.layers)
         stored = [piece.parts(in_int8=True) for layer in pieces for piece in layer]
@@ -80,7 +80,7 @@ class Bench:
         return TextRow(
             method=name,
             keep=keep,
-            kept=kept,
+            kept=plan.kept,
             n_bytes=fixed + width * sum(a.size for layer in pieces for piece in layer for a in piece.arrays.values()),
             error=found.error,
             worst=None if found.cosine is None else 1 - float(found.cosine.min()),

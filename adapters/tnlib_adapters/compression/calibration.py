@@ -69,9 +69,28 @@ def calibrated_layers(
     return [CalibratedLayer(*layer, dtype) for layer in zip(folded, found, strict=True)]
 
 
-def factorisation_of(checkpoint: Checkpoint, layers: Sequence[CalibratedLayer]) -> Factorisation:
-    """Return them as something that a budget can be shared out over."""
-    return Factorisation("calibrated", layers, sum(count_attention(checkpoint)), measure_of_text(checkpoint))
+def factorise_calibrated(
+    checkpoint: Checkpoint, text: str, progress: Progress = quiet, *, file: Path | None = None
+) -> Factorisation:
+    """Factorise the attention of every layer by what a text shows; what is chosen is fitted on it.
+
+    Raises
+    ------
+    ArgumentError
+        If the text is too short, or the statistics in the file are of something else.
+    """
+    from tnlib_adapters.torch.hooks.running import open_running
+
+    model = open_running(checkpoint.folder.path)
+    batches = model.batches(text)
+    layers = calibrated_layers(checkpoint, model, batches, progress, file=file)
+
+    def fit(choice: Sequence[int]) -> Iterator[list[Piece]]:
+        fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
+        return fitted(fresh, layers, choice, batches, progress=progress)
+
+    n_before = sum(count_attention(checkpoint))
+    return Factorisation("calibrated", layers, n_before, measure_of_text(checkpoint), fit=fit)
 
 
 def fitted(

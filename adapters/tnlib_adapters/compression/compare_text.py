@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.compression.bench import Bench, Pieces, TextRow
-from tnlib_adapters.compression.calibration import calibrated_layers, factorisation_of, fitted
+from tnlib_adapters.compression.bench import Bench, TextRow
+from tnlib_adapters.compression.calibration import factorise_calibrated
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.names import WHITENED
@@ -117,52 +117,36 @@ def compare_on_text(
             refused[name] = str(problem).removeprefix("compare: ")
             continue
         started = time.perf_counter()
-        factorisation, fit = made()
+        factorisation = made()
         shared = time.perf_counter() - started
         for keep in keeps:
             started = time.perf_counter()
             try:
-                choice = factorisation.choose(keep)
+                plan = factorisation.plan(keep)
             except ArgumentError as problem:
                 refused[f"{name} at {keep:g}"] = str(problem).removeprefix("compress: ")
                 continue
-            plan = factorisation.at(choice)
-            pieces = plan.layers if fit is None else fit(choice)
             seconds = shared / len(keeps) + time.perf_counter() - started
-            rows.append(bench.measure(name, keep, plan.kept, pieces, factorisation, seconds))
+            rows.append(bench.measure(name, keep, plan, factorisation, seconds))
     return TextComparison(measure_of_text(checkpoint), rows, refused, bench.bytes_before)
-
-
-Fit = Callable[[Sequence[int]], Pieces]
 
 
 def _factorisations(
     checkpoint: Checkpoint, text: str, progress: Progress
-) -> Iterator[tuple[str, Callable[[], tuple[Factorisation, Fit | None]]]]:
-    """Yield the name of every row, and what factorises by it, together with the fit that follows."""
-    from tnlib_adapters.torch.hooks.running import open_running
+) -> Iterator[tuple[str, Callable[[], Factorisation]]]:
+    """Yield the name of every row, and what factorises by it."""
 
     @functools.cache
     def inputs() -> list[Inputs]:
         return inputs_of_text(checkpoint, text, progress)
 
-    def plain(method: str) -> tuple[Factorisation, Fit | None]:
-        return factorise(checkpoint, method, progress), None
-
-    def whitened(method: str) -> tuple[Factorisation, Fit | None]:
-        return factorise_whitened(checkpoint, method, inputs(), progress), None
-
-    def calibrated(method: str) -> tuple[Factorisation, Fit | None]:
-        model = open_running(checkpoint.folder.path)
-        batches = model.batches(text)
-        layers = calibrated_layers(checkpoint, model, batches, progress)
-
-        def fit(choice: Sequence[int]) -> Pieces:
-            fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
-            return list(fitted(fresh, layers, choice, batches, progress=progress))
-
-        return factorisation_of(checkpoint, layers), fit
+    def whitened(method: str) -> Factorisation:
+        return factorise_whitened(checkpoint, method, inputs(), progress)
 
     for name, method in ROWS.items():
-        make = calibrated if method == "calibrated" else plain if name == method else whitened
-        yield name, functools.partial(make, method)
+        if method == "calibrated":
+            yield name, functools.partial(factorise_calibrated, checkpoint, text, progress)
+        elif name == method:
+            yield name, functools.partial(factorise, checkpoint, method, progress)
+        else:
+            yield name, functools.partial(whitened, method)

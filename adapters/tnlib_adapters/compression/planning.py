@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration import calibrated_layers, factorisation_of, fitted
+from tnlib_adapters.compression.calibration import factorise_calibrated
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import RELATIVE, measure_of_text
 from tnlib_adapters.compression.modules import Matrix, collect_matrices, names_of, read_matrices, weigh_matrices
@@ -19,9 +18,6 @@ from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import some_of
 from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
-
-if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.running import RunningModel
 
 _TOKENS = 16_384  # of what matrices read: it settles early
 
@@ -34,46 +30,30 @@ def make_plan(checkpoint: Checkpoint, request: Request, text: str | None, progre
     ArgumentError
         If no allocation meets what is asked for, the text is too short, or statistics are of something else.
     """
-    if text is None:
-        attention, matrices = _plain(checkpoint, request, progress)
-    else:
-        from tnlib_adapters.torch.hooks.running import open_running
-
-        model = open_running(checkpoint.folder.path)
-        attention = _attention(checkpoint, request, model, text, progress)
-        matrices = _matrices(checkpoint, request, model, text, progress)
+    attention = _attention(checkpoint, request, text, progress)
+    matrices = _matrices(checkpoint, request, text, progress)
     n_before = attention.n_before + sum(one.n_before for one in matrices)
     found = replace(attention, modules=matrices, n_before=n_before)
     return found.at(found.select(request.keep, request.max_error), progress)
 
 
-def _plain(checkpoint: Checkpoint, request: Request, progress: Progress) -> tuple[Factorisation, list[Matrix]]:
-    untouched = request.what == "mlp"
-    attention = _untouched(checkpoint, request) if untouched else factorise(checkpoint, request.method, progress)
-    return attention, read_matrices(checkpoint, names_of(checkpoint, request.what))
-
-
-def _attention(
-    checkpoint: Checkpoint, request: Request, model: RunningModel, text: str, progress: Progress
-) -> Factorisation:
+def _attention(checkpoint: Checkpoint, request: Request, text: str | None, progress: Progress) -> Factorisation:
     if request.what == "mlp":
         return _untouched(checkpoint, request)
-    if not request.by_gates:
-        return factorise_whitened(checkpoint, request.method, inputs_of_text(checkpoint, text, progress), progress)
-    batches = model.batches(text)
-    layers = calibrated_layers(checkpoint, model, batches, progress, file=request.statistics)
-    return replace(
-        factorisation_of(checkpoint, layers),
-        fit=lambda choice: fitted(model, layers, choice, batches, progress=progress),
-    )
+    if text is None:
+        return factorise(checkpoint, request.method, progress)
+    if request.by_gates:
+        return factorise_calibrated(checkpoint, text, progress, file=request.statistics)
+    return factorise_whitened(checkpoint, request.method, inputs_of_text(checkpoint, text, progress), progress)
 
 
-def _matrices(
-    checkpoint: Checkpoint, request: Request, model: RunningModel, text: str, progress: Progress
-) -> list[Matrix]:
+def _matrices(checkpoint: Checkpoint, request: Request, text: str | None, progress: Progress) -> list[Matrix]:
     names = names_of(checkpoint, request.what)
-    if not names:
-        return []
+    if text is None or not names:
+        return read_matrices(checkpoint, names)
+    from tnlib_adapters.torch.hooks.running import open_running
+
+    model = open_running(checkpoint.folder.path)
     batches = some_of(model.batches(text), _TOKENS)
     seen = collect_matrices(model, names, batches, progress)
     if not request.by_gates:
