@@ -53,7 +53,7 @@ def main() -> None:
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
               help="What to compress; mlp: the matrices of the feed-forward layers; all: both, and the embeddings of "
               "tokens.")  # fmt: skip
-@click.option("--method", type=click.Choice((*METHODS, "calibrated")), default="",
+@click.option("--method", type=click.Choice((*METHODS, "calibrated")), callback=lambda _context, _option, x: x or "",
               show_default="calibrated with --calibrate, otherwise heads",
               help="heads: each head's QK and OV operator as one; matrix: each weight; ttm, tucker, cp: the formats of "
               "these names. With --calibrate all but cp see inputs; calibrated goes further, and fits.")  # fmt: skip
