@@ -32,7 +32,7 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
     result = CliRunner().invoke(main, ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"])
     assert result.exit_code == 0, result.output
     printed = [line.rstrip() for line in result.stdout.splitlines()]
-    table = printed[: next(k for k, line in enumerate(printed) if line.startswith("weights on disk")) + 1]
+    table = printed[: next(k for k, line in enumerate(printed) if line.startswith("all weights on disk")) + 1]
     shown = "\n".join(f"    {line}" for line in table)
     assert len(table) > 8
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
