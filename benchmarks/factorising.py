@@ -83,7 +83,7 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
             folded = fold_biases(projections, sizes, keys=True)
             rows = {name: with_bias_row(folded, name) for name in "qkvo"}
             parts = {name: components(row, seen.reads(name, len(row)), seen.slopes[name]) for name, row in rows.items()}
-            found.append(CalibratedLayer(folded, parts, projections.weights["q"].dtype))
+            found.append(CalibratedLayer(folded, parts))
     Factorisation("heads", found, n_before).plan(keep)
 
 

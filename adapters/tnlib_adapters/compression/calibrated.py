@@ -22,10 +22,10 @@ class CalibratedLayer:
     or norms divide, before they meet. Biases are rows of their weights, but for those that `fold_biases` has made 0.
     """
 
-    def __init__(self, folded: Projections, components: Mapping[str, Components], dtype: np.dtype) -> None:
+    def __init__(self, folded: Projections, components: Mapping[str, Components]) -> None:
         self._weights = {name: with_bias_row(folded, name) for name in NAMES}
         self._biased, self._output_bias = frozenset(folded.biases), folded.biases.get("o")
-        self.components, self._dtype = components, dtype
+        self.components, self._dtype = components, folded.weights["q"].dtype
         self.curves = [self._curve(name) for name in NAMES]
         self.fixed = 0
 
@@ -86,16 +86,16 @@ def with_bias_row(folded: Projections, name: str) -> Array:
 
 
 def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projections:
-    """Return float64 projections with b_K = 0 if `keys`, and, where the layer has an output bias, b_V in it.
+    """Return projections with b_K = 0 if `keys`, and, where the layer has an output bias, b_V in it.
 
     Softmax does not see a constant that b_K adds to all scores of a query, and the rows of a pattern sum to 1.
     """
-    weights = {name: value.astype(np.float64) for name, value in projections.weights.items()}
-    biases = {name: value.astype(np.float64) for name, value in projections.biases.items()}
+    biases = dict(projections.biases)
     if keys and "k" in biases:
         biases["k"] = np.zeros_like(biases["k"])
     if "v" in biases and "o" in biases:
         by_head = np.repeat(biases["v"].reshape(sizes.kv_heads, -1), sizes.n_heads // sizes.kv_heads, axis=0)
-        biases["o"] = biases["o"] + by_head.ravel() @ weights["o"]
+        added = by_head.ravel().astype(np.float64) @ projections.weights["o"]
+        biases["o"] = (biases["o"] + added).astype(biases["o"].dtype)
         biases["v"] = np.zeros_like(biases["v"])
-    return Projections(weights, biases)
+    return Projections(projections.weights, biases)

@@ -65,8 +65,7 @@ def calibrated_layers(
         folded.append(fold_biases(checkpoint.projections(k), sizes, keys=not turned))
         install(model, k, folded[-1])  # moments are of what the folded weights read
     found = _see(model, folded, some_of(batches, _TOKENS_OF_STATISTICS), file, checkpoint, progress)
-    dtype = checkpoint.projections(0).weights["q"].dtype
-    return [CalibratedLayer(*layer, dtype) for layer in zip(folded, found, strict=True)]
+    return [CalibratedLayer(*layer) for layer in zip(folded, found, strict=True)]
 
 
 def factorise_calibrated(

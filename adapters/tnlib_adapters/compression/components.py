@@ -50,17 +50,17 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     Parameters
     ----------
     weight
-        (m, n), acting on rows.
+        (m, n), acting on rows; the components are of its dtype.
     reads
         (m, m), second moments of what it reads, or (m,) where they are diagonal; None for the identity.
     slopes
         (n, n), second moments of the gradient at what it writes, None for the identity.
     """
-    weight = weight.astype(np.float64)
-    reads, slopes = (None if a is None else a.astype(np.float64) for a in (reads, slopes))
     if len(weight) < weight.shape[1]:
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
+    dtype, weight = weight.dtype, weight.astype(np.float64)
+    reads, slopes = (None if a is None else a.astype(np.float64) for a in (reads, slopes))
     root, inverse = (None, None) if slopes is None else _roots(slopes)
     onto = weight if root is None else _times(root, weight.T).T  # m n
     values, v = np.linalg.eigh(onto.T @ (onto if reads is None else _times(reads, onto)))
@@ -69,7 +69,8 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     sizes = np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1)
     balance = np.sqrt(np.divide(sizes[1], sizes[0], out=np.ones_like(losses), where=sizes[0] > 0))
     whole = losses.sum()
-    return Components(left * balance, right / balance[:, None], losses / whole if whole > 0 else losses)
+    left, right = (left * balance).astype(dtype), (right / balance[:, None]).astype(dtype)
+    return Components(left, right, losses / whole if whole > 0 else losses)
 
 
 def _roots(moments: Array) -> tuple[Array, Array]:
