@@ -55,7 +55,7 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.compression.counting import count_attention
         from tnlib_adapters.compression.evaluate import evaluate_running
         from tnlib_adapters.compression.factorisation import Factorisation
-        from tnlib_adapters.torch.hooks.local import install
+        from tnlib_adapters.torch.hooks.block import install
         from tnlib_adapters.torch.hooks.running import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)

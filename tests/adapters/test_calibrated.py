@@ -23,7 +23,8 @@ from tnlib_adapters.compression.calibration import calibrated_layers  # noqa: E4
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.plain import turns  # noqa: E402
 from tnlib_adapters.torch.hooks.attention import observe  # noqa: E402
-from tnlib_adapters.torch.hooks.local import fit_layers, install  # noqa: E402
+from tnlib_adapters.torch.hooks.block import install  # noqa: E402
+from tnlib_adapters.torch.hooks.local import fit_layers  # noqa: E402
 from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, open_running  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402

@@ -52,7 +52,7 @@ def calibrated_layers(
     file
         Of statistics.
     """
-    from tnlib_adapters.torch.hooks.local import install
+    from tnlib_adapters.torch.hooks.block import install
 
     sizes, n_tokens = checkpoint.sizes, sum(batch.n_tokens for batch in batches)
     if n_tokens < sizes.widths["o"]:

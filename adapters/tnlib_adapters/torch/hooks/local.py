@@ -14,27 +14,23 @@ by batches that neither step has seen: by what the whole model makes of them, th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from tnlib_adapters.checkpoints.products import Products
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, join_modules, n_out
-from tnlib_adapters.torch.hooks.running import Batch, Layer, RunningModel, input_of, output_of
+from tnlib_adapters.torch.hooks.block import Block, Factors, factors_of, products_of
+from tnlib_adapters.torch.hooks.running import Batch, RunningModel, input_of, output_of
 
 _RIDGE = 0.03
 _RATE = 0.03  # of a factor's root mean square, per step
 _WARM_UP = 10
 _TELLING = 6  # batches that tell which step is kept
-
-Factors = dict[str, list[Tensor]]  # of a projection, and of "b", the output bias
 
 
 @dataclass
@@ -45,57 +41,6 @@ class _Stream:
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]]  # per layer, what else its block is called with
     original: Tensor
     truncated: Tensor
-
-
-@dataclass(frozen=True)
-class _Block:
-    """One block of the model, and how factors become its parameters."""
-
-    model: RunningModel
-    k: int
-    biased: frozenset[str]
-
-    @property
-    def layer(self) -> Layer:
-        return self.model.layers[self.k]
-
-    def parameters(self, factors: Factors) -> dict[str, Tensor]:
-        """Return the parameters of the block's attention, named below the block."""
-        sizes, weights, biases = self.model.sizes, {}, {}
-        for name in NAMES:
-            whole = reduce(torch.matmul, factors[name])
-            n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-            weights[name] = whole[:n_in]
-            if name in self.biased:
-                biases[name] = whole[n_in] if len(whole) > n_in else whole.new_zeros(n_out(sizes, name))
-        biases |= {"o": factors["b"][0]} if "b" in factors else {}
-        return self.stored(Projections(cast(Any, weights), cast(Any, biases)))
-
-    def stored(self, projections: Projections) -> dict[str, Tensor]:
-        """Return the parameters that hold projections of tensors."""
-        row, sizes, layer = self.model.row, self.model.sizes, self.layer
-        joined = join_modules(row, sizes, "", self.k, projections, lambda parts, leg: torch.cat([*parts], leg))
-        base, found = row.attention.format(layer=self.k), {}
-        for part, held in row.projections.items():
-            module = layer.projections[held[0]].module
-            for kind in ("weight", "bias"):
-                if f"{base}.{part}.{kind}" in joined:
-                    found[f"{_name(layer.block, module)}.{kind}"] = joined[f"{base}.{part}.{kind}"]
-        return found
-
-    def run(self, stream: _Stream, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return what the block writes, with these parameters if there are any."""
-        args, kwargs = stream.calls[self.k]
-        moving = parameters is not None and any(t.requires_grad for t in parameters.values())
-        with torch.set_grad_enabled(moving):
-            out = functional_call(self.layer.block, dict(parameters or {}), (x, *args), kwargs)
-        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
-
-    def install(self, parameters: Mapping[str, Tensor]) -> None:
-        """Let the model have these parameters."""
-        with torch.no_grad():
-            for name, value in parameters.items():
-                self.layer.block.get_parameter(name).copy_(value)
 
 
 def fit_layers(
@@ -131,39 +76,16 @@ def fit_layers(
     for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
         products = start(k)
-        block, factors = _Block(model, k, products.biased), _factors(products)
+        block, factors = Block(model, k, products.biased), factors_of(products)
         refitted = _refit_output(block, streams, factors)
         descended = _descend(block, streams, refitted, n_steps, generator)
         tried = (descended, _halfway(refitted, descended), refitted, factors)
         best = min(tried, key=lambda one: _error(block, telling, one))
         block.install(block.parameters(best))
         for stream in streams:
-            stream.truncated = block.run(stream, stream.truncated)
-        yield _products(best, products)
+            stream.truncated = block.run(stream.truncated, stream.calls[k])
+        yield products_of(best, products)
     progress("fitting layers", len(model.layers), len(model.layers))
-
-
-def install(model: RunningModel, k: int, projections: Projections) -> None:
-    """Put projections into the k-th layer of a running model."""
-    block = _Block(model, k, frozenset(projections.biases))
-    weights = {name: _tensor(one) for name, one in projections.weights.items()}
-    biases = {name: _tensor(one) for name, one in projections.biases.items()}
-    block.install(block.stored(Projections(cast(Any, weights), cast(Any, biases))))
-
-
-def _factors(products: Products) -> Factors:
-    found = {name: [_tensor(one) for one in products.factors[name]] for name in NAMES}
-    return found | ({} if products.output_bias is None else {"b": [_tensor(products.output_bias)]})
-
-
-def _products(factors: Factors, like: Products) -> Products:
-    arrays = {name: tuple(one.numpy().astype(np.float64) for one in held) for name, held in factors.items()}
-    (bias,) = arrays.pop("b", (None,))
-    return Products(arrays, like.biased, bias)
-
-
-def _tensor(values: Any) -> Tensor:
-    return torch.from_numpy(np.array(values, np.float32))
 
 
 def _enter(model: RunningModel, batch: Batch) -> _Stream:
@@ -183,7 +105,7 @@ def _enter(model: RunningModel, batch: Batch) -> _Stream:
     return _Stream(batch, calls, entering[0], entering[0])
 
 
-def _refit_output(block: _Block, streams: Sequence[_Stream], factors: Factors) -> Factors:
+def _refit_output(block: Block, streams: Sequence[_Stream], factors: Factors) -> Factors:
     """Return `factors` with the last one of W_O and its bias refitted; the original streams have passed the block."""
     o, truncated = block.layer.projections["o"].module, block.parameters(factors)
     *first, old = factors["o"]
@@ -193,9 +115,9 @@ def _refit_output(block: _Block, streams: Sequence[_Stream], factors: Factors) -
     xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
     for stream in streams:
         with output_of(o, wrote, 0):
-            stream.original = block.run(stream, stream.original)
+            stream.original = block.run(stream.original, stream.calls[block.k])
         with input_of(o, read, 0), torch.no_grad():
-            block.run(stream, stream.truncated, truncated)
+            block.run(stream.truncated, stream.calls[block.k], truncated)
         z = reduce(torch.matmul, first, read[0][stream.batch.valid]).double()  # t [w], [w] r
         target = wrote[0][stream.batch.valid].double()
         n += len(z)
@@ -212,7 +134,7 @@ def _refit_output(block: _Block, streams: Sequence[_Stream], factors: Factors) -
 
 
 def _descend(
-    block: _Block,
+    block: Block,
     streams: Sequence[_Stream],
     start: Factors,
     n_steps: int,
@@ -238,7 +160,7 @@ def _descend(
     for _ in range(n_steps):
         order = order or torch.randperm(len(streams), generator=generator).tolist()
         stream = streams[order.pop()]
-        wrote = block.run(stream, stream.truncated, block.parameters(moved()))
+        wrote = block.run(stream.truncated, stream.calls[block.k], block.parameters(moved()))
         loss = (wrote - stream.original)[stream.batch.valid].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -251,7 +173,7 @@ def _halfway(one: Factors, other: Factors) -> Factors:
     return {name: [(a + b) / 2 for a, b in zip(held, other[name], strict=True)] for name, held in one.items()}
 
 
-def _error(block: _Block, telling: Sequence[tuple[Batch, Tensor]], factors: Factors) -> float:
+def _error(block: Block, telling: Sequence[tuple[Batch, Tensor]], factors: Factors) -> float:
     """Return how far the whole model with these factors is from what it once wrote: 1 - cosine, or a divergence."""
     block.install(block.parameters(factors))
     total = 0.0
@@ -269,7 +191,3 @@ def _output(model: RunningModel, batch: Batch) -> Tensor:
     with torch.no_grad():
         out = model(batch)
     return out[batch.valid].log_softmax(-1) if model.predicts else out
-
-
-def _name(block: nn.Module, module: nn.Module) -> str:
-    return str(next(name for name, one in block.named_modules() if one is module))
