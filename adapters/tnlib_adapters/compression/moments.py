@@ -43,7 +43,8 @@ class Moments:
     @classmethod
     def of(cls, seen: Seen) -> Moments:
         """Return those of one batch."""
-        return cls(_second(seen.x), _second(seen.y), {name: _second(one) for name, one in seen.slopes.items()})
+        slopes = {name: second_moments(one) for name, one in seen.slopes.items()}
+        return cls(second_moments(seen.x), second_moments(seen.y), slopes)
 
     def add(self, other: Moments) -> None:
         """Add those of other text."""
@@ -61,9 +62,11 @@ class Moments:
         return cls(arrays["x"], arrays["y"], {name: arrays[f"slopes.{name}"] for name in NAMES})
 
 
-def _second(x: torch.Tensor) -> Array:
-    flat = x.reshape(-1, x.shape[-1])
-    found: Array = (flat.T @ flat).numpy()  # [tokens]
+def second_moments(x: torch.Tensor) -> Array:
+    """Return the sum of x x^T over all but the last leg."""
+    # numpy sees that both factors are one array, and computes half of a symmetric product
+    flat = x.reshape(-1, x.shape[-1]).numpy()
+    found: Array = flat.T @ flat  # [tokens]
     return found
 
 

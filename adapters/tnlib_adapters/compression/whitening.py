@@ -29,7 +29,7 @@ from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.methods import METHODS, TURNED, Factorised
-from tnlib_adapters.compression.moments import triangular_root
+from tnlib_adapters.compression.moments import second_moments, triangular_root
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.shared_bases import SharedBases
@@ -128,8 +128,8 @@ def collect_inputs(model: RunningModel, batches: Sequence[Batch], progress: Prog
             for k, inputs in enumerate(found):
                 x, y = (read[k][batch.valid] for read in (xs, ys))
                 x = torch.nn.functional.pad(x, (0, 1), value=1.0)
-                inputs.x[...] += (x.T @ x).double().numpy()  # [tokens]
-                inputs.y[...] += (y.T @ y).double().numpy()
+                inputs.x[...] += second_moments(x)
+                inputs.y[...] += second_moments(y)
     progress("reading inputs", len(batches), len(batches))
     return found
 
