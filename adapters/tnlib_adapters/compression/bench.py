@@ -14,9 +14,8 @@ from tnlib_adapters.checkpoints.projections import put_together
 from tnlib_adapters.checkpoints.tensor_file import STORED_AS
 from tnlib_adapters.compression.counting import attention_tensors, stored_bytes
 from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
-from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights
-from tnlib_adapters.compression.plan import Plan
+from tnlib_adapters.compression.trials import Tried
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,24 +68,24 @@ class Bench:
         worst = None if found.cosine is None else 1 - float(found.cosine.min())
         return TextRow(name, 1.0, 1.0, size, found.error, worst, size, found.error, time.perf_counter() - started)
 
-    def measure(self, name: str, keep: float, plan: Plan, factorisation: Factorisation, seconds: float) -> TextRow:
-        """Return the row of a plan, its factors as they are and rounded."""
-        pieces = plan.layers
+    def measure(self, tried: Tried, factorising: float) -> TextRow:
+        """Return the row of a plan, its factors as they are and rounded; `factorising` is its part of those seconds."""
+        pieces, layers = tried.plan.layers, tried.found.layers
         width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
-        fixed = width * sum(layer.fixed for layer in factorisation.layers)
+        fixed = width * sum(layer.fixed for layer in layers)
         stored = [piece.parts(in_int8=True) for layer in pieces for piece in layer]
         found = self._run(pieces)
         rounded = self._run([[piece.rounded() for piece in layer] for layer in pieces])
         return TextRow(
-            method=name,
-            keep=keep,
-            kept=plan.kept,
+            method=tried.name,
+            keep=tried.keep,
+            kept=tried.plan.kept,
             n_bytes=fixed + width * sum(a.size for layer in pieces for piece in layer for a in piece.arrays.values()),
             error=found.error,
             worst=None if found.cosine is None else 1 - float(found.cosine.min()),
             n_bytes_int8=fixed + sum(a.nbytes if own else width * a.size for one in stored for a, own in one.values()),
             error_int8=rounded.error,
-            seconds=seconds,
+            seconds=factorising + tried.planning,
         )
 
     def _run(self, pieces: Pieces) -> Evaluation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,14 @@ from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint, as_attention
 from tnlib_adapters.checkpoints.factored import expand
 from tnlib_adapters.checkpoints.projections import Projections
-from tnlib_adapters.compression.factorisation import Factorisation
+from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.names import METHODS
 from tnlib_adapters.compression.operator_errors import compare_layer
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import check_keep, check_method, check_runs, check_uncompressed
 from tnlib_adapters.compression.rows import Table, grouped, write_rows
+from tnlib_adapters.compression.trials import Candidate, Tried, try_all
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Row:
     """One method at one fraction on one layer.
 
     Errors are relative Frobenius errors of all heads' operators together, biases included. `seconds` is the time
-    of the factorisation, shared out over layers, plus that of choosing the factors at this fraction.
+    of the factorisation plus that of choosing the factors at this fraction, shared out over layers.
     """
 
     method: str
@@ -83,49 +84,25 @@ def compare(
     for method in methods:
         check_runs("compare", checkpoint, method)
     originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
-    rows: list[Row] = []
-    refused: dict[str, str] = {}
-    for method in methods or METHODS:
-        try:
-            started = time.perf_counter()
-            found = factorise(checkpoint, method, _named(progress, method))
-            shared = (time.perf_counter() - started) / checkpoint.n_layers
-        except ArgumentError as problem:  # only where all methods are tried; one asked for by name was checked
-            refused[method] = str(problem).removeprefix("compress: ")
-            continue
-        for keep in keeps:
-            try:
-                rows += _measure(checkpoint, originals, found, keep, shared, _named(progress, method))
-            except ArgumentError as problem:
-                refused[f"{method} at {keep:g}"] = str(problem).removeprefix("compress: ")
+    candidates = [Candidate(one, one, functools.partial(factorise, checkpoint, one)) for one in methods or METHODS]
+    measure = functools.partial(_measure, checkpoint, originals)
+    rows, refused = try_all(checkpoint, candidates, keeps, measure, progress)
     if not rows:
         reasons = "; ".join(f"{what}: {reason.rstrip('.')}" for what, reason in refused.items())
         raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
     return Comparison(rows, refused)
 
 
-def _named(progress: Progress, method: str) -> Progress:
-    return lambda stage, done, total: progress(f"{method}: {stage}", done, total)
-
-
-def _measure(
-    checkpoint: Checkpoint,
-    originals: Sequence[Projections],
-    found: Factorisation,
-    keep: float,
-    shared: float,
-    progress: Progress,
-) -> list[Row]:
-    started = time.perf_counter()
-    plan = found.plan(keep, progress)
-    seconds = shared + (time.perf_counter() - started) / checkpoint.n_layers
-    n_before = plan.n_before // checkpoint.n_layers
-    rows = []
-    for layer, (before, pieces, n_after) in enumerate(zip(originals, plan.layers, plan.layer_numbers, strict=True)):
+def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], tried: Tried) -> list[Row]:
+    """Return a row for every layer."""
+    seconds = (tried.factorising + tried.planning) / checkpoint.n_layers
+    rows, numbers = [], count_attention(checkpoint)
+    for layer, (before, pieces) in enumerate(zip(originals, tried.plan.layers, strict=True)):
         after = before.updated(expand(pieces, checkpoint.sizes))
         old, new = (
             as_attention(one, checkpoint.sizes, scale=1.0) for one in (before, after)
         )  # no operator has a scale
         _, qk, ov = compare_layer(layer, old, new)
-        rows.append(Row(found.method, keep, layer, qk, ov, n_before, n_after, seconds))
+        n_after = tried.plan.layer_numbers[layer]
+        rows.append(Row(tried.name, tried.keep, layer, qk, ov, numbers[layer], n_after, seconds))
     return rows

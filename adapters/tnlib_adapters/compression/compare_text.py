@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import check_keep, check_reads_text, check_runs, check_uncompressed
 from tnlib_adapters.compression.rows import Table, grouped, write_rows
 from tnlib_adapters.compression.text import hold_out
+from tnlib_adapters.compression.trials import Candidate, try_all
 from tnlib_adapters.compression.whitening import Inputs, factorise_whitened, inputs_of_text
 
 # each row's name -> the method whose name selects it
@@ -106,47 +106,27 @@ def compare_on_text(
         )
     folder = checkpoint.folder.path
     bench = Bench(checkpoint, open_running(folder), open_running(folder), held)
-    rows = [bench.rounded(name, bits) for name, bits in ROUNDED.items()]
-    refused: dict[str, str] = {}
-    for name, made in _factorisations(checkpoint, seen, progress):
-        if methods and ROWS[name] not in methods:
-            continue
-        try:
-            check_runs("compare", checkpoint, ROWS[name])
-        except ArgumentError as problem:
-            refused[name] = str(problem).removeprefix("compare: ")
-            continue
-        started = time.perf_counter()
-        factorisation = made()
-        shared = time.perf_counter() - started
-        for keep in keeps:
-            started = time.perf_counter()
-            try:
-                plan = factorisation.plan(keep)
-            except ArgumentError as problem:
-                refused[f"{name} at {keep:g}"] = str(problem).removeprefix("compress: ")
-                continue
-            seconds = shared / len(keeps) + time.perf_counter() - started
-            rows.append(bench.measure(name, keep, plan, factorisation, seconds))
-    return TextComparison(measure_of_text(checkpoint), rows, refused, bench.bytes_before)
+    candidates = [one for one in _candidates(checkpoint, seen, progress) if not methods or one.method in methods]
+    rows, refused = try_all(
+        checkpoint, candidates, keeps, lambda tried: [bench.measure(tried, tried.factorising / len(keeps))], progress
+    )
+    rounded = [bench.rounded(name, bits) for name, bits in ROUNDED.items()]
+    return TextComparison(measure_of_text(checkpoint), rounded + rows, refused, bench.bytes_before)
 
 
-def _factorisations(
-    checkpoint: Checkpoint, text: str, progress: Progress
-) -> Iterator[tuple[str, Callable[[], Factorisation]]]:
-    """Yield the name of every row, and what factorises by it."""
+def _candidates(checkpoint: Checkpoint, text: str, progress: Progress) -> Iterator[Candidate]:
+    """Yield what makes every row."""
 
     @functools.cache
     def inputs() -> list[Inputs]:
         return inputs_of_text(checkpoint, text, progress)
 
-    def whitened(method: str) -> Factorisation:
-        return factorise_whitened(checkpoint, method, inputs(), progress)
+    def make(name: str, method: str, shown: Progress) -> Factorisation:
+        if method == "calibrated":
+            return factorise_calibrated(checkpoint, text, shown)
+        if name == method:
+            return factorise(checkpoint, method, shown)
+        return factorise_whitened(checkpoint, method, inputs(), shown)
 
     for name, method in ROWS.items():
-        if method == "calibrated":
-            yield name, functools.partial(factorise_calibrated, checkpoint, text, progress)
-        elif name == method:
-            yield name, functools.partial(factorise, checkpoint, method, progress)
-        else:
-            yield name, functools.partial(whitened, method)
+        yield Candidate(name, method, functools.partial(make, name, method))
