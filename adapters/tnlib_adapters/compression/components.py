@@ -63,7 +63,10 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     reads, slopes = (None if a is None else a.astype(np.float64) for a in (reads, slopes))
     root, inverse = (None, None) if slopes is None else _roots(slopes)
     onto = weight if root is None else _times(root, weight.T).T  # m n
-    values, v = np.linalg.eigh(onto.T @ (onto if reads is None else _times(reads, onto)))
+    # in the precision of the weight, half the time if that is single: what it cannot tell apart matters little
+    seen = (onto / (np.linalg.norm(onto) or 1.0)).astype(dtype)
+    gram = seen.T @ (seen if reads is None else _times((reads / (reads.max() or 1.0)).astype(dtype), seen))
+    values, v = (a.astype(np.float64) for a in np.linalg.eigh(gram))
     losses, v = np.maximum(values[::-1], 0.0), v[:, ::-1]
     left, right = onto @ v, v.T if inverse is None else _times(inverse, v).T
     sizes = np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1)
@@ -75,7 +78,7 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
 
 def _roots(moments: Array) -> tuple[Array, Array]:
     if moments.ndim == 1:
-        root = np.sqrt(moments)
+        root = np.sqrt(np.maximum(moments, 1e-12 * moments.max(initial=1e-300)))
         return root, 1 / root
     return triangular_root(moments)
 
