@@ -50,13 +50,14 @@ def compress(
     max_error
         In the place of `keep`: the smallest size whose predicted error is within this. Without a text that is the root
         mean square of the relative errors of all that is truncated; with one, 1 - cosine of the embeddings or the
-        divergence of the predictions in nats a token, before the fit. With `keep` too, both must be met.
+        divergence of the predictions in nats a token, before the fit. With `keep` too, both must be met. Not with
+        "cp", nor with a text and any other method than "calibrated": they do not know their error beforehand.
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). All but
         "cp" count errors where the text of `calibrate` has the inputs, if there is one; "calibrated" needs it: every
         weight keeps the components that matter to the output, and every layer is fitted to what the original layer
-        wrote. By default "" that is "heads" without a text, and "calibrated" with one.
+        wrote. "", the default, is "heads" without a text, and "calibrated" with one.
     layout
         "factored" stores the factors; "dense" the multiplied-out weights under their original names.
     store
@@ -71,8 +72,8 @@ def compress(
         Text file in UTF-8 like what the model is to be used on. Needs torch and transformers. A tenth of the text is
         held out, to measure the result on.
     statistics
-        File for what the text shows: made where there is none, gone on with after an interruption, and used again
-        for another size of the same model on the same text.
+        File for what the text shows "calibrated" of the attention: made where there is none, gone on with after an
+        interruption, and used again for another size of the same model on the same text.
     force
         Replace `out` where it has files in it.
     progress
@@ -100,7 +101,12 @@ def compress(
     """
     started = time.perf_counter()
     request = Request(
-        *(keep, max_error, method, layout, store, what),
+        keep=keep,
+        max_error=max_error,
+        method=method,
+        layout=layout,
+        store=store,
+        what=what,
         calibrate=None if calibrate is None else as_path("compress", "calibrate", calibrate),
         statistics=None if statistics is None else as_path("compress", "statistics", statistics),
     )
