@@ -228,7 +228,7 @@ def test_fractions_that_are_fine(keep: Any) -> None:
     assert type(check_keep("compress", keep)) is float
 
 
-@pytest.mark.parametrize("method", ["", "svd", "Heads", None, 3])
+@pytest.mark.parametrize("method", [" ", "svd", "Heads", None, 3])
 def test_methods_that_are_none(method: Any, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress: method ", repr(method), "heads, matrix, ttm, tucker, cp"):
         compress(builtin_path(), tmp_path / "out", keep=0.5, method=method)

@@ -29,7 +29,8 @@ class Request:
     statistics: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method", self.method or ("heads" if self.calibrate is None else "calibrated"))
+        if self.method == "":
+            object.__setattr__(self, "method", "heads" if self.calibrate is None else "calibrated")
         if self.keep is None and self.max_error is None:
             raise ArgumentError(
                 "compress: keep or max_error must be given, got neither; pass for example keep=0.5 (--keep 0.5), the "
