@@ -6,8 +6,8 @@ gradient of
     1 - cos(e, e')              of the embeddings of texts, or
     sum_v p_v log(p_v / p'_v)   of the predictions of tokens.
 
-Nothing else of the model moves, and no number is added. Rate and steps were chosen by the tenth of the calibration text
-that compression holds out.
+Nothing else of the model moves, and no number is added. Rate and steps of predictions were chosen by the tenth of the
+calibration text that compression holds out; of embeddings a step of 0.01 made that tenth worse, and 0.002 is a guess.
 """
 
 from __future__ import annotations
