@@ -116,7 +116,10 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _header(file: Path) -> dict[str, str]:
-    _, stored = read_header(file)
+    try:
+        _, stored = read_header(file)
+    except FileFormatError:
+        stored = {}
     if stored.get("format") != _FORMAT:
         raise FileFormatError(f"compress: {file} holds no statistics that compress has written; name another file.")
     if stored.get("version") != _VERSION:
