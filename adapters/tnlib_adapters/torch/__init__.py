@@ -9,8 +9,18 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from None
 
+from tnlib_adapters.torch.interpolative import InterpolativeLinear
 from tnlib_adapters.torch.modules import FactoredLinear, LowRankLinear, TTLinear
 from tnlib_adapters.torch.multilinear import CPLinear, TuckerLinear
 from tnlib_adapters.torch.reload import TnlibConfig, TnlibQuantizer
 
-__all__ = ["CPLinear", "FactoredLinear", "LowRankLinear", "TTLinear", "TnlibConfig", "TnlibQuantizer", "TuckerLinear"]
+__all__ = [
+    "CPLinear",
+    "FactoredLinear",
+    "InterpolativeLinear",
+    "LowRankLinear",
+    "TTLinear",
+    "TnlibConfig",
+    "TnlibQuantizer",
+    "TuckerLinear",
+]
