@@ -106,7 +106,7 @@ def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path
 def test_other_files_are_refused_before_any_work(folders, text, tmp_path, runs):
     damaged = tmp_path / "other"
     damaged.write_bytes(b"no statistics")
-    with pytest.raises(FileFormatError, match="compress: .*holds no statistics"):
+    with pytest.raises(FileFormatError, match=r"compress: .*holds no statistics"):
         compress(folders[0], tmp_path / "out", text, damaged)
     assert damaged.read_bytes() == b"no statistics"
     with pytest.raises(FileFormatError, match="holds no statistics"):
