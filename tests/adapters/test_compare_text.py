@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import tnlib_adapters
@@ -107,11 +107,12 @@ def test_a_prime_width_leaves_out_what_cannot_split_it(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 13, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 20}
+    torch.manual_seed(0)
     model = BertModel(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
     checkpoint = open_checkpoint(save_with_tokenizer(model, tmp_path / "prime"))
     with refused(ArgumentError, "compare", "'ttm'", "13 is prime"):
         compare_on_text(checkpoint, [0.5], made_up_text(), ["ttm"])
     found = compare_on_text(checkpoint, [0.5], made_up_text())
-    assert set(found.refused) == {"ttm", "ttm, whitened"}
+    assert {name for name in found.refused if " at " not in name} == {"ttm", "ttm, whitened"}  # at any fraction
     assert "13 is prime" in found.refused["ttm, whitened"]
     assert "tucker, whitened" in {row.method for row in found.rows}
