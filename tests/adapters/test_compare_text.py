@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import tnlib_adapters
@@ -104,6 +104,7 @@ def test_what_is_off_is_refused(folders: Any) -> None:
 
 
 def test_a_prime_width_leaves_out_what_cannot_split_it(tmp_path: Path) -> None:
+    import torch
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 13, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 20}
