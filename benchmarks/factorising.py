@@ -66,11 +66,10 @@ def _moments(rng: np.random.Generator, size: int) -> Array:
 
 def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None:
     """Factorise all layers, share the budget out, and make the factors."""
-    from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases, with_bias_row
-    from tnlib_adapters.compression.components import components
+    from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases
     from tnlib_adapters.compression.factorisation import Factorisation
     from tnlib_adapters.compression.heads import Heads
-    from tnlib_adapters.compression.whitening import Inputs, Whitened
+    from tnlib_adapters.compression.whitening import Whitened
 
     found, n_before = [], 0
     for projections, sizes, seen in layers():
@@ -78,12 +77,9 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
         if kind == "heads, plain":
             found.append(Heads(projections, sizes))
         elif kind == "heads, whitened":
-            found.append(Whitened("heads", projections, sizes, Inputs(seen.x, seen.y), turned=False))
+            found.append(Whitened("heads", projections, sizes, seen, turned=False))
         else:
-            folded = fold_biases(projections, sizes, keys=True)
-            rows = {name: with_bias_row(folded, name) for name in "qkvo"}
-            parts = {name: components(row, seen.reads(name, len(row)), seen.slopes[name]) for name, row in rows.items()}
-            found.append(CalibratedLayer(folded, parts))
+            found.append(CalibratedLayer(fold_biases(projections, sizes, keys=True), seen))
     Factorisation("heads", found, n_before).plan(keep)
 
 

@@ -50,10 +50,13 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
             for batch in some:
                 model(batch)
 
+    def moments(model: RunningModel, some: list[Batch]) -> None:
+        collect(model, some, Statistics())
+
     def gates(model: RunningModel, some: list[Batch]) -> None:
         measure_gates(model, some, [layer.components for layer in layers], Statistics())
 
-    functions: list[Callable[[RunningModel, list[Batch]], object]] = [collect_inputs, collect, gates]
+    functions: list[Callable[[RunningModel, list[Batch]], object]] = [collect_inputs, moments, gates]
     return batches, plain, {what: partial(one, model) for what, one in zip(COLLECTED, functions, strict=True)}
 
 

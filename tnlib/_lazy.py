@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -15,11 +16,7 @@ def contents(package: str, home: dict[str, str], parts: tuple[str, ...] = ()) ->
 
     `parts` are the packages inside it that have such a table of their own.
     """
-
-    def get(name: str) -> Any:
-        return load(package, home, parts, name)
-
-    return get, lambda: sorted([*home, *parts]), list(home)
+    return functools.partial(load, package, home, parts), lambda: sorted([*home, *parts]), list(home)
 
 
 def load(package: str, home: dict[str, str], parts: tuple[str, ...], name: str) -> Any:

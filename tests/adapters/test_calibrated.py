@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     for sign in (1.0, -1.0):
         install(model, layer, Projections({**old.weights, projection: weight + sign * change}, old.biases))
         values.append(probe())
-    read = seen.read_by(projection)[..., : len(weight)].double().numpy()
+    read = seen.by(projection)[..., : len(weight)].double().numpy()
     slopes = seen.slopes[projection].double().numpy()
     expected = float(np.einsum("bti,ij,btj->", read, change, slopes))
     size = float(np.linalg.norm(read) * np.linalg.norm(change) * np.linalg.norm(slopes))

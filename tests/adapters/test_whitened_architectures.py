@@ -16,7 +16,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.torch")
 
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.whitening import Inputs, factorise_whitened  # noqa: E402
+from tnlib_adapters.compression.moments import Inputs  # noqa: E402
+from tnlib_adapters.compression.whitening import factorise_whitened  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.torch import FactoredLinear  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402

@@ -20,7 +20,8 @@ from tnlib_adapters import evaluate, open_checkpoint
 from tnlib_adapters.checkpoints.factored import expand
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.whitening import Inputs, Whitened, inputs_of_text
+from tnlib_adapters.compression.moments import Inputs
+from tnlib_adapters.compression.whitening import Whitened, inputs_of_text
 
 from tnlib import ArgumentError
 

@@ -9,8 +9,6 @@ so that an entry of modulus above 1 names a swap that raises the volume |det A[I
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
 from tnlib._typing import Array
@@ -54,19 +52,14 @@ def leading_rows(a: Array) -> Array | None:
 
     None where its columns are dependent.
     """
-    from scipy.linalg import lu_factor
+    from scipy.linalg import lu
 
-    scaled = shift(a, -exponent(a))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a pivot that is zero
-        lu, swaps = lu_factor(scaled, check_finite=False)
-    diagonal = np.abs(np.diag(lu))
+    row_of, _, upper = lu(shift(a, -exponent(a)), p_indices=True, check_finite=False)
+    diagonal = np.abs(np.diag(upper))
     if not diagonal.min(initial=1.0) > len(a) * np.finfo(a.dtype).eps * diagonal.max(initial=0.0):
         return None
-    order = np.arange(len(a))
-    for k, other in enumerate(swaps):
-        order[[k, other]] = order[[other, k]]
-    return order[: a.shape[1]]
+    rows: Array = np.argsort(row_of)[: a.shape[1]]
+    return rows
 
 
 def pivots(a: Array, *, least: float, most: int) -> tuple[Array, Array]:

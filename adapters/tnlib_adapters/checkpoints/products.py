@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
-import numpy as np
-
-from tnlib._typing import Array
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes, n_out
+from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
 
 
 @dataclass(frozen=True)
 class Products:
-    """Weights that act on rows, as matrices to be multiplied.
+    """Weights that act on rows, as matrices to be multiplied: arrays, or tensors of another library.
 
     Parameters
     ----------
@@ -25,17 +24,32 @@ class Products:
         The projections that have a bias: one that no row holds is 0, that of "o" is `output_bias`.
     """
 
-    factors: Mapping[str, tuple[Array, ...]]
+    factors: Mapping[str, tuple[Any, ...]]
     biased: frozenset[str] = frozenset()
-    output_bias: Array | None = None
+    output_bias: Any = None
 
     def expand(self, sizes: Sizes) -> Projections:
         """Multiply everything out."""
         weights, biases = {}, {}
         for name in NAMES:
-            whole = reduce(np.matmul, self.factors[name])
+            whole = reduce(operator.matmul, self.factors[name])
             n_in = sizes.widths["o"] if name == "o" else sizes.d_model
             weights[name] = whole[:n_in]
             if name in self.biased:
-                biases[name] = whole[n_in] if len(whole) > n_in else np.zeros(n_out(sizes, name))
+                biases[name] = whole[n_in:].sum(0)  # of one row, or of none
         return Projections(weights, biases | ({} if self.output_bias is None else {"o": self.output_bias}))
+
+    def each(self, function: Callable[..., Any], *others: Products) -> Products:
+        """Return what a function makes of every matrix and of the output bias, with those of others beside it."""
+        factors = {
+            name: tuple(map(function, held, *(other.factors[name] for other in others)))
+            for name, held in self.factors.items()
+        }
+        bias = None if self.output_bias is None else function(self.output_bias, *(one.output_bias for one in others))
+        return Products(factors, self.biased, bias)
+
+    @property
+    def parts(self) -> list[Any]:
+        """Every matrix and the output bias."""
+        bias = [] if self.output_bias is None else [self.output_bias]
+        return [one for held in self.factors.values() for one in held] + bias

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece, expand
-from tnlib_adapters.checkpoints.projections import put_together
 from tnlib_adapters.checkpoints.tensor_file import STORED_AS
 from tnlib_adapters.compression.counting import attention_tensors, stored_bytes
 from tnlib_adapters.compression.evaluate import Evaluation, evaluate_running
@@ -18,8 +16,6 @@ from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights
 from tnlib_adapters.compression.trials import Tried
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tnlib_adapters.torch.hooks.running import RunningModel
 
 Pieces = Sequence[Sequence[Piece]]
@@ -89,21 +85,9 @@ class Bench:
         )
 
     def _run(self, pieces: Pieces) -> Evaluation:
+        from tnlib_adapters.torch.hooks.block import install
+
         for layer, of_layer in enumerate(pieces):
             projections = self.checkpoint.projections(layer).updated(expand(of_layer, self.checkpoint.sizes))
-            row = self.checkpoint.architecture
-            base = row.attention.format(layer=layer)
-            values = put_together(row, self.checkpoint.sizes, "", layer, projections)
-            for part, held in row.projections.items():
-                module = self.after.layers[layer].projections[held[0]].module
-                for kind in ("weight", "bias"):
-                    if f"{base}.{part}.{kind}" in values:
-                        _copy(getattr(module, kind), values[f"{base}.{part}.{kind}"])
+            install(self.after, layer, projections)
         return evaluate_running(self.before, self.after, self.text)
-
-
-def _copy(parameter: Tensor, values: Array) -> None:
-    import torch
-
-    with torch.no_grad():
-        parameter.copy_(torch.from_numpy(values))

@@ -12,7 +12,8 @@ from tnlib_adapters.checkpoints.interpolative import pack
 from tnlib_adapters.checkpoints.products import Products
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.components import Components
+from tnlib_adapters.compression.components import Components, components
+from tnlib_adapters.compression.moments import Moments
 
 
 class CalibratedLayer:
@@ -22,12 +23,25 @@ class CalibratedLayer:
     or norms divide, before they meet. Biases are rows of their weights, but for those that `fold_biases` has made 0.
     """
 
-    def __init__(self, folded: Projections, components: Mapping[str, Components]) -> None:
+    fixed = 0
+
+    def __init__(self, folded: Projections, moments: Moments) -> None:
         self._weights = {name: with_bias_row(folded, name) for name in NAMES}
         self._biased, self._output_bias = frozenset(folded.biases), folded.biases.get("o")
-        self.components, self._dtype = components, folded.weights["q"].dtype
-        self.curves = [self._curve(name) for name in NAMES]
-        self.fixed = 0
+        self._dtype = folded.weights["q"].dtype
+        self.components: Mapping[str, Components] = {
+            name: components(weight, moments.reads(name, len(weight)), moments.slopes[name])
+            for name, weight in self._weights.items()
+        }
+
+    def weigh(self, losses: Mapping[str, Array]) -> None:
+        """Take the loss by every component, from gates, in the place of squared singular values."""
+        self.components = {name: one.weighed(losses[name]) for name, one in self.components.items()}
+
+    @property
+    def curves(self) -> list[Curve]:
+        """What every weight costs and loses by its components, and whole."""
+        return [self._curve(name) for name in NAMES]
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
         """Return the factors with choice[k] components of the k-th projection; the last option is the whole of it."""
@@ -48,7 +62,7 @@ class CalibratedLayer:
     def _piece(self, name: str, factors: Sequence[Array], output_bias: Array | None) -> Piece:
         bias = {"bias": output_bias} if name == "o" and output_bias is not None else {}
         if len(factors) == 2:
-            left, right, rows = pack(*factors)
+            left, right, rows = pack(*(one.astype(np.float64) for one in factors))
             arrays = {"left": left, "right": right} | bias
             held = name if name in self._biased else ""
             return Piece("interpolative", name, self._cast(arrays), rows=rows, biases=held)

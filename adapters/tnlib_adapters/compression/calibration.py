@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tnlib import ArgumentError
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
-from tnlib_adapters.checkpoints.projections import NAMES, Projections
-from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases, with_bias_row
-from tnlib_adapters.compression.components import Components, components
+from tnlib_adapters.checkpoints.projections import NAMES
+from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases
 from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.statistics import Save, Statistics, collect, forget, measure_gates
-from tnlib_adapters.compression.statistics_file import origin, read_statistics, write_statistics
-from tnlib_adapters.compression.text import some_of
+from tnlib_adapters.compression.statistics import Statistics, collect, forget, measure_gates
+from tnlib_adapters.compression.statistics_file import resume
+from tnlib_adapters.compression.text import check_tokens, some_of
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
@@ -54,18 +51,23 @@ def calibrated_layers(
     """
     from tnlib_adapters.torch.hooks.block import install
 
-    sizes, n_tokens = checkpoint.sizes, sum(batch.n_tokens for batch in batches)
-    if n_tokens < sizes.widths["o"]:
-        raise ArgumentError(
-            f"compress: the text of calibrate must have at least {sizes.widths['o']:,} tokens for heads of together "
-            f"{sizes.widths['o']:,} dimensions, got {n_tokens:,}, {sizes.widths['o'] - n_tokens:,} too few; add text."
-        )
+    check_tokens(batches, checkpoint.sizes)
     turned, folded = turns(checkpoint), []
     for k in range(checkpoint.n_layers):
-        folded.append(fold_biases(checkpoint.projections(k), sizes, keys=not turned))
+        folded.append(fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not turned))
         install(model, k, folded[-1])  # moments are of what the folded weights read
-    found = _see(model, folded, some_of(batches, _TOKENS_OF_STATISTICS), file, checkpoint, progress)
-    return [CalibratedLayer(*layer) for layer in zip(folded, found, strict=True)]
+    seen = some_of(batches, _TOKENS_OF_STATISTICS)
+    so_far, save = (Statistics(), forget) if file is None else resume(file, checkpoint, seen)
+    statistics = collect(model, seen, so_far, progress, save=save)
+    layers = []
+    for k, (weights, moments) in enumerate(zip(folded, statistics.moments, strict=True)):
+        progress("factorising", k, len(folded))
+        layers.append(CalibratedLayer(weights, moments))
+    progress("factorising", len(folded), len(folded))
+    gates = measure_gates(model, seen, [layer.components for layer in layers], statistics, progress, save=save)
+    for layer, losses in zip(layers, gates, strict=True):
+        layer.weigh(losses)
+    return layers
 
 
 def factorise_calibrated(
@@ -113,33 +115,3 @@ def fitted(
     )
     for layer, products in zip(layers, found, strict=True):
         yield layer.packed(products)
-
-
-def _see(
-    model: RunningModel,
-    folded: Sequence[Projections],
-    batches: Sequence[Batch],
-    file: Path | None,
-    checkpoint: Checkpoint,
-    progress: Progress,
-) -> list[dict[str, Components]]:
-    """Return the components of every layer's weights, weighed by what each of them is worth."""
-    so_far: Statistics | None = None
-    save: Save = forget
-    if file is not None:
-        of = origin(checkpoint, batches)
-        so_far, save = read_statistics(file, of), partial(write_statistics, file, of)
-    statistics = collect(model, batches, progress, so_far=so_far, save=save)
-    found = []
-    for k, (weights, moments) in enumerate(zip(folded, statistics.moments, strict=True)):
-        progress("factorising", k, len(folded))
-        rows = {name: with_bias_row(weights, name) for name in NAMES}
-        found.append(
-            {name: components(row, moments.reads(name, len(row)), moments.slopes[name]) for name, row in rows.items()}
-        )
-    progress("factorising", len(folded), len(folded))
-    gates = measure_gates(model, batches, found, statistics, progress, save=save)
-    return [
-        {name: one.weighed(losses[name]) for name, one in layer.items()}
-        for layer, losses in zip(found, gates, strict=True)
-    ]

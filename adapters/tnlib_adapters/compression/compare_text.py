@@ -13,6 +13,7 @@ from tnlib_adapters.compression.bench import Bench, TextRow
 from tnlib_adapters.compression.calibration import factorise_calibrated
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
+from tnlib_adapters.compression.moments import Inputs
 from tnlib_adapters.compression.names import WHITENED
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
@@ -20,7 +21,7 @@ from tnlib_adapters.compression.request import check_keep, check_reads_text, che
 from tnlib_adapters.compression.rows import Table, grouped, write_rows
 from tnlib_adapters.compression.text import hold_out
 from tnlib_adapters.compression.trials import Candidate, try_all
-from tnlib_adapters.compression.whitening import Inputs, factorise_whitened, inputs_of_text
+from tnlib_adapters.compression.whitening import factorise_whitened, inputs_of_text
 
 # each row's name -> the method whose name selects it
 ROWS = {

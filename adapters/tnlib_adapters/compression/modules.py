@@ -17,6 +17,7 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.components import components
+from tnlib_adapters.compression.moments import second_moments
 from tnlib_adapters.compression.progress import Progress, quiet
 
 if TYPE_CHECKING:
@@ -104,20 +105,15 @@ def collect_matrices(
     for done, batch in enumerate(batches):
         progress("reading matrices", done, len(batches))
         for k, (read, wrote) in enumerate(observe_modules(model, names, batch, _PROBES, generator)):
-            slopes = _moment(wrote)
+            slopes = second_moments(wrote).astype(np.float64)
             if is_embedding(model.row, names[k]):
                 size = model.model.get_input_embeddings().weight.shape[0]
                 reads = np.bincount(batch.ids[batch.valid].numpy(), minlength=size).astype(np.float64)
             else:
-                reads = _moment(read)
+                reads = second_moments(read).astype(np.float64)
             sums[k] = (sums[k][0] + reads, sums[k][1] + slopes) if done else (reads, slopes)
     progress("reading matrices", len(batches), len(batches))
     return [Seen(*sums[k]) for k in range(len(names))]
-
-
-def _moment(x: Array) -> Array:
-    flat = x.reshape(-1, x.shape[-1])
-    return (flat.T @ flat).astype(np.float64)  # [tokens]
 
 
 def weigh_matrices(

@@ -12,14 +12,12 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.projections import NAMES
 
 if TYPE_CHECKING:
-    import torch
-
     from tnlib_adapters.torch.hooks.attention import Seen
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Second moments of one layer's attention, sums over tokens in single precision, which is that of the activations.
+class Inputs:
+    """Sums over tokens of what one layer's projections read.
 
     Parameters
     ----------
@@ -27,24 +25,31 @@ class Moments:
         (d_model + 1,) * 2, of [x, 1] with x what queries, keys and values are made of.
     y
         (heads * d_head,) * 2, of what the output projection reads.
-    slopes
-        For "q", "k", "v" and "o" of the gradient at what the projection writes.
     """
 
     x: Array
     y: Array
-    slopes: Mapping[str, Array]
 
     def reads(self, name: str, rows: int) -> Array:
         """Return those of what the `rows` rows of a projection multiply: its bias is a row that reads 1."""
         whole = self.y if name == "o" else self.x
         return whole[:rows, :rows]
 
+
+@dataclass(frozen=True)
+class Moments(Inputs):
+    """The same in single precision, which is that of the activations, and for "q", "k", "v" and "o" `slopes`.
+
+    These are the second moments of the gradient at what the projection writes.
+    """
+
+    slopes: Mapping[str, Array]
+
     @classmethod
     def of(cls, seen: Seen) -> Moments:
         """Return those of one batch."""
-        slopes = {name: second_moments(one) for name, one in seen.slopes.items()}
-        return cls(second_moments(seen.x), second_moments(seen.y), slopes)
+        slopes = {name: second_moments(one.numpy()) for name, one in seen.slopes.items()}
+        return cls(second_moments(seen.x.numpy()), second_moments(seen.y.numpy()), slopes)
 
     def add(self, other: Moments) -> None:
         """Add those of other text."""
@@ -62,10 +67,10 @@ class Moments:
         return cls(arrays["x"], arrays["y"], {name: arrays[f"slopes.{name}"] for name in NAMES})
 
 
-def second_moments(x: torch.Tensor) -> Array:
+def second_moments(x: Array) -> Array:
     """Return the sum of x x^T over all but the last leg."""
     # numpy sees that both factors are one array, and computes half of a symmetric product
-    flat = x.reshape(-1, x.shape[-1]).numpy()
+    flat = x.reshape(-1, x.shape[-1])
     found: Array = flat.T @ flat  # [tokens]
     return found
 

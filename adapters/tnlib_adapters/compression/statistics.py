@@ -54,18 +54,17 @@ def forget(_: Statistics) -> None:
 def collect(
     model: RunningModel,
     batches: Sequence[Batch],
+    found: Statistics,
     progress: Progress = quiet,
     *,
-    so_far: Statistics | None = None,
     save: Save = forget,
 ) -> Statistics:
-    """Return the moments of every layer over the batches, going on from where `so_far` ends.
+    """Return the statistics with the moments of every layer over the batches, gone on with from where they end.
 
     `save` is called every few seconds and at the end.
     """
     from tnlib_adapters.torch.hooks.attention import observe
 
-    found = so_far or Statistics()
     due = time.monotonic() + _SAVED_EVERY
     for done in range(found.n_read, len(batches)):
         progress("reading activations", done, len(batches))
@@ -109,7 +108,7 @@ def measure_gates(
         seen = observe(model, batches[done], _generator(2 * done + 1))
         for of_layer, sums, one in zip(sides, found.gates, seen, strict=True):
             for name, (left, right) in of_layer.items():
-                on_left = one.read_by(name)[..., : len(left)] @ left  # b t [m] c
+                on_left = one.by(name)[..., : len(left)] @ left  # b t [m] c
                 slopes = (on_left * (one.slopes[name] @ right.T)).sum(1)  # b [t] c
                 sums[name] += slopes.double().square().sum(0).numpy()
         found.n_weighed = done + 1

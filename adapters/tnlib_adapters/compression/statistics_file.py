@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.projections import NAMES
 from tnlib_adapters.checkpoints.tensor_file import Entry, read_header, write_tensor_file
 from tnlib_adapters.compression.moments import Moments
-from tnlib_adapters.compression.statistics import Statistics
+from tnlib_adapters.compression.statistics import Save, Statistics
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch
@@ -25,7 +26,7 @@ _FORMAT, _VERSION = "tnlib statistics of attention", "2"
 _BLOCK = 1 << 24
 
 
-def origin(checkpoint: Checkpoint, batches: Sequence[Batch]) -> dict[str, str]:
+def _origin(checkpoint: Checkpoint, batches: Sequence[Batch]) -> dict[str, str]:
     """Return what tells a model and a text from others: digests of its files of weights, and of the tokens."""
     model, text = hashlib.sha256(), hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
@@ -53,8 +54,8 @@ def check_statistics_file(file: Path, out: Path) -> None:
         _header(file)
 
 
-def read_statistics(file: Path, of: Mapping[str, str]) -> Statistics | None:
-    """Return the statistics in a file, or None where there is none yet.
+def resume(file: Path, checkpoint: Checkpoint, batches: Sequence[Batch]) -> tuple[Statistics, Save]:
+    """Return the statistics in a file, new ones where there is none yet, and what puts them there.
 
     Raises
     ------
@@ -63,8 +64,11 @@ def read_statistics(file: Path, of: Mapping[str, str]) -> Statistics | None:
     ArgumentError
         If its statistics are those of another model or text.
     """
-    if not file.exists():
-        return None
+    of = _origin(checkpoint, batches)
+    return _read(file, of) if file.exists() else Statistics(), partial(_write, file, of)
+
+
+def _read(file: Path, of: Mapping[str, str]) -> Statistics:
     stored = _header(file)
     for what in ("model", "text"):
         if stored.get(what) != of[what]:
@@ -83,9 +87,9 @@ def read_statistics(file: Path, of: Mapping[str, str]) -> Statistics | None:
     return Statistics(moments, gates, n_read, n_weighed)
 
 
-def write_statistics(file: Path, of: Mapping[str, str], found: Statistics) -> None:
+def _write(file: Path, of: Mapping[str, str], found: Statistics) -> None:
     """Put statistics into a file in the place of those before: what is there is always whole."""
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     metadata = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -95,11 +99,11 @@ def write_statistics(file: Path, of: Mapping[str, str], found: Statistics) -> No
         **of,
     }
     try:
-        for _ in write_tensor_file(partial, _entries(found), metadata):
+        for _ in write_tensor_file(hidden, _entries(found), metadata):
             pass
-        partial.replace(file)
+        hidden.replace(file)
     finally:
-        partial.unlink(missing_ok=True)
+        hidden.unlink(missing_ok=True)
 
 
 def _entries(found: Statistics) -> Iterator[Entry]:

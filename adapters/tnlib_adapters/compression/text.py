@@ -10,6 +10,7 @@ import numpy as np
 
 from tnlib import ArgumentError, MissingFileError
 from tnlib._validate import as_path
+from tnlib_adapters.checkpoints.projections import Sizes
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch
@@ -56,3 +57,13 @@ def some_of(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     order = np.random.default_rng(0).permutation(len(batches))
     so_far = np.cumsum([batches[k].n_tokens for k in order])
     return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
+
+
+def check_tokens(batches: Sequence[Batch], sizes: Sizes) -> None:
+    """Raise unless a text has as many tokens as the attention has inner dimensions: with fewer, moments say little."""
+    n_tokens, least = sum(batch.n_tokens for batch in batches), sizes.widths["o"]
+    if n_tokens < least:
+        raise ArgumentError(
+            f"compress: the text of calibrate must have at least {least:,} tokens for heads of together {least:,} "
+            f"dimensions, got {n_tokens:,}, {least - n_tokens:,} too few; add text."
+        )

@@ -26,7 +26,6 @@ from tnlib_adapters.compression.moments import triangular_root
 
 _STEPS = 100  # of the descent at the rank that is chosen; 40 err by 3 to 8 % more
 _SAMPLES, _SAMPLE_STEPS = 6, 10  # ranks at which the curve is measured, and steps of the descent at each
-_PAIRS = 10  # of steps and slopes that the descent remembers
 
 
 class WeightedTTMatrices:
@@ -109,7 +108,7 @@ class _Fit:
         u, s, vh = (self._svd[0][:, :rank], self._svd[1][:rank], self._svd[2][:rank])
         root = np.sqrt(s)
         start = np.concatenate([(u * root).ravel(), (root[:, None] * vh).ravel()])
-        options = {"maxiter": steps, "maxfun": 2 * steps, "maxcor": _PAIRS, "gtol": 0.0, "ftol": 1e-9}
+        options = {"maxiter": steps, "maxfun": 2 * steps, "gtol": 0.0, "ftol": 1e-9}
         found = minimize(self._loss, start, args=(rank,), jac=True, method="L-BFGS-B", options=options)
         return *self._factors(found.x, rank), float(found.fun)
 

@@ -14,13 +14,11 @@ product with C^1/2, and is fitted instead (`WeightedTTMatrices`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece, stack
@@ -29,27 +27,17 @@ from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.methods import METHODS, TURNED, Factorised
-from tnlib_adapters.compression.moments import second_moments, triangular_root
+from tnlib_adapters.compression.moments import Inputs, second_moments, triangular_root
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.shared_bases import SharedBases
-from tnlib_adapters.compression.text import some_of
+from tnlib_adapters.compression.text import check_tokens, some_of
 from tnlib_adapters.compression.weighted_ttm import WeightedTTMatrices
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
 _TOKENS = 65_536
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Sums over tokens of what one layer's projections read: [x, 1] [x, 1]^T of Q, K and V, and y y^T of O."""
-
-    x: Array
-    y: Array
 
 
 class Whitened:
@@ -110,26 +98,15 @@ class Whitened:
 
 def collect_inputs(model: RunningModel, batches: Sequence[Batch], progress: Progress = quiet) -> list[Inputs]:
     """Return what the projections of every layer read over the batches."""
-    import torch
-
-    from tnlib_adapters.torch.hooks.running import input_of
+    from tnlib_adapters.torch.hooks.attention import read
 
     s = model.sizes
     found = [Inputs(np.zeros((s.d_model + 1,) * 2), np.zeros((s.widths["o"],) * 2)) for _ in model.layers]
     for done, batch in enumerate(batches):
         progress("reading inputs", done, len(batches))
-        xs: dict[int, Tensor] = {}
-        ys: dict[int, Tensor] = {}
-        with ExitStack() as hooks, torch.no_grad():
-            for k, layer in enumerate(model.layers):
-                hooks.enter_context(input_of(layer.projections["q"].module, xs, k))
-                hooks.enter_context(input_of(layer.projections["o"].module, ys, k))
-            model(batch)
-            for k, inputs in enumerate(found):
-                x, y = (read[k][batch.valid] for read in (xs, ys))
-                x = torch.nn.functional.pad(x, (0, 1), value=1.0)
-                inputs.x[...] += second_moments(x)
-                inputs.y[...] += second_moments(y)
+        for inputs, one in zip(found, read(model, batch), strict=True):
+            inputs.x[...] += second_moments(one.x.numpy())
+            inputs.y[...] += second_moments(one.y.numpy())
     progress("reading inputs", len(batches), len(batches))
     return found
 
@@ -145,13 +122,8 @@ def inputs_of_text(checkpoint: Checkpoint, text: str, progress: Progress = quiet
     from tnlib_adapters.torch.hooks.running import open_running
 
     model = open_running(checkpoint.folder.path)
-    batches, least = model.batches(text), checkpoint.sizes.widths["o"]
-    n_tokens = sum(batch.n_tokens for batch in batches)
-    if n_tokens < least:
-        raise ArgumentError(
-            f"compress: the text of calibrate must have at least {least:,} tokens for inputs of {least:,} dimensions, "
-            f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
-        )
+    batches = model.batches(text)
+    check_tokens(batches, checkpoint.sizes)
     return collect_inputs(model, some_of(batches, _TOKENS), progress)
 
 
@@ -164,14 +136,10 @@ def factorise_whitened(
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
         if method == "ttm":
-            layers.append(_weighted(projections, seen))
+            moments = {name: seen.reads(name, len(weight)) for name, weight in projections.weights.items()}
+            layers.append(WeightedTTMatrices(projections, moments))
         else:
             layers.append(Whitened(method, projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
     n_before = sum(count_attention(checkpoint))
     return Factorisation(method, layers, n_before, measure_of_text(checkpoint), foretells=False)
-
-
-def _weighted(projections: Projections, inputs: Inputs) -> Factorised:
-    moments = dict.fromkeys("qkv", inputs.x[:-1, :-1]) | {"o": inputs.y}
-    return WeightedTTMatrices(projections, moments)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.checkpoints.products import Products
-from tnlib_adapters.torch.hooks.block import Block, Factors, factors_of, products_of
+from tnlib_adapters.torch.hooks.block import Block, as_tensor
 from tnlib_adapters.torch.hooks.running import Batch, RunningModel, input_of, output_of
 
 _RIDGE = 0.03
@@ -75,16 +75,16 @@ def fit_layers(
     generator = torch.Generator().manual_seed(seed)
     for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
-        products = start(k)
-        block, factors = Block(model, k, products.biased), factors_of(products)
-        refitted = _refit_output(block, streams, factors)
+        block, truncated = Block(model, k), start(k).each(as_tensor)
+        refitted = _refit_output(block, streams, truncated)
         descended = _descend(block, streams, refitted, n_steps, generator)
-        tried = (descended, _halfway(refitted, descended), refitted, factors)
+        halfway = refitted.each(lambda one, other: (one + other) / 2, descended)
+        tried = (descended, halfway, refitted, truncated)
         best = min(tried, key=lambda one: _error(block, telling, one))
-        block.install(block.parameters(best))
+        block.install(_parameters(block, best))
         for stream in streams:
             stream.truncated = block.run(stream.truncated, stream.calls[k])
-        yield products_of(best, products)
+        yield best.each(Tensor.numpy)
     progress("fitting layers", len(model.layers), len(model.layers))
 
 
@@ -105,10 +105,14 @@ def _enter(model: RunningModel, batch: Batch) -> _Stream:
     return _Stream(batch, calls, entering[0], entering[0])
 
 
-def _refit_output(block: Block, streams: Sequence[_Stream], factors: Factors) -> Factors:
-    """Return `factors` with the last one of W_O and its bias refitted; the original streams have passed the block."""
-    o, truncated = block.layer.projections["o"].module, block.parameters(factors)
-    *first, old = factors["o"]
+def _parameters(block: Block, products: Products) -> dict[str, Tensor]:
+    return block.parameters(products.expand(block.model.sizes))
+
+
+def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> Products:
+    """Return `start` with the last factor of W_O and its bias refitted; the original streams have passed the block."""
+    o, truncated = block.layer.projections["o"].module, _parameters(block, start)
+    *first, old = start.factors["o"]
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
     n = 0
@@ -122,60 +126,47 @@ def _refit_output(block: Block, streams: Sequence[_Stream], factors: Factors) ->
         target = wrote[0][stream.batch.valid].double()
         n += len(z)
         xx, xy, sx, sy = xx + z.T @ z, xy + z.T @ target, sx + z.sum(0), sy + target.sum(0)
-    has_bias = "b" in factors
+    has_bias = start.output_bias is not None
     mx, my = (sx / n, sy / n) if has_bias else (torch.zeros_like(sx), torch.zeros_like(sy))
     xx, xy = xx / n - torch.outer(mx, mx), xy / n - torch.outer(mx, my)
     new = old.double()
     if len(new):
         damped = xx + torch.diag(_RIDGE * torch.diag(xx).clamp(min=1e-12 * float(torch.diag(xx).max())))
         new = new + torch.linalg.solve(damped, xy - xx @ new)
-    bias = {"b": [(my - mx @ new).float()]} if has_bias else {}
-    return factors | {"o": [*first, new.float()]} | bias
+    bias = (my - mx @ new).float() if has_bias else None
+    return replace(start, factors={**start.factors, "o": (*first, new.float())}, output_bias=bias)
 
 
 def _descend(
-    block: Block,
-    streams: Sequence[_Stream],
-    start: Factors,
-    n_steps: int,
-    generator: torch.Generator,
-) -> Factors:
+    block: Block, streams: Sequence[_Stream], start: Products, n_steps: int, generator: torch.Generator
+) -> Products:
     """Return the factors after `n_steps` of Adam, each number measured in the root mean square of its factor."""
-    scales = {
-        name: [one.square().mean().sqrt() if one.numel() else one for one in held] for name, held in start.items()
-    }
-    moves = {name: [torch.zeros_like(one, requires_grad=True) for one in held] for name, held in start.items()}
-    optimiser = torch.optim.Adam([one for held in moves.values() for one in held], lr=_RATE, betas=(0.9, 0.99))
+    scales = start.each(lambda one: one.square().mean().sqrt() if one.numel() else one)
+    moves = start.each(lambda one: torch.zeros_like(one, requires_grad=True))
+    optimiser = torch.optim.Adam(moves.parts, lr=_RATE, betas=(0.9, 0.99))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
     )
 
-    def moved() -> Factors:
-        return {
-            name: [one + s * move for one, s, move in zip(held, scales[name], moves[name], strict=True)]
-            for name, held in start.items()
-        }
+    def moved() -> Products:
+        return start.each(lambda one, scale, move: one + scale * move, scales, moves)
 
     order: list[int] = []
     for _ in range(n_steps):
         order = order or torch.randperm(len(streams), generator=generator).tolist()
         stream = streams[order.pop()]
-        wrote = block.run(stream.truncated, stream.calls[block.k], block.parameters(moved()))
+        wrote = block.run(stream.truncated, stream.calls[block.k], _parameters(block, moved()))
         loss = (wrote - stream.original)[stream.batch.valid].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         rate.step()
-    return {name: [one.detach() for one in held] for name, held in moved().items()}
+    return moved().each(Tensor.detach)
 
 
-def _halfway(one: Factors, other: Factors) -> Factors:
-    return {name: [(a + b) / 2 for a, b in zip(held, other[name], strict=True)] for name, held in one.items()}
-
-
-def _error(block: Block, telling: Sequence[tuple[Batch, Tensor]], factors: Factors) -> float:
+def _error(block: Block, telling: Sequence[tuple[Batch, Tensor]], products: Products) -> float:
     """Return how far the whole model with these factors is from what it once wrote: 1 - cosine, or a divergence."""
-    block.install(block.parameters(factors))
+    block.install(_parameters(block, products))
     total = 0.0
     for batch, before in telling:
         after = _output(block.model, batch)

@@ -32,12 +32,12 @@ class Projection:
 
     module: nn.Module
     columns: Tensor
-    reads: bool = False
+    name: str
 
-    def own(self, x: Tensor) -> Tensor:
-        """Return its part of what the module writes, (..., heads * d_head); of "o", whose columns are read, all."""
+    def written(self, x: Tensor) -> Tensor:
+        """Return its part, (..., heads * d_head), of what the module writes: of "o", whose columns are read, all."""
         flat = self.columns.flatten()
-        if self.reads or (len(flat) == x.shape[-1] and bool((flat.diff() == 1).all())):
+        if self.name == "o" or (len(flat) == x.shape[-1] and bool((flat.diff() == 1).all())):
             return x
         return x[..., flat]
 
@@ -154,7 +154,7 @@ def running(model: Any, tokenizer: Any) -> RunningModel:
                 heads = range(0, sizes.n_heads, 1 if one in "qo" else sizes.n_heads // sizes.kv_heads)
                 slices = [columns_of_head(row, sizes, held, one, head) for head in heads]
                 columns = torch.tensor([range(s.start, s.stop) for s in slices])
-                found[one] = Projection(modules[f"{name}.{_in_memory(row, part)}"], columns, one == "o")
+                found[one] = Projection(modules[f"{name}.{_in_memory(row, part)}"], columns, one)
         layers.append(Layer(modules[block], found))
     return RunningModel(model, tokenizer, row, sizes, tuple(layers))
 
