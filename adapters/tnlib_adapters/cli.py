@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -33,13 +32,6 @@ _IN_HELP = (
 @click.version_option(package_name="tnlib")
 def main() -> None:
     """Attention weights of transformer checkpoints as low-rank tensors."""
-    # A polite end (kill, a closed terminal) unwinds the stack, so that no unfinished folder stays behind.
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        # other than by default where nohup, or a program that calls this one, has its own way with it
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))
-            click.get_current_context().call_on_close(functools.partial(signal.signal, number, signal.SIG_DFL))
 
 
 @main.command(epilog=_IN_HELP)
@@ -74,7 +66,7 @@ def compress(source: str, out: Path, **asked: Any) -> None:
 
     How small is said by --keep or --max-error; with both, both are met.
     """
-    with _errors(), _progress() as progress:
+    with _command() as progress:
         from tnlib_adapters.compression.compress import compress as run
 
         report = run(_folder(source), out, **asked, progress=progress)
@@ -102,7 +94,7 @@ def compare(
 
     Without a text that is the error of every layer's operators.
     """
-    with _errors(), _progress() as progress:
+    with _command() as progress:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
         from tnlib_adapters.compression.compare import compare as run
         from tnlib_adapters.compression.compare_pictures import draw_by_layer, draw_on_text
@@ -139,7 +131,7 @@ def evaluate(source: str, out: Path, text: Path) -> None:
     Of a model that embeds texts: the cosine of both embeddings of every line. Of one that predicts tokens: the
     perplexity of both, and the divergence of their predictions in nats a token. Needs torch and transformers.
     """
-    with _errors(), _progress() as progress:
+    with _command() as progress:
         from tnlib_adapters.compression.evaluate import evaluate as run
 
         found = run(_folder(source), out, text, progress=progress)
@@ -157,7 +149,7 @@ def evaluate(source: str, out: Path, text: Path) -> None:
 @click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
 def inspect(source: str, text: str | None, text_file: Path | None, out: Path, force: bool) -> None:
     """Write a page on what is inside the checkpoint IN: diagrams, compositions, spectra, patterns on a text."""
-    with _errors(), _progress() as progress:
+    with _command() as progress:
         from tnlib_adapters.inspection.inspect import inspect as run
 
         found = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
@@ -168,6 +160,44 @@ def _folder(source: str) -> Path:
     from tnlib_adapters.data.builtin import builtin_path
 
     return builtin_path(BUILTIN[source]) if source in BUILTIN and not Path(source).exists() else Path(source)
+
+
+@contextlib.contextmanager
+def _command() -> Iterator[Progress]:
+    """Yield what shows progress; whatever ends the command leaves a sentence and no unfinished folder."""
+    with _errors(), _polite_ends(), _progress() as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def _polite_ends() -> Iterator[None]:
+    """Let an interrupt, a kill and a closed terminal unwind the stack."""
+    received: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        received.append(number)
+        raise _end_by(number)
+
+    # other than by default where nohup, or a program that calls this one, has its own way with it
+    defaults = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+    numbers = {getattr(signal, name): handler for name, handler in defaults.items() if hasattr(signal, name)}
+    replaced = {number: handler for number, handler in numbers.items() if signal.getsignal(number) == handler}
+    for number in replaced:
+        signal.signal(number, end)
+    try:
+        yield
+    except BaseException:
+        if not received:
+            raise
+        # said anew: a library that was being loaded turns it into an ImportError of its own
+        raise _end_by(received[0]) from None
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def _end_by(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 @contextlib.contextmanager

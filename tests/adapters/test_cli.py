@@ -6,10 +6,9 @@ import csv
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,6 @@ from tnlib_adapters.compression.methods import METHODS
 from tnlib_adapters.compression.names import LAYOUTS
 
 KEY = "layers.1.attention.key.weight"
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """The command takes signals over, as it may in a process of its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def tnlib(*arguments: object) -> Result:

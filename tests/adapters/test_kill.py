@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -246,6 +247,27 @@ def test_an_interrupt(command: list[str], number: int, source: Path, place: Path
     assert at.reached
     assert got.exit_code == 1
     assert "Abort" in got.stderr
+    assert is_old(place / "out")
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("error", [ImportError("initialization failed"), OSError(errno.EIO, "no file")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_that_a_library_hides(number: signal.Signals, error: Exception, source: Path, place: Path) -> None:
+    """Modules in C put an error of their own in the place of what ends them while they are being loaded."""
+
+    def hide() -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+        raise error
+
+    write_old(place / "out")
+    before = signal.getsignal(number)
+    got = call(filled(COMPRESS, source, place / "out"), At(2, hide, after=True))
+    assert got.exit_code == (1 if number == signal.SIGINT else 128 + number)
+    assert "Error" not in got.stderr
+    assert signal.getsignal(number) == before
     assert is_old(place / "out")
     assert [path.name for path in place.iterdir()] == ["out"]
 
