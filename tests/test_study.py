@@ -36,6 +36,11 @@ def test_every_method_has_a_line_of_its_own_in_the_picture() -> None:
     assert len(set(looks)) == len(looks)
 
 
+def test_whole_models_are_compressed_by_methods_that_there_are() -> None:
+    assert set(calibrated.EVERYWHERE) <= calibrated.METHODS.keys()
+    assert calibrated.BEYOND.keys() == calibrated.HEADINGS.keys()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_names_move_apart_in_their_order(seed: int) -> None:
     values = (10 ** np.random.default_rng(seed).uniform(-3, 0, 10)).tolist()
@@ -61,5 +66,5 @@ def test_a_table_takes_the_place_of_the_one_under_its_heading(tmp_path, monkeypa
     before = ["# Study", "", first, "", *table, *ROWS, "", "words", "", second, "", *table]
     page.write_text("\n".join([*before, ROWS[0], "", "end"]) + "\n", encoding="utf-8")
     monkeypatch.setattr(calibrated, "STUDY", page)
-    calibrated.write_table("llama", [*table, *ROWS[1:]])
+    calibrated.write_table(second, [*table, *ROWS[1:]])
     assert page.read_text(encoding="utf-8").splitlines() == [*before, *ROWS[1:], "", "end"]

@@ -19,6 +19,7 @@ from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters.checkpoints.modules import is_embedding, multiply_out  # noqa: E402
 from tnlib_adapters.compression.modules import Matrix, Seen, collect_matrices, names_of, read_matrices, weigh_matrices  # noqa: E402
 from tnlib_adapters.compression.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.forward.model import run  # noqa: E402
@@ -64,6 +65,18 @@ def test_a_matrix_without_a_text_is_truncated_as_it_is() -> None:
     (whole,) = one.pieces([len(one.curves[0].costs) - 1])
     assert whole.kind == "dense"
     assert whole.arrays["whole"] is w
+
+
+def test_what_the_gauge_frees_is_not_stored() -> None:
+    w = np.random.default_rng(2).standard_normal((30, 20))
+    plain, gauged = Matrix("m", w, 5), Matrix("m", w, 5, gauged=True)
+    for rank in (0, 1, 7):
+        (one,), (other,) = plain.pieces([rank]), gauged.pieces([rank])
+        assert other.n_parameters == gauged.curves[0].costs[rank] == one.n_parameters - rank**2 + rank
+        whole = multiply_out([other.arrays["left"], other.arrays["right"]], other.rows)
+        np.testing.assert_allclose(whole, one.arrays["left"] @ one.arrays["right"], atol=1e-12)
+    assert len(gauged.curves[0].costs) > len(plain.curves[0].costs)
+    assert (gauged.curves[0].costs[:-1] < w.size).all()
 
 
 def test_both_sides_weigh_the_error() -> None:
@@ -180,6 +193,71 @@ def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path
     plain = "heads" if method == "calibrated" else method
     tnlib_adapters.compress(source, tmp_path / "plain", keep=0.5, method=plain, what=what)
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
+
+
+@pytest.mark.parametrize("store", ["float", "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_fitted_factors_reload_and_compute_the_same(
+    name: str, store: str, folders: Any, text: Path, tmp_path: Path
+) -> None:
+    source, out = folders[name], tmp_path / "out"
+    report = tnlib_adapters.compress(source, out, keep=0.3, what="all", store=store, calibrate=text)
+    before, modules = open_checkpoint(source), read_config(out)["quantization_config"]["modules"]
+    assert {told["kind"] for name, told in modules.items() if not is_embedding(before.architecture, name)} <= {
+        "interpolative",
+        "dense",
+    }
+    assert "interpolative" in {told["kind"] for told in modules.values()}
+    if name == "bert":  # the fit reads what the truncated table gives
+        assert modules[before.architecture.embeddings[0]]["kind"] == "low_rank"
+    places = sum(len(told.get("rows", [])) for told in modules.values())
+    attention = sum(layer.n_after for layer in report.layers)
+    assert report.n_after == attention + counted(out, names_of(before, "all")) + places
+
+    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    wanted = run(open_checkpoint(out), tokens).hidden
+    model = AutoModel.from_pretrained(out).eval()
+    np.testing.assert_allclose(hidden(model, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModel.from_pretrained(tmp_path / "again").eval()
+    np.testing.assert_allclose(hidden(again, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    dense = model.dequantize().eval()
+    np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["mlp", "all"])
+def test_the_fit_of_a_block_brings_it_nearer(
+    what: str, name: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for steps in (0, 20):
+        monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", steps)
+        tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", keep=0.4, what=what, calibrate=text)
+        found.append(evaluate(folders[name], tmp_path / f"{steps}", text).error)
+    assert found[1] < found[0]
+
+
+def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tnlib_adapters.compress(folders["bert"], out, keep=0.5, what="all", calibrate=text)
+    config = read_config(out)
+    modules = config["quantization_config"]["modules"]
+    name = next(name for name, told in modules.items() if told["kind"] == "interpolative" and len(told["rows"]) > 1)
+    rows = modules[name]["rows"]
+    for wrong in (rows[:-1], [*rows[:-1], rows[0]], [*rows[:-1], 10**6], [*rows[:-1], -1], [*rows[:-1], "0"], None):
+        modules[name]["rows"] = wrong
+        (out / "config.json").write_text(json.dumps(config))
+        with refused(FileFormatError, "are damaged"):
+            open_checkpoint(out)
+    modules[name]["rows"] = rows
+    before = open_checkpoint(folders["bert"])
+    table = before.architecture.embeddings[0]
+    n, d = before.read(f"{table}.weight").shape
+    modules[table] = {"kind": "interpolative", "shapes": {"left": [n - 1, 1], "right": [1, d]}, "rows": [0]}
+    (out / "config.json").write_text(json.dumps(config))
+    with refused(FileFormatError, "embeddings must not be of kind 'interpolative'"):
+        AutoModel.from_pretrained(out)
 
 
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])

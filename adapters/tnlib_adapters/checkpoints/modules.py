@@ -1,12 +1,13 @@
 """Matrices outside the attention that are stored as products: feed-forward layers and embeddings of tokens.
 
 A module of weight W has tensors `<module>.left` and `<module>.right`, or, rounded as it is, `<module>.whole` in int8,
-and its `<module>.weight` is empty; x W is x left right, and the row of a token left[token] right. Its bias stays.
+and its `<module>.weight` is empty; x W is x left right, and the row of a token left[token] right. Of kind
+"interpolative" some rows of the left factor are a unit matrix, which is not stored. Its bias stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +19,20 @@ from tnlib_adapters.checkpoints.architectures import Architecture
 from tnlib_adapters.checkpoints.factored import KEY, Piece, scale_name
 from tnlib_adapters.checkpoints.folder import Folder
 from tnlib_adapters.checkpoints.int8 import scale_shapes
+from tnlib_adapters.checkpoints.interpolative import unpack
 from tnlib_adapters.checkpoints.projections import expect
 from tnlib_adapters.checkpoints.tensor_file import FLOATS, TensorInfo
 
 MODULES = "modules"  # of the section of config.json
-PARTS = {"low_rank": ("left", "right"), "dense": ("whole",)}
+PARTS = {"low_rank": ("left", "right"), "interpolative": ("left", "right"), "dense": ("whole",)}
 
 
-def mlp_names(row: Architecture, n_layers: int) -> list[str]:
-    """Return the modules of all feed-forward layers, without a prefix."""
+def mlp_names(row: Architecture, layers: Iterable[int]) -> list[str]:
+    """Return the modules of the feed-forward parts of these layers, without a prefix."""
     if row.mlp is None:
         return []
     parts = dict.fromkeys(part for part in (row.mlp.gate, row.mlp.up, row.mlp.down) if part is not None)
-    return [part.format(layer=layer) for layer in range(n_layers) for part in parts]
+    return [part.format(layer=layer) for layer in layers for part in parts]
 
 
 def is_embedding(row: Architecture, name: str) -> bool:
@@ -38,8 +40,8 @@ def is_embedding(row: Architecture, name: str) -> bool:
     return name == row.embeddings[0]
 
 
-def on_rows(row: Architecture, name: str, weight: Array) -> Array:
-    """Return a stored weight as (in, out), or one that is (in, out) as it is stored."""
+def on_rows(row: Architecture, name: str, weight: Any) -> Any:
+    """Return a stored weight as (in, out), or one that is (in, out) as it is stored: an array or a tensor."""
     return weight.T if row.stored == "out_in" and not is_embedding(row, name) else weight
 
 
@@ -55,9 +57,17 @@ def describe_modules(pieces: Sequence[Piece], *, in_int8: bool) -> dict[str, Any
         if not is_rewritten(piece, in_int8=in_int8):
             continue
         said = piece.describe()
+        rows = {"rows": said["rows"]} if piece.kind == "interpolative" else {}
         scales = {"scales": scale_shapes(said["shapes"])} if in_int8 else {}
-        found[piece.of] = {"kind": piece.kind, "shapes": said["shapes"]} | scales
+        found[piece.of] = {"kind": piece.kind, "shapes": said["shapes"]} | rows | scales
     return found
+
+
+def multiply_out(arrays: Sequence[Array], rows: Sequence[int]) -> Array:
+    """Return the (in, out) weight of these factors, or this one, in double precision; `rows` of an interpolation."""
+    first, *others = (a.astype(np.float64) for a in arrays)
+    left = unpack(first, rows) if len(rows) else first
+    return left @ others[0] if others else left
 
 
 def described_modules(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -77,9 +87,20 @@ def _is_described(one: Any) -> bool:
         isinstance(s, list) and len(s) == 2 and all(type(n) is int and n >= 0 for n in s) for s in shapes.values()
     ):
         return False
-    if one["kind"] == "low_rank" and shapes["left"][1] != shapes["right"][0]:
+    if "right" in shapes and shapes["left"][1] != shapes["right"][0]:
+        return False
+    if one["kind"] == "interpolative" and not _are_places(one.get("rows"), *shapes["left"]):
         return False
     return one.get("scales") in (None, scale_shapes(shapes))
+
+
+def _are_places(rows: Any, n_others: int, r: int) -> bool:
+    """Whether these are r rows of all that there are."""
+    return (
+        isinstance(rows, list)
+        and all(type(k) is int for k in rows)
+        and len(rows) == r == len({*rows} & {*range(n_others + r)})
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +108,7 @@ class Product(TensorInfo):
     """A weight that other tensors are multiplied to."""
 
     factors: tuple[tuple[TensorInfo, TensorInfo | None], ...] = ()  # each with its scale, if it is in int8
+    rows: tuple[int, ...] = ()
     transposed: bool = False
 
     def read_stored(self) -> Array:
@@ -95,7 +117,7 @@ class Product(TensorInfo):
             part.read_finite().astype(np.float64) * (1.0 if scale is None else scale.read_finite())
             for part, scale in self.factors
         ]
-        whole: Array = found[0] if len(found) == 1 else found[0] @ found[1]
+        whole = multiply_out(found, self.rows)
         return (whole.T if self.transposed else whole).astype(np.float32)
 
     def read_part(self, index: tuple[slice, ...]) -> Array:
@@ -122,10 +144,11 @@ def with_products(folder: Folder, prefix: str) -> Folder:
             (folder.tensors[f"{prefix}{name}.{part}"], folder.tensors.get(f"{prefix}{name}.{scale_name(part)}"))
             for part in told["shapes"]
         ]
-        shape = (stored[0][0].shape[0], stored[-1][0].shape[1])
+        rows = tuple(told.get("rows", ()))
+        shape = (stored[0][0].shape[0] + len(rows), stored[-1][0].shape[1])
         transposed = row.stored == "out_in" and not is_embedding(row, name)
         whole, first = f"{prefix}{name}.weight", stored[0][0]
         tensors[whole] = Product(
-            first.file, whole, "F32", shape[::-1] if transposed else shape, 0, 0, tuple(stored), transposed
+            first.file, whole, "F32", shape[::-1] if transposed else shape, 0, 0, tuple(stored), rows, transposed
         )
     return replace(folder, tensors=tensors)

@@ -91,6 +91,25 @@ class CalibratedLayer:
         return len(self._weights["o"]) if name == "o" else self._weights["o"].shape[1]
 
 
+class UntouchedLayer:
+    """The attention of a layer that stays as it is, and that no budget counts."""
+
+    curves: Sequence[Curve] = ()
+    fixed = 0
+
+    def pieces(self, choice: Sequence[int]) -> list[Piece]:
+        """Return no factors."""
+        return []
+
+    def products(self, choice: Sequence[int]) -> Products:
+        """Return no matrices."""
+        return Products({})
+
+    def packed(self, products: Products) -> list[Piece]:
+        """Return no factors."""
+        return []
+
+
 def with_bias_row(folded: Projections, name: str) -> Array:
     """Return a weight with its bias as a last row where that is not 0; the output bias stays apart."""
     weight, bias = folded.weights[name], folded.biases.get(name)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.factored import Piece
-from tnlib_adapters.checkpoints.projections import NAMES
-from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases
+from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, multiply_out
+from tnlib_adapters.checkpoints.products import Products
+from tnlib_adapters.compression.calibrated import CalibratedLayer, UntouchedLayer, fold_biases
 from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
+from tnlib_adapters.compression.modules import Matrix, collect_matrices, names_of, read_matrices, weigh_matrices
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.statistics import Statistics, collect, forget, measure_gates
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 # Moments and gates settle early; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 32_768
+_TOKENS_OF_MATRICES = 16_384  # of those outside the attention, with two probes
 _TOKENS_OF_FIT = 65_536
 _STEPS = 400  # of descent in every layer
 
@@ -70,10 +73,31 @@ def calibrated_layers(
     return layers
 
 
+def calibrated_matrices(
+    checkpoint: Checkpoint,
+    model: RunningModel,
+    names: Sequence[str],
+    batches: Sequence[Batch],
+    progress: Progress = quiet,
+) -> list[Matrix]:
+    """Return these modules outside the attention in the same way."""
+    if not names:
+        return []
+    seen = some_of(batches, _TOKENS_OF_MATRICES)
+    matrices = read_matrices(checkpoint, names, collect_matrices(model, names, seen, progress), fitted=True)
+    weigh_matrices(model, matrices, seen, progress)
+    return matrices
+
+
 def factorise_calibrated(
-    checkpoint: Checkpoint, text: str, progress: Progress = quiet, *, file: Path | None = None
+    checkpoint: Checkpoint,
+    text: str,
+    progress: Progress = quiet,
+    *,
+    what: str = "attention",
+    file: Path | None = None,
 ) -> Factorisation:
-    """Factorise the attention of every layer by what a text shows; what is chosen is fitted on it.
+    """Factorise `what` of every layer by what a text shows; what is chosen is fitted on it.
 
     Raises
     ------
@@ -84,34 +108,45 @@ def factorise_calibrated(
 
     model = open_running(checkpoint.folder.path)
     batches = model.batches(text)
-    layers = calibrated_layers(checkpoint, model, batches, progress, file=file)
+    layers: Sequence[CalibratedLayer | UntouchedLayer]
+    if what == "mlp":
+        layers = [UntouchedLayer() for _ in range(checkpoint.n_layers)]
+    else:
+        layers = calibrated_layers(checkpoint, model, batches, progress, file=file)
+    matrices = calibrated_matrices(checkpoint, model, names_of(checkpoint, what), batches, progress)
 
-    def fit(choice: Sequence[int]) -> Iterator[list[Piece]]:
+    def fit(options: Sequence[Sequence[int]]) -> list[list[Piece]]:
         fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
-        return fitted(fresh, layers, choice, batches, progress=progress)
+        return fitted(fresh, layers, matrices, options, batches, progress=progress)
 
-    n_before = sum(count_attention(checkpoint))
-    return Factorisation("calibrated", layers, n_before, measure_of_text(checkpoint), fit=fit)
+    n_before = 0 if what == "mlp" else sum(count_attention(checkpoint))
+    n_before += sum(one.n_before for one in matrices)
+    return Factorisation("calibrated", layers, n_before, measure_of_text(checkpoint), modules=matrices, fit=fit)
 
 
 def fitted(
     model: RunningModel,
-    layers: Sequence[CalibratedLayer],
-    choice: Sequence[int],
+    layers: Sequence[CalibratedLayer | UntouchedLayer],
+    matrices: Sequence[Matrix],
+    options: Sequence[Sequence[int]],
     batches: Sequence[Batch],
     n_steps: int | None = None,
     progress: Progress = quiet,
-) -> Iterator[list[Piece]]:
-    """Yield the pieces of every layer after the fit, which leaves the running model truncated."""
+) -> list[list[Piece]]:
+    """Return the pieces of every layer and every matrix after the fit, which leaves the running model truncated."""
     from tnlib_adapters.torch.hooks.local import fit_layers
 
-    n = len(NAMES)
-    found = fit_layers(
-        model,
-        some_of(batches, _TOKENS_OF_FIT),
-        lambda k: layers[k].products(choice[k * n : (k + 1) * n]),
-        n_steps=_STEPS if n_steps is None else n_steps,
-        progress=progress,
-    )
-    for layer, products in zip(layers, found, strict=True):
-        yield layer.packed(products)
+    row, n = model.row, len(layers)
+    factors = {one.name: one.factors(own) for one, own in zip(matrices, options[n:], strict=True)}
+    tables = {name: multiply_out(held, ()) for name, held in factors.items() if is_embedding(row, name) and held}
+
+    def start(k: int) -> Products:
+        inside = {name: factors[name] for name in mlp_names(row, [k]) if factors.get(name)}
+        return layers[k].products(options[k]).beside(inside)
+
+    seen, n_steps = some_of(batches, _TOKENS_OF_FIT), _STEPS if n_steps is None else n_steps
+    found = list(fit_layers(model, seen, start, tables=tables, n_steps=n_steps, progress=progress))
+    for products in found:
+        factors |= {name: products.factors[name] for name in products.modules()}
+    pieces = [layer.packed(products) for layer, products in zip(layers, found, strict=True)]
+    return pieces + [one.packed(factors[one.name]) for one in matrices]

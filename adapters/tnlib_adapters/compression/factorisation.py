@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from tnlib_adapters.compression.progress import Progress, quiet
 
 _POINTS = 200  # of a curve that is drawn
 
-Fit = Callable[[Sequence[int]], Iterable[list[Piece]]]  # options of all blocks of the attention -> layers' pieces
+Fit = Callable[[Sequence[Sequence[int]]], list[list[Piece]]]  # options of every layer, every module -> their pieces
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Factorisation:
     modules
         Matrices outside the attention, in the same budget.
     fit
-        What mends the attention once its sizes are chosen; None: nothing does.
+        What mends the factors once their sizes are chosen; None: nothing does.
     """
 
     method: str
@@ -120,17 +120,15 @@ class Factorisation:
 
     def at(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors at one option of every block, fitted where there is a fit."""
-        options = self._by_part(choice)
-        of_layers, of_modules = options[: len(self.layers)], options[len(self.layers) :]
+        options, pieces = self.by_part(choice), list[list[Piece]]()
         if self.fit is None:
-            layers = []
-            for done, (one, own) in enumerate(zip(self.layers, of_layers, strict=True)):
-                progress("choosing factors", done, len(self.layers))
-                layers.append(one.pieces(own))
-            progress("choosing factors", len(self.layers), len(self.layers))
+            for done, (one, own) in enumerate(zip(self._parts, options, strict=True)):
+                progress("choosing factors", done, len(options))
+                pieces.append(one.pieces(own))
+            progress("choosing factors", len(options), len(options))
         else:
-            layers = list(self.fit([option for own in of_layers for option in own]))
-        modules = [one.pieces(own) for one, own in zip(self.modules, of_modules, strict=True)]
+            pieces = self.fit(options)
+        layers, modules = pieces[: len(self.layers)], pieces[len(self.layers) :]
         return Plan(
             method=self.method,
             layers=layers,
@@ -140,6 +138,11 @@ class Factorisation:
             modules=[piece for pieces in modules for piece in pieces],
             module_numbers=sum(_numbers(self.modules, modules)),
         )
+
+    def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
+        """Return the options of every layer, then of every module, of one of all blocks."""
+        ends = np.cumsum([len(one.curves) for one in self._parts]).tolist()
+        return [choice[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
     @property
     def _parts(self) -> tuple[Factorised, ...]:
@@ -152,10 +155,6 @@ class Factorisation:
     @property
     def _curves(self) -> list[Curve]:
         return [curve for one in self._parts for curve in one.curves]
-
-    def _by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
-        ends = np.cumsum([len(one.curves) for one in self._parts]).tolist()
-        return [choice[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
     def _spent(self, choice: Sequence[int]) -> int:
         return self._fixed + spent_by(self._curves, choice)

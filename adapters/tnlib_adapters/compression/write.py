@@ -16,7 +16,7 @@ from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.bf16 import from_bf16
 from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
 from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
-from tnlib_adapters.checkpoints.modules import MODULES, describe_modules, is_rewritten, on_rows
+from tnlib_adapters.checkpoints.modules import MODULES, PARTS, describe_modules, is_rewritten, multiply_out, on_rows
 from tnlib_adapters.checkpoints.projections import module_names, put_together
 from tnlib_adapters.checkpoints.tensor_file import FLOATS, STORED_AS, Entry, encode, write_tensor_file
 from tnlib_adapters.compression.names import PAGE, REPORT
@@ -114,7 +114,7 @@ def _replaced_modules(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: 
         name = f"{checkpoint.prefix}{piece.of}"
         dtype = checkpoint.folder.tensors[f"{name}.weight"].dtype
         if layout == "dense":
-            weight = piece.arrays["left"].astype(np.float64) @ piece.arrays["right"]
+            weight = multiply_out([piece.arrays[part] for part in PARTS[piece.kind]], piece.rows)
             stored = np.ascontiguousarray(on_rows(checkpoint.architecture, piece.of, weight))
             entries = [Entry(f"{name}.weight", dtype, _encoded(f"{name}.weight", stored, dtype))]
         else:

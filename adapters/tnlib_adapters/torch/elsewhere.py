@@ -8,8 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tnlib import FileFormatError
 from tnlib_adapters.checkpoints.factored import scale_name
 from tnlib_adapters.checkpoints.modules import PARTS
+from tnlib_adapters.torch.interpolative import InterpolativeLinear
 from tnlib_adapters.torch.layers import DenseLinear
 from tnlib_adapters.torch.modules import FactoredLinear, LowRankLinear, no_numbers
 
@@ -65,6 +67,10 @@ def factored_module(described: Mapping[str, Any], original: nn.Module) -> nn.Mod
     """Return an empty module for these factors in the place of one that holds a weight; it keeps the bias."""
     weight = cast(Tensor, original.weight)
     scales = described.get("scales", {})
+    if isinstance(original, nn.Embedding) and described["kind"] == "interpolative":
+        raise FileFormatError(
+            "from_pretrained: a table of embeddings must not be of kind 'interpolative' in config.json; compress again."
+        )
 
     def empty(shape: list[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=weight.device)
@@ -73,10 +79,17 @@ def factored_module(described: Mapping[str, Any], original: nn.Module) -> nn.Mod
         part: empty(shape, torch.int8 if part in scales else weight.dtype)
         for part, shape in described["shapes"].items()
     }
-    made = LowRankLinear(factors) if described["kind"] == "low_rank" else DenseLinear(factors, "whole")
+    made = _made(described, factors)
     for part, shape in scales.items():
         made.register_parameter(scale_name(part), nn.Parameter(empty(shape, weight.dtype)))
     made.bias = getattr(original, "bias", None)
     found: nn.Module = FactoredEmbedding(made) if isinstance(original, nn.Embedding) else made
     found.register_parameter("weight", no_numbers(weight))
     return found
+
+
+def _made(described: Mapping[str, Any], factors: Mapping[str, Tensor]) -> FactoredLinear:
+    if described["kind"] == "interpolative":
+        rows = described["rows"]
+        return InterpolativeLinear(factors, rows, len(factors["left"]) + len(rows))
+    return LowRankLinear(factors) if described["kind"] == "low_rank" else DenseLinear(factors, "whole")

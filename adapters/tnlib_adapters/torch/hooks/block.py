@@ -1,4 +1,4 @@
-"""One block of a running model, and how the projections of its attention become its parameters."""
+"""One block of a running model, and how weights that stand for its own become its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tnlib._typing import Array
+from tnlib_adapters.checkpoints.modules import on_rows
+from tnlib_adapters.checkpoints.products import Products
 from tnlib_adapters.checkpoints.projections import Projections, join_modules
+from tnlib_adapters.torch.hooks.matrices import find_module
 from tnlib_adapters.torch.hooks.running import Layer, RunningModel
 
 
@@ -28,8 +31,17 @@ class Block:
         """The block and its projections."""
         return self.model.layers[self.k]
 
-    def parameters(self, projections: Projections) -> dict[str, Tensor]:
-        """Return the parameters of the block's attention that hold projections of tensors, named below the block."""
+    def parameters(self, products: Products) -> dict[str, Tensor]:
+        """Return the parameters of the block that hold products of tensors, named below the block."""
+        attention = products.expand(self.model.sizes)
+        found = self.of_attention(attention) if attention.weights else {}
+        for name, weight in products.modules().items():
+            module = find_module(self.model.model, name)
+            found[f"{_name(self.layer.block, module)}.weight"] = on_rows(self.model.row, name, weight)
+        return found
+
+    def of_attention(self, projections: Projections) -> dict[str, Tensor]:
+        """Return those that hold all four projections."""
         row, sizes, layer = self.model.row, self.model.sizes, self.layer
         joined = join_modules(row, sizes, "", self.k, projections, lambda parts, leg: torch.cat([*parts], leg))
         base, found = row.attention.format(layer=self.k), {}
@@ -63,7 +75,7 @@ def install(model: RunningModel, k: int, projections: Projections) -> None:
     tensors: Any = [
         {name: as_tensor(a) for name, a in one.items()} for one in (projections.weights, projections.biases)
     ]
-    block.install(block.parameters(Projections(*tensors)))
+    block.install(block.of_attention(Projections(*tensors)))
 
 
 def as_tensor(values: Array) -> Tensor:

@@ -6,15 +6,16 @@ original stream x. First the last factor R of W_O = L R and its bias alone, by l
     min  sum_t | z_t R + b - o_t |^2 + ridge . |diag(E[z z]) (R - R_0)|^2,        z = y' L
 
 (y' what the truncated heads mix, o what the original attention wrote, L the identity where W_O is whole), then all
-factors of the four projections by descent on the squared difference at the output of the whole block. No gradient
-leaves the block. What is kept of a layer, its factors as they were truncated, refitted, descended or halfway, is told
-by batches that neither step has seen: by what the whole model makes of them, the layers behind as they came.
+factors of the block, those of a truncated feed-forward layer among them, by descent on the squared difference at the
+output of the whole block. No gradient leaves the block. What is kept of a layer, its factors as they were truncated,
+refitted, descended or halfway, is told by batches that neither step has seen: by what the whole model makes of them,
+the layers behind as they came.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -23,8 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.products import Products
 from tnlib_adapters.torch.hooks.block import Block, as_tensor
+from tnlib_adapters.torch.hooks.matrices import find_module
 from tnlib_adapters.torch.hooks.running import Batch, RunningModel, input_of, output_of
 
 _RIDGE = 0.03
@@ -48,11 +51,12 @@ def fit_layers(
     batches: Sequence[Batch],
     start: Callable[[int], Products],
     *,
+    tables: Mapping[str, Array] | None = None,
     n_steps: int,
     seed: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
-    """Yield the fitted projections of every layer; the model itself is truncated as this goes on.
+    """Yield the fitted weights of every layer; the model itself is truncated as this goes on.
 
     Parameters
     ----------
@@ -61,7 +65,9 @@ def fit_layers(
     batches
         Of calibration text.
     start
-        Layer -> its truncated projections.
+        Layer -> its truncated weights.
+    tables
+        Embeddings that are truncated too, by module: what the first layer reads.
     n_steps
         Of descent in every layer, one batch each.
     seed
@@ -72,16 +78,23 @@ def fit_layers(
     count = min(_TELLING, len(batches) // 2)
     telling = [(batch, _output(model, batch)) for batch in batches[: max(1, count)]]
     streams = [_enter(model, batch) for batch in batches[count:]]
+    if tables:
+        _look_up(model, tables, streams)
     generator = torch.Generator().manual_seed(seed)
     for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
         block, truncated = Block(model, k), start(k).each(as_tensor)
-        refitted = _refit_output(block, streams, truncated)
+        if "o" in truncated.factors:
+            refitted = _refit_output(block, streams, truncated)
+        else:
+            refitted = truncated
+            for stream in streams:
+                stream.original = block.run(stream.original, stream.calls[k])
         descended = _descend(block, streams, refitted, n_steps, generator)
         halfway = refitted.each(lambda one, other: (one + other) / 2, descended)
         tried = (descended, halfway, refitted, truncated)
         best = min(tried, key=lambda one: _error(block, telling, one))
-        block.install(_parameters(block, best))
+        block.install(block.parameters(best))
         for stream in streams:
             stream.truncated = block.run(stream.truncated, stream.calls[k])
         yield best.each(Tensor.numpy)
@@ -105,13 +118,18 @@ def _enter(model: RunningModel, batch: Batch) -> _Stream:
     return _Stream(batch, calls, entering[0], entering[0])
 
 
-def _parameters(block: Block, products: Products) -> dict[str, Tensor]:
-    return block.parameters(products.expand(block.model.sizes))
+def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence[_Stream]) -> None:
+    """Let the model, and the truncated streams, have these embeddings."""
+    for name, table in tables.items():
+        with torch.no_grad():
+            find_module(model.model, name).get_parameter("weight").copy_(as_tensor(table))
+    for stream in streams:
+        stream.truncated = _enter(model, stream.batch).truncated
 
 
 def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> Products:
     """Return `start` with the last factor of W_O and its bias refitted; the original streams have passed the block."""
-    o, truncated = block.layer.projections["o"].module, _parameters(block, start)
+    o, truncated = block.layer.projections["o"].module, block.parameters(start)
     *first, old = start.factors["o"]
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
@@ -141,6 +159,8 @@ def _descend(
     block: Block, streams: Sequence[_Stream], start: Products, n_steps: int, generator: torch.Generator
 ) -> Products:
     """Return the factors after `n_steps` of Adam, each number measured in the root mean square of its factor."""
+    if not start.parts:  # all of the block stays as it is
+        return start
     scales = start.each(lambda one: one.square().mean().sqrt() if one.numel() else one)
     moves = start.each(lambda one: torch.zeros_like(one, requires_grad=True))
     optimiser = torch.optim.Adam(moves.parts, lr=_RATE, betas=(0.9, 0.99))
@@ -155,7 +175,7 @@ def _descend(
     for _ in range(n_steps):
         order = order or torch.randperm(len(streams), generator=generator).tolist()
         stream = streams[order.pop()]
-        wrote = block.run(stream.truncated, stream.calls[block.k], _parameters(block, moved()))
+        wrote = block.run(stream.truncated, stream.calls[block.k], block.parameters(moved()))
         loss = (wrote - stream.original)[stream.batch.valid].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -166,7 +186,7 @@ def _descend(
 
 def _error(block: Block, telling: Sequence[tuple[Batch, Tensor]], products: Products) -> float:
     """Return how far the whole model with these factors is from what it once wrote: 1 - cosine, or a divergence."""
-    block.install(_parameters(block, products))
+    block.install(block.parameters(products))
     total = 0.0
     for batch, before in telling:
         after = _output(block.model, batch)
