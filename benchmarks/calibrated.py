@@ -56,7 +56,7 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration import calibrated_layers, fitted
+        from tnlib_adapters.compression.calibration import calibrated_parts, fitted
         from tnlib_adapters.compression.counting import count_attention
         from tnlib_adapters.compression.evaluate import evaluate_running
         from tnlib_adapters.compression.factorisation import Factorisation
@@ -65,7 +65,7 @@ def stage(*, refit: bool) -> Run:
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
-        layers = calibrated_layers(checkpoint, model, batches)
+        layers, _ = calibrated_parts(checkpoint, model, batches)
         found = Factorisation("calibrated", layers, sum(count_attention(checkpoint)))
         options = found.by_part(found.choose(keep))
         if refit:
@@ -171,10 +171,12 @@ def main(
     source = folder_of(model)
     table: list[str] = []
 
-    def add(cells: Sequence[object]) -> None:
-        line = f"| {' | '.join(map(str, cells if beyond else cells[1:]))} |"
+    def add(line: str) -> None:
         print(line, flush=True)
         table.append(line)
+
+    def line_of(cells: Sequence[object]) -> str:
+        return f"| {' | '.join(map(str, cells if beyond else cells[1:]))} |"
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -188,10 +190,10 @@ def main(
             spent = time.process_time() - spent
             if not table:
                 measures = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]
-                add(["what", "method", "keep", "text", "seed", *measures, "CPU s"])
-                add(["---"] * (6 + len(measures)))
+                add(line_of(["what", "method", "keep", "text", "seed", *measures, "CPU s"]))
+                add("|---" * (5 + beyond + len(measures)) + "|")
             values = [f"{value:.4f}" for one in found for value in one.values()]
-            add([what, method, f"{keep:g}", text, seed, *values, f"{spent:.0f}"])
+            add(line_of([what, method, f"{keep:g}", text, seed, *values, f"{spent:.0f}"]))
     if write:
         write_table((BEYOND if beyond else HEADINGS)[model], table)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +20,7 @@ from benchmarks.calibrated import MODELS, folder_of
 from benchmarks.texts import sentences
 
 if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
+    from tnlib_adapters.torch.hooks.running import Batch
 
 SENTENCES, BATCHES = 600, 8
 NAMES = {"minilm": "MiniLM", "llama": "built-in Llama"}
@@ -34,30 +33,33 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     """Return batches, a plain forward pass, and every collection of `COLLECTED`."""
     import torch
     from tnlib_adapters import open_checkpoint
-    from tnlib_adapters.compression.calibration import calibrated_layers
-    from tnlib_adapters.compression.statistics import Statistics, collect, measure_gates
+    from tnlib_adapters.compression.calibration import calibrated_parts, components_of
+    from tnlib_adapters.compression.statistics import Statistics, collect, collect_reads, measure_gates
     from tnlib_adapters.compression.text import some_of
-    from tnlib_adapters.compression.whitening import collect_inputs
     from tnlib_adapters.torch.hooks.running import open_running
+    from tnlib_adapters.torch.hooks.weights import find_places
 
     model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
     text = "\n".join(sentences("docstrings", SENTENCES))
     batches = some_of(model.batches(text), 2**62)[:BATCHES]
-    layers = calibrated_layers(checkpoint, model, batches)
+    layers, _ = calibrated_parts(checkpoint, model, batches)
+    places = find_places(model)
 
     def plain(some: list[Batch]) -> None:
         with torch.no_grad():
             for batch in some:
                 model(batch)
 
-    def moments(model: RunningModel, some: list[Batch]) -> None:
-        collect(model, some, Statistics())
+    def inputs(some: list[Batch]) -> None:
+        collect_reads(model, places, some)
 
-    def gates(model: RunningModel, some: list[Batch]) -> None:
-        measure_gates(model, some, [layer.components for layer in layers], Statistics())
+    def moments(some: list[Batch]) -> None:
+        collect(model, places, some, Statistics())
 
-    functions: list[Callable[[RunningModel, list[Batch]], object]] = [collect_inputs, moments, gates]
-    return batches, plain, {what: partial(one, model) for what, one in zip(COLLECTED, functions, strict=True)}
+    def gates(some: list[Batch]) -> None:
+        measure_gates(model, places, some, components_of(layers), Statistics())
+
+    return batches, plain, dict(zip(COLLECTED, (inputs, moments, gates), strict=True))
 
 
 def measure(name: str, rounds: int) -> list[str]:

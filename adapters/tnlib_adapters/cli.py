@@ -50,10 +50,10 @@ def main() -> None:
               help="heads: each head's QK and OV operator as one; matrix: each weight; ttm, tucker, cp: the formats of "
               "these names. With --calibrate all but cp see inputs; calibrated goes further, and fits.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file like what the model is to be used on: calibrated keeps what matters on it and fits "
-              "every layer to it. A tenth is held out to measure on. Needs torch, transformers, a tokenizer.")  # fmt: skip
+              help="Text file like what the model is to be used on: what matters on it is kept, every layer "
+              "fitted to it. A tenth is held out to measure on. Needs torch, transformers, a tokenizer.")  # fmt: skip
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
-              help="With --calibrate: where to keep what the text shows of the heads, for another size or after an "
+              help="With --calibrate: where to keep what the text shows of the weights, for another size or after an "
               "interruption.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; transformers reads them after import tnlib_adapters.torch. dense: the "

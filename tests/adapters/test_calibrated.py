@@ -19,13 +19,13 @@ from tnlib_adapters.checkpoints.products import Products  # noqa: E402
 from tnlib_adapters.checkpoints.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.checkpoints.projections import Projections  # noqa: E402
 from tnlib_adapters.compression.calibrated import fold_biases, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.calibration import calibrated_layers  # noqa: E402
+from tnlib_adapters.compression.calibration import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.plain import turns  # noqa: E402
-from tnlib_adapters.torch.hooks.attention import observe  # noqa: E402
 from tnlib_adapters.torch.hooks.block import install  # noqa: E402
 from tnlib_adapters.torch.hooks.local import fit_layers  # noqa: E402
 from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, open_running  # noqa: E402
+from tnlib_adapters.torch.hooks.weights import find_places, observe  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
 
@@ -55,7 +55,8 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     batch = first_batch(model)
     with torch.no_grad():
         out = model(batch)
-    seen = observe(model, batch, torch.Generator().manual_seed(0))[layer]
+    places, key = find_places(model), f"{layer}.{projection}"
+    reads, slopes = observe(model, batch, places, torch.Generator().manual_seed(0))
     old = checkpoint.projections(layer)
     weight = old.weights[projection]
     change = 1e-2 * np.abs(weight).mean() * np.random.default_rng(1).standard_normal(weight.shape)
@@ -74,8 +75,8 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     for sign in (1.0, -1.0):
         install(model, layer, Projections({**old.weights, projection: weight + sign * change}, old.biases))
         values.append(probe())
-    read = seen.by(projection)[..., : len(weight)].double().numpy()
-    slopes = seen.slopes[projection].double().numpy()
+    read = reads[places[key].reads][..., : len(weight)].double().numpy()
+    slopes = slopes[key].double().numpy()
     expected = float(np.einsum("bti,ij,btj->", read, change, slopes))
     size = float(np.linalg.norm(read) * np.linalg.norm(change) * np.linalg.norm(slopes))
     assert abs((values[0] - values[1]) / 2 - expected) <= 2e-2 * size
@@ -114,7 +115,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
-    layers = calibrated_layers(checkpoint, model, batches)
+    layers, _ = calibrated_parts(checkpoint, model, batches)
     ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     for _ in fit_layers(fitted, batches, lambda k: layers[k].products(ranks), n_steps=15, progress=quietly):
@@ -176,6 +177,8 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
         (folders["bert"], {"calibrate": tmp_path / "none"}, MissingFileError, "must be a text file"),
         (folders["bert"], {"calibrate": binary}, ArgumentError, "UTF-8, got byte 0xff at position 3"),
         (folders["bert"], {"calibrate": short}, ArgumentError, "too few"),
+        (folders["bert"], {"calibrate": short, "what": "mlp"}, ArgumentError, "too few"),
+        (folders["bert"], {"calibrate": short, "what": "mlp", "method": "matrix"}, ArgumentError, "too few"),
         (
             folders["bert"],
             {"calibrate": text, "method": "cp"},
@@ -202,7 +205,7 @@ def test_gates_predict_what_dropping_a_little_costs(folders, name, projection):
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     turn, k = 0.05, 1
-    layers = calibrated_layers(checkpoint, after, before.batches(text))
+    layers, _ = calibrated_parts(checkpoint, after, before.batches(text))
     whole = layers[k].products([len(curve.costs) - 1 for curve in layers[k].curves])
     component = layers[k].components[projection]
     (weight,) = whole.factors[projection]

@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
-from tnlib_adapters.checkpoints.tensor_file import read_header  # noqa: E402
-from tnlib_adapters.torch.hooks import attention, running  # noqa: E402
+from tnlib_adapters.checkpoints.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
+from tnlib_adapters.torch.hooks import running  # noqa: E402
+from tnlib_adapters.torch.hooks import weights as observed  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
@@ -45,7 +46,7 @@ def runs(monkeypatch):
     class Counted:
         count, at = 0, -1
 
-    observe = attention.observe
+    observe = observed.observe
 
     def counting(*args):
         if Counted.count == Counted.at:
@@ -53,7 +54,7 @@ def runs(monkeypatch):
         Counted.count += 1
         return observe(*args)
 
-    monkeypatch.setattr(attention, "observe", counting)
+    monkeypatch.setattr(observed, "observe", counting)
     return Counted
 
 
@@ -62,15 +63,16 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     return {name: info.read() for name, info in tensors.items()}
 
 
-def compress(source, out, text, file, keep=0.5):
-    return tnlib_adapters.compress(source, out, keep=keep, calibrate=text, statistics=file)
+def compress(source, out, text, file, keep=0.5, what="attention"):
+    return tnlib_adapters.compress(source, out, keep=keep, calibrate=text, statistics=file, what=what)
 
 
-def test_another_size_observes_nothing(folders, text, tmp_path, runs):
-    compress(folders[0], tmp_path / "a", text, tmp_path / "seen")
+@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
+def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
+    compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what)
     observed = runs.count
     assert observed > 4
-    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", keep=0.75)
+    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", 0.75, what)
     assert runs.count == observed
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
 
@@ -96,6 +98,8 @@ def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path
     before = (tmp_path / "seen").read_bytes()
     with pytest.raises(ArgumentError, match=r"statistics must be those of this model.*another model"):
         compress(folders[1], tmp_path / "b", text, tmp_path / "seen")
+    with pytest.raises(ArgumentError, match=r"another choice of what"):
+        compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what="all")
     text.write_text(made_up_text(seed=1), encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"another text"):
         compress(folders[0], tmp_path / "b", text, tmp_path / "seen")
@@ -121,9 +125,21 @@ def test_other_files_are_refused_before_any_work(folders, text, tmp_path, runs):
     assert runs.count == 0
 
 
+def test_statistics_without_a_weight_are_refused(folders, text, tmp_path):
+    file = tmp_path / "seen"
+    compress(folders[0], tmp_path / "a", text, file)
+    tensors, metadata = read_header(file)
+    left = [Entry(name, info.dtype, info.read()) for name, info in tensors.items() if name != "slopes.1.k"]
+    assert len(left) == len(tensors) - 1
+    for _ in write_tensor_file(file, left, metadata):
+        pass
+    with pytest.raises(FileFormatError, match=r"lacks 'slopes\.1\.k'"):
+        compress(folders[0], tmp_path / "b", text, file)
+
+
 def test_statistics_of_another_version_are_refused(folders, text, tmp_path, monkeypatch):
     file = tmp_path / "seen"
     compress(folders[0], tmp_path / "a", text, file)
-    monkeypatch.setattr("tnlib_adapters.compression.statistics_file._VERSION", "3")
-    with pytest.raises(FileFormatError, match="version 2, this is version 3"):
+    monkeypatch.setattr("tnlib_adapters.compression.statistics_file._VERSION", "4")
+    with pytest.raises(FileFormatError, match="version 3, this is version 4"):
         compress(folders[0], tmp_path / "b", text, file)

@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.torch")
 
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.moments import Inputs  # noqa: E402
 from tnlib_adapters.compression.whitening import factorise_whitened  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.torch import FactoredLinear  # noqa: E402
@@ -32,7 +31,7 @@ def write(source: Path, out: Path, method: str, *, layout: str = "factored", in_
     checkpoint = open_checkpoint(source)
     widths = (checkpoint.sizes.d_model + 1, checkpoint.sizes.widths["o"])
     x, y = (normal((200, n), seed=n) @ np.diag(0.9 ** np.arange(n)) for n in widths)
-    seen = [Inputs(x.T @ x, y.T @ y)] * checkpoint.n_layers
+    seen = {f"{k}.{part}": a.T @ a for k in range(checkpoint.n_layers) for part, a in (("x", x), ("y", y))}
     plan = factorise_whitened(checkpoint, method, seen).plan(0.5)
     out.mkdir()
     for _ in write_checkpoint(checkpoint, plan, layout, out, in_int8=in_int8):

@@ -146,13 +146,23 @@ def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
 def test_inputs_are_those_that_the_model_reads(name: str, folders: Any) -> None:
     checkpoint = open_checkpoint(folders[name])
     found = inputs_of_text(checkpoint, made_up_text())
-    assert len(found) == checkpoint.n_layers
-    for one in found:
-        n_tokens = one.x[-1, -1]
+    assert found.keys() == {f"{k}.{part}" for k in range(checkpoint.n_layers) for part in "xy"}
+    for x in (found[f"{k}.x"] for k in range(checkpoint.n_layers)):
+        n_tokens = x[-1, -1]
         assert n_tokens == round(n_tokens) > 100
-        assert np.all(np.linalg.eigvalsh(one.x) > -1e-6 * np.trace(one.x))
+        assert np.all(np.linalg.eigvalsh(x) > -1e-6 * np.trace(x))
         # behind a norm every token has a length of about the root of the width
-        assert 0.1 < np.trace(one.x[:-1, :-1]) / n_tokens / checkpoint.sizes.d_model < 10
+        assert 0.1 < np.trace(x[:-1, :-1]) / n_tokens / checkpoint.sizes.d_model < 10
+
+
+def test_tables_are_read_as_often_as_their_words_come(folders: Any) -> None:
+    checkpoint = open_checkpoint(folders["bert"])
+    found = inputs_of_text(checkpoint, made_up_text(), what="all")
+    table = found[checkpoint.architecture.embeddings[0]]
+    assert table.shape == checkpoint.read(f"{checkpoint.architecture.embeddings[0]}.weight").shape[:1]
+    assert table.sum() == found["0.x"][-1, -1]
+    assert table[2] == 120  # every line starts with [BOS]
+    assert not table[[0, 3]].any()  # nothing is read beyond the end of a line
 
 
 def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from oracles import refused  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.checkpoints.modules import is_embedding, multiply_out  # noqa: E402
-from tnlib_adapters.compression.modules import Matrix, Seen, collect_matrices, names_of, read_matrices, weigh_matrices  # noqa: E402
+from tnlib_adapters.compression.calibration import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.modules import Matrix, Seen, names_of  # noqa: E402
 from tnlib_adapters.compression.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.forward.model import run  # noqa: E402
-from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
+from tnlib_adapters.torch.hooks.running import find_module, open_running  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
@@ -100,12 +101,9 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     names = names_of(checkpoint, "all")
-    batches = before.batches(text)
-    matrices = read_matrices(checkpoint, names, collect_matrices(before, names, batches))
-    weigh_matrices(before, matrices, batches)
+    _, matrices = calibrated_parts(checkpoint, before, before.batches(text), what="all")
     from tnlib_adapters.checkpoints.modules import on_rows
     from tnlib_adapters.compression.evaluate import evaluate_running
-    from tnlib_adapters.torch.hooks.matrices import find_module
 
     for chosen in (names[1], names[-1]):
         one = matrices[names.index(chosen)]

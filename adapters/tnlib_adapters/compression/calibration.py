@@ -11,10 +11,11 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, multiply_out
 from tnlib_adapters.checkpoints.products import Products
 from tnlib_adapters.compression.calibrated import CalibratedLayer, UntouchedLayer, fold_biases
+from tnlib_adapters.compression.components import Components
 from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
-from tnlib_adapters.compression.modules import Matrix, collect_matrices, names_of, read_matrices, weigh_matrices
+from tnlib_adapters.compression.modules import Matrix, Seen, names_of, read_matrices
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.statistics import Statistics, collect, forget, measure_gates
@@ -26,20 +27,23 @@ if TYPE_CHECKING:
 
 # Moments and gates settle early; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 32_768
-_TOKENS_OF_MATRICES = 16_384  # of those outside the attention, with two probes
 _TOKENS_OF_FIT = 65_536
 _STEPS = 400  # of descent in every layer
 
 
-def calibrated_layers(
+Layers = Sequence[CalibratedLayer | UntouchedLayer]
+
+
+def calibrated_parts(
     checkpoint: Checkpoint,
     model: RunningModel,
     batches: Sequence[Batch],
     progress: Progress = quiet,
     *,
+    what: str = "attention",
     file: Path | None = None,
-) -> list[CalibratedLayer]:
-    """Return the attention of every layer, the components of its weights in the order in which the text misses them.
+) -> tuple[list[CalibratedLayer], list[Matrix]]:
+    """Return the attention of every layer and the matrices around it, components as the text misses them.
 
     Parameters
     ----------
@@ -49,44 +53,43 @@ def calibrated_layers(
         Of the text.
     progress
         Called with (stage, done, total).
+    what
+        Is compressed; there are no layers if that is "mlp".
     file
         Of statistics.
     """
     from tnlib_adapters.torch.hooks.block import install
+    from tnlib_adapters.torch.hooks.weights import find_places
 
     check_tokens(batches, checkpoint.sizes)
     turned, folded = turns(checkpoint), []
-    for k in range(checkpoint.n_layers):
+    for k in range(0 if what == "mlp" else checkpoint.n_layers):
         folded.append(fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not turned))
         install(model, k, folded[-1])  # moments are of what the folded weights read
-    seen = some_of(batches, _TOKENS_OF_STATISTICS)
-    so_far, save = (Statistics(), forget) if file is None else resume(file, checkpoint, seen)
-    statistics = collect(model, seen, so_far, progress, save=save)
+    names, seen = names_of(checkpoint, what), some_of(batches, _TOKENS_OF_STATISTICS)
+    places = find_places(model, names, attention=bool(folded))
+    so_far, save = (Statistics(), forget) if file is None else resume(file, checkpoint, seen, places)
+    found = collect(model, places, seen, so_far, progress, save=save)
     layers = []
-    for k, (weights, moments) in enumerate(zip(folded, statistics.moments, strict=True)):
+    for k, weights in enumerate(folded):
         progress("factorising", k, len(folded))
-        layers.append(CalibratedLayer(weights, moments))
-    progress("factorising", len(folded), len(folded))
-    gates = measure_gates(model, seen, [layer.components for layer in layers], statistics, progress, save=save)
-    for layer, losses in zip(layers, gates, strict=True):
-        layer.weigh(losses)
-    return layers
+        layers.append(CalibratedLayer(weights, found.of_layer(k)))
+    matrices = []
+    for done, name in enumerate(names):
+        progress("factorising matrices", done, len(names))
+        matrices += read_matrices(checkpoint, [name], [Seen(found.reads[name], found.slopes[name])], fitted=True)
+    gates = measure_gates(model, places, seen, components_of(layers, matrices), found, progress, save=save)
+    for k, layer in enumerate(layers):
+        layer.weigh({name: gates[f"{k}.{name}"] for name in layer.components})
+    for one in matrices:
+        one.weigh(gates[one.name])
+    return layers, matrices
 
 
-def calibrated_matrices(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    names: Sequence[str],
-    batches: Sequence[Batch],
-    progress: Progress = quiet,
-) -> list[Matrix]:
-    """Return these modules outside the attention in the same way."""
-    if not names:
-        return []
-    seen = some_of(batches, _TOKENS_OF_MATRICES)
-    matrices = read_matrices(checkpoint, names, collect_matrices(model, names, seen, progress), fitted=True)
-    weigh_matrices(model, matrices, seen, progress)
-    return matrices
+def components_of(layers: Sequence[CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:
+    """Return the components of all weights by the keys that these have in a running model."""
+    found = {f"{k}.{name}": one for k, layer in enumerate(layers) for name, one in layer.components.items()}
+    return found | {one.name: one.components for one in matrices}
 
 
 def factorise_calibrated(
@@ -108,12 +111,8 @@ def factorise_calibrated(
 
     model = open_running(checkpoint.folder.path)
     batches = model.batches(text)
-    layers: Sequence[CalibratedLayer | UntouchedLayer]
-    if what == "mlp":
-        layers = [UntouchedLayer() for _ in range(checkpoint.n_layers)]
-    else:
-        layers = calibrated_layers(checkpoint, model, batches, progress, file=file)
-    matrices = calibrated_matrices(checkpoint, model, names_of(checkpoint, what), batches, progress)
+    found, matrices = calibrated_parts(checkpoint, model, batches, progress, what=what, file=file)
+    layers: Layers = found or [UntouchedLayer() for _ in range(checkpoint.n_layers)]
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[Piece]]:
         fresh = open_running(checkpoint.folder.path)  # the fit leaves it truncated
@@ -126,7 +125,7 @@ def factorise_calibrated(
 
 def fitted(
     model: RunningModel,
-    layers: Sequence[CalibratedLayer | UntouchedLayer],
+    layers: Layers,
     matrices: Sequence[Matrix],
     options: Sequence[Sequence[int]],
     batches: Sequence[Batch],

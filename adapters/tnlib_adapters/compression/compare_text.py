@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tnlib import ArgumentError
+from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.compression.bench import Bench, TextRow
 from tnlib_adapters.compression.calibration import factorise_calibrated
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
-from tnlib_adapters.compression.moments import Inputs
 from tnlib_adapters.compression.names import WHITENED
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.progress import Progress, quiet
@@ -119,7 +119,7 @@ def _candidates(checkpoint: Checkpoint, text: str, progress: Progress) -> Iterat
     """Yield what makes every row."""
 
     @functools.cache
-    def inputs() -> list[Inputs]:
+    def inputs() -> dict[str, Array]:
         return inputs_of_text(checkpoint, text, progress)
 
     def make(name: str, method: str, shown: Progress) -> Factorisation:

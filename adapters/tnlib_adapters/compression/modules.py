@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,16 +18,6 @@ from tnlib_adapters.checkpoints.interpolative import pack
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.components import components
-from tnlib_adapters.compression.moments import second_moments
-from tnlib_adapters.compression.progress import Progress, quiet
-
-if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
-
-_SEED = 2
-# One more than the attention takes: with 400 sentences and half of MiniLM's feed-forward layers kept, the second, which
-# costs a backward pass, takes 6 % of the error on other text away, before the fit (0.0880 to 0.0827).
-_PROBES = 2
 
 
 def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
@@ -48,7 +37,7 @@ class Seen:
     """Sums over tokens of one module: x x^T of what it reads, of an embedding counts alone; p p^T at what it writes."""
 
     reads: Array
-    slopes: Array | None  # None: all outputs matter alike
+    slopes: Array | None = None  # None: all outputs matter alike
 
 
 class Matrix:
@@ -117,53 +106,3 @@ def read_matrices(
         n_bias = 0 if bias is None else bias.size
         found.append(Matrix(name, weight, n_bias, None if seen is None else seen[k], gauged=gauged))
     return found
-
-
-def collect_matrices(
-    model: RunningModel, names: Sequence[str], batches: Sequence[Batch], progress: Progress = quiet
-) -> list[Seen]:
-    """Return what these modules read and how their outputs matter, over the batches."""
-    import torch
-
-    from tnlib_adapters.torch.hooks.matrices import observe_modules
-
-    sums: dict[int, tuple[Array, Array]] = {}
-    generator = torch.Generator().manual_seed(_SEED)
-    for done, batch in enumerate(batches):
-        progress("reading matrices", done, len(batches))
-        for k, (read, wrote) in enumerate(observe_modules(model, names, batch, _PROBES, generator)):
-            slopes = second_moments(wrote).astype(np.float64)
-            if is_embedding(model.row, names[k]):
-                size = model.model.get_input_embeddings().weight.shape[0]
-                reads = np.bincount(batch.ids[batch.valid].numpy(), minlength=size).astype(np.float64)
-            else:
-                reads = second_moments(read).astype(np.float64)
-            sums[k] = (sums[k][0] + reads, sums[k][1] + slopes) if done else (reads, slopes)
-    progress("reading matrices", len(batches), len(batches))
-    return [Seen(*sums[k]) for k in range(len(names))]
-
-
-def weigh_matrices(
-    model: RunningModel, matrices: Sequence[Matrix], batches: Sequence[Batch], progress: Progress = quiet
-) -> None:
-    """Give every component of these matrices the mean square of the derivative by a gate on it."""
-    import torch
-
-    from tnlib_adapters.torch.hooks.matrices import observe_modules
-
-    names = [one.name for one in matrices]
-    sides = [tuple(side.astype(np.float32) for side in (one.components.left, one.components.right)) for one in matrices]
-    sums = [np.zeros(len(right)) for _, right in sides]
-    generator, count = torch.Generator().manual_seed(_SEED + 1), 0
-    for done, batch in enumerate(batches):
-        progress("weighing matrices", done, len(batches))
-        for k, (read, wrote) in enumerate(observe_modules(model, names, batch, _PROBES, generator)):
-            left, right = sides[k]
-            on_left = left[batch.ids.numpy()] if is_embedding(model.row, names[k]) else read @ left  # b t [i] c
-            on_right = wrote @ right.T  # p b t [o] c
-            slopes = np.sum(on_left * on_right, axis=2)  # p b [t] c
-            sums[k] += np.sum(np.square(slopes, dtype=np.float64), axis=(0, 1))
-        count += _PROBES * (batch.n_tokens if model.predicts else len(batch.ids))
-    progress("weighing matrices", len(batches), len(batches))
-    for one, total in zip(matrices, sums, strict=True):
-        one.weigh(total / count)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.projections import NAMES
-
-if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.attention import Seen
 
 
 @dataclass(frozen=True)
@@ -38,33 +33,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Moments(Inputs):
-    """The same in single precision, which is that of the activations, and for "q", "k", "v" and "o" `slopes`.
-
-    These are the second moments of the gradient at what the projection writes.
-    """
+    """The same, and for "q", "k", "v" and "o" `slopes`: those of the gradient at what the projection writes."""
 
     slopes: Mapping[str, Array]
-
-    @classmethod
-    def of(cls, seen: Seen) -> Moments:
-        """Return those of one batch."""
-        slopes = {name: second_moments(one.numpy()) for name, one in seen.slopes.items()}
-        return cls(second_moments(seen.x.numpy()), second_moments(seen.y.numpy()), slopes)
-
-    def add(self, other: Moments) -> None:
-        """Add those of other text."""
-        for mine, its in zip(self.arrays.values(), other.arrays.values(), strict=True):
-            mine += its
-
-    @property
-    def arrays(self) -> dict[str, Array]:
-        """All of them by name."""
-        return {"x": self.x, "y": self.y} | {f"slopes.{name}": self.slopes[name] for name in NAMES}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Moments:
-        """Undo `arrays`."""
-        return cls(arrays["x"], arrays["y"], {name: arrays[f"slopes.{name}"] for name in NAMES})
 
 
 def second_moments(x: Array) -> Array:

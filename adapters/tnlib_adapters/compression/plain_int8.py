@@ -37,7 +37,7 @@ def round_weights(
     """Round the weights of a model in memory that are compressed, and return it."""
     import torch
 
-    from tnlib_adapters.torch.hooks.matrices import find_module
+    from tnlib_adapters.torch.hooks.running import find_module
 
     rows = 0 if model.row.stored == "out_in" else 1
     found: list[tuple[Any, int]] = [

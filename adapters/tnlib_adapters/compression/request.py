@@ -91,10 +91,10 @@ class Request:
             return
         if self.calibrate is None:
             raise ArgumentError("compress: statistics must come with the text of calibrate; pass that too.")
-        if not self.by_gates or self.what == "mlp":
+        if not self.by_gates:
             raise ArgumentError(
-                f"compress: statistics are those of method 'calibrated' on the attention, got method {self.method!r} "
-                f"on {self.what!r}; leave statistics out."
+                f"compress: statistics are those of method 'calibrated', got method {self.method!r}; leave statistics "
+                "out."
             )
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a running model over text: what its attention reads, what components of its weights are worth."""
+"""Statistics of a running model over text: what its weights read, what components of them are worth."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.checkpoints.projections import NAMES
 from tnlib_adapters.compression.components import Components
-from tnlib_adapters.compression.moments import Moments
+from tnlib_adapters.compression.moments import Moments, second_moments
 from tnlib_adapters.compression.progress import Progress, quiet
 
 if TYPE_CHECKING:
     import torch
 
     from tnlib_adapters.torch.hooks.running import Batch, RunningModel
+    from tnlib_adapters.torch.hooks.weights import Place, Places
 
 _SEED = 0
 _SAVED_EVERY = 10.0  # seconds
@@ -25,23 +27,29 @@ _SAVED_EVERY = 10.0  # seconds
 
 @dataclass
 class Statistics:
-    """What the first batches of a text showed of every layer; more batches can follow.
+    """What the first batches of a text showed of weights, by their keys; more batches can follow.
 
     Parameters
     ----------
-    moments
-        For every layer, over `n_read` batches. Empty before the first.
+    reads
+        By the keys of what they read: sums over tokens of x x^T, of a table counts alone.
+    slopes
+        Of p p^T with p the gradient of a probe at what they write. Both over `n_read` batches.
     gates
-        For every layer and projection: sums of squares of the derivative by a gate on each component, over `n_weighed`
-        batches. Empty before the first.
+        Sums of squares of the derivative by a gate on each component, over `n_weighed` batches.
     n_read, n_weighed
         How far it went.
     """
 
-    moments: list[Moments] = field(default_factory=list)
-    gates: list[dict[str, Array]] = field(default_factory=list)
+    reads: dict[str, Array] = field(default_factory=dict)
+    slopes: dict[str, Array] = field(default_factory=dict)
+    gates: dict[str, Array] = field(default_factory=dict)
     n_read: int = 0
     n_weighed: int = 0
+
+    def of_layer(self, k: int) -> Moments:
+        """Return the moments of the attention of one layer."""
+        return Moments(self.reads[f"{k}.x"], self.reads[f"{k}.y"], {n: self.slopes[f"{k}.{n}"] for n in NAMES})
 
 
 Save = Callable[[Statistics], None]
@@ -51,29 +59,46 @@ def forget(_: Statistics) -> None:
     """Keep nothing in a file."""
 
 
+def collect_reads(
+    model: RunningModel, places: Places, batches: Sequence[Batch], progress: Progress = quiet
+) -> dict[str, Array]:
+    """Return by key the moments of what weights read over the batches: sums over tokens, of a table counts."""
+    from tnlib_adapters.torch.hooks.weights import read
+
+    found: dict[str, Array] = {}
+    of = {place.reads: place for place in places.values()}
+    for done, batch in enumerate(batches):
+        progress("reading inputs", done, len(batches))
+        for key, x in read(model, batch, places).items():
+            found[key] = found.get(key, 0.0) + _moments(x, of[key]).astype(np.float64)
+    progress("reading inputs", len(batches), len(batches))
+    return found
+
+
 def collect(
     model: RunningModel,
+    places: Places,
     batches: Sequence[Batch],
     found: Statistics,
     progress: Progress = quiet,
     *,
     save: Save = forget,
 ) -> Statistics:
-    """Return the statistics with the moments of every layer over the batches, gone on with from where they end.
+    """Return the statistics with the moments of weights over the batches, gone on with from where they end.
 
     `save` is called every few seconds and at the end.
     """
-    from tnlib_adapters.torch.hooks.attention import observe
+    from tnlib_adapters.torch.hooks.weights import observe
 
     due = time.monotonic() + _SAVED_EVERY
+    of = {place.reads: place for place in places.values()}
     for done in range(found.n_read, len(batches)):
         progress("reading activations", done, len(batches))
-        of_batch = [Moments.of(seen) for seen in observe(model, batches[done], _generator(2 * done))]
-        if found.moments:
-            for moments, one in zip(found.moments, of_batch, strict=True):
-                moments.add(one)
-        else:
-            found.moments = of_batch
+        reads, slopes = observe(model, batches[done], places, _generator(2 * done))
+        for key, x in reads.items():
+            _add(found.reads, key, _moments(x, of[key]))
+        for key, slope in slopes.items():
+            _add(found.slopes, key, second_moments(slope.numpy()))
         found.n_read = done + 1
         if time.monotonic() > due or found.n_read == len(batches):
             save(found)
@@ -84,40 +109,54 @@ def collect(
 
 def measure_gates(
     model: RunningModel,
+    places: Places,
     batches: Sequence[Batch],
-    layers: Sequence[Mapping[str, Components]],
+    components: Mapping[str, Components],
     found: Statistics,
     progress: Progress = quiet,
     *,
     save: Save = forget,
-) -> list[dict[str, Array]]:
-    """Return for every layer and projection the mean square of the derivative by a gate on each of its components.
+) -> dict[str, Array]:
+    """Return for every weight the mean square of the derivative by a gate on each of its components.
 
     The mean is over texts and probes, or tokens where those are predicted. Half of it is, to lowest order, what
     dropping the component takes from the cosine of the embeddings, or adds to the divergence of the predictions. Goes
     on from where `found` ends, and leaves there what it found.
     """
-    from tnlib_adapters.torch.hooks.attention import observe
+    from tnlib_adapters.torch.hooks.weights import observe
 
-    if not found.gates:
-        found.gates = [{name: np.zeros(len(one.losses)) for name, one in layer.items()} for layer in layers]
-    sides = [{name: _sides(one) for name, one in layer.items()} for layer in layers]
+    sides = {key: _sides(one) for key, one in components.items()}
     due = time.monotonic() + _SAVED_EVERY
     for done in range(found.n_weighed, len(batches)):
         progress("measuring gates", done, len(batches))
-        seen = observe(model, batches[done], _generator(2 * done + 1))
-        for of_layer, sums, one in zip(sides, found.gates, seen, strict=True):
-            for name, (left, right) in of_layer.items():
-                on_left = one.by(name)[..., : len(left)] @ left  # b t [m] c
-                slopes = (on_left * (one.slopes[name] @ right.T)).sum(1)  # b [t] c
-                sums[name] += slopes.double().square().sum(0).numpy()
+        reads, seen = observe(model, batches[done], places, _generator(2 * done + 1))
+        for key, (left, right) in sides.items():
+            x = reads[places[key].reads]
+            on_left = left[x] if places[key].is_table else x[..., : len(left)] @ left  # b t [m] c
+            slopes = (on_left * (seen[key] @ right.T)).sum(1)  # b [t] c
+            _add(found.gates, key, slopes.double().square().sum(0).numpy())
         found.n_weighed = done + 1
         if time.monotonic() > due or found.n_weighed == len(batches):
             save(found)
             due = time.monotonic() + _SAVED_EVERY
     progress("measuring gates", len(batches), len(batches))
     count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
-    return [{name: total / count for name, total in layer.items()} for layer in found.gates]
+    return {key: total / count for key, total in found.gates.items()}
+
+
+def _add(sums: dict[str, Array], key: str, one: Array) -> None:
+    if key in sums:
+        sums[key] += one
+    else:
+        sums[key] = one
+
+
+def _moments(x: torch.Tensor, place: Place) -> Array:
+    """Return the sum of x x^T over tokens, or, of ids, how often each row of the table comes."""
+    if not place.is_table:
+        return second_moments(x.numpy())
+    ids = x[x >= 0].numpy()
+    return np.bincount(ids, minlength=len(place.module.get_parameter("weight"))).astype(np.float32)
 
 
 def _sides(components: Components) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,20 +14,20 @@ import numpy as np
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.projections import NAMES
-from tnlib_adapters.checkpoints.tensor_file import Entry, read_header, write_tensor_file
-from tnlib_adapters.compression.moments import Moments
+from tnlib_adapters.checkpoints.tensor_file import STORED_AS, Entry, read_header, write_tensor_file
 from tnlib_adapters.compression.statistics import Save, Statistics
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch
+    from tnlib_adapters.torch.hooks.weights import Places
 
-_FORMAT, _VERSION = "tnlib statistics of attention", "2"
+_FORMAT, _VERSION = "tnlib statistics", "3"
+_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # that of the activations, and that of sums
 _BLOCK = 1 << 24
 
 
-def _origin(checkpoint: Checkpoint, batches: Sequence[Batch]) -> dict[str, str]:
-    """Return what tells a model and a text from others: digests of its files of weights, and of the tokens."""
+def _origin(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> dict[str, str]:
+    """Return what tells statistics from others: digests of the files of weights, of the tokens, and of the keys."""
     model, text = hashlib.sha256(), hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
@@ -36,7 +36,8 @@ def _origin(checkpoint: Checkpoint, batches: Sequence[Batch]) -> dict[str, str]:
     for batch in batches:
         for part in (batch.ids, batch.mask):
             text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
-    return {"model": model.hexdigest(), "text": text.hexdigest()}
+    keys = hashlib.sha256("\n".join(sorted(places)).encode())
+    return {"model": model.hexdigest(), "text": text.hexdigest(), "weights": keys.hexdigest()}
 
 
 def check_statistics_file(file: Path, out: Path) -> None:
@@ -54,37 +55,41 @@ def check_statistics_file(file: Path, out: Path) -> None:
         _header(file)
 
 
-def resume(file: Path, checkpoint: Checkpoint, batches: Sequence[Batch]) -> tuple[Statistics, Save]:
-    """Return the statistics in a file, new ones where there is none yet, and what puts them there.
+def resume(file: Path, checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> tuple[Statistics, Save]:
+    """Return the statistics of these weights in a file, new ones where there is none yet, and what puts them there.
 
     Raises
     ------
     FileFormatError
         If it is another file, or damaged.
     ArgumentError
-        If its statistics are those of another model or text.
+        If its statistics are those of another model, of another text or of other weights.
     """
-    of = _origin(checkpoint, batches)
-    return _read(file, of) if file.exists() else Statistics(), partial(_write, file, of)
+    of = _origin(checkpoint, batches, places)
+    return _read(file, of, places) if file.exists() else Statistics(), partial(_write, file, of)
 
 
-def _read(file: Path, of: Mapping[str, str]) -> Statistics:
+def _read(file: Path, of: Mapping[str, str], places: Places) -> Statistics:
     stored = _header(file)
-    for what in ("model", "text"):
-        if stored.get(what) != of[what]:
+    for part, other in (("model", "another model"), ("text", "another text"), ("weights", "another choice of what")):
+        if stored.get(part) != of[part]:
             raise ArgumentError(
-                f"compress: statistics must be those of this model on this text, got those of another {what} in "
-                f"{file}; name another file, or remove it to start anew."
+                f"compress: statistics must be those of this model on this text, got those of {other} in {file}; name "
+                "another file, or remove it to start anew."
             )
     tensors, _ = read_header(file)
     arrays = {name: info.read() for name, info in tensors.items()}
     try:
-        n_read, n_weighed, n_layers = (int(stored[name]) for name in ("read", "weighed", "layers"))
-        moments = [Moments.from_arrays(_below(f"{k}.moments.", arrays)) for k in range(n_layers)]
-        gates = [{name: arrays[f"{k}.gates.{name}"] for name in NAMES} for k in range(n_layers if n_weighed else 0)]
+        n_read, n_weighed = (int(stored[name]) for name in ("read", "weighed"))
     except (KeyError, ValueError) as problem:
         raise FileFormatError(f"compress: {file} lacks {problem}; remove it and collect again.") from None
-    return Statistics(moments, gates, n_read, n_weighed)
+    wanted = [f"reads.{place.reads}" for place in places.values()] + [f"slopes.{key}" for key in places]
+    wanted += [f"gates.{key}" for key in places] if n_weighed else []
+    lacking = [name for name in wanted if name not in arrays]
+    if lacking:
+        raise FileFormatError(f"compress: {file} lacks {lacking[0]!r}; remove it and collect again.")
+    reads, slopes, gates = (_below(f"{part}.", arrays) for part in _PARTS)
+    return Statistics(reads, slopes, gates, n_read, n_weighed)
 
 
 def _write(file: Path, of: Mapping[str, str], found: Statistics) -> None:
@@ -95,7 +100,6 @@ def _write(file: Path, of: Mapping[str, str], found: Statistics) -> None:
         "version": _VERSION,
         "read": str(found.n_read),
         "weighed": str(found.n_weighed),
-        "layers": str(len(found.moments)),
         **of,
     }
     try:
@@ -107,12 +111,9 @@ def _write(file: Path, of: Mapping[str, str], found: Statistics) -> None:
 
 
 def _entries(found: Statistics) -> Iterator[Entry]:
-    for k, moments in enumerate(found.moments):
-        for name, values in moments.arrays.items():
-            yield Entry(f"{k}.moments.{name}", "F32", np.ascontiguousarray(values, dtype="<f4"))
-    for k, gates in enumerate(found.gates if found.n_weighed else []):
-        for name, values in gates.items():
-            yield Entry(f"{k}.gates.{name}", "F64", np.ascontiguousarray(values, dtype="<f8"))
+    for part, dtype in _PARTS.items():
+        for key, values in getattr(found, part).items():
+            yield Entry(f"{part}.{key}", dtype, np.ascontiguousarray(values, STORED_AS[dtype]))
 
 
 def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -13,9 +13,8 @@ product with C^1/2, and is fitted instead (`WeightedTTMatrices`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,15 +26,14 @@ from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.methods import METHODS, TURNED, Factorised
-from tnlib_adapters.compression.moments import Inputs, second_moments, triangular_root
+from tnlib_adapters.compression.modules import names_of
+from tnlib_adapters.compression.moments import Inputs, triangular_root
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.shared_bases import SharedBases
+from tnlib_adapters.compression.statistics import collect_reads
 from tnlib_adapters.compression.text import check_tokens, some_of
 from tnlib_adapters.compression.weighted_ttm import WeightedTTMatrices
-
-if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
 
 _TOKENS = 65_536
 
@@ -96,23 +94,10 @@ class Whitened:
         return self._inverse["homogeneous" if rows > self._sizes.d_model else "x"]
 
 
-def collect_inputs(model: RunningModel, batches: Sequence[Batch], progress: Progress = quiet) -> list[Inputs]:
-    """Return what the projections of every layer read over the batches."""
-    from tnlib_adapters.torch.hooks.attention import read
-
-    s = model.sizes
-    found = [Inputs(np.zeros((s.d_model + 1,) * 2), np.zeros((s.widths["o"],) * 2)) for _ in model.layers]
-    for done, batch in enumerate(batches):
-        progress("reading inputs", done, len(batches))
-        for inputs, one in zip(found, read(model, batch), strict=True):
-            inputs.x[...] += second_moments(one.x.numpy())
-            inputs.y[...] += second_moments(one.y.numpy())
-    progress("reading inputs", len(batches), len(batches))
-    return found
-
-
-def inputs_of_text(checkpoint: Checkpoint, text: str, progress: Progress = quiet) -> list[Inputs]:
-    """Return what the projections of every layer read when the model runs on a text.
+def inputs_of_text(
+    checkpoint: Checkpoint, text: str, progress: Progress = quiet, *, what: str = "attention"
+) -> dict[str, Array]:
+    """Return the moments of what all weights of `what` read when the model runs on a text, by their keys.
 
     Raises
     ------
@@ -120,19 +105,22 @@ def inputs_of_text(checkpoint: Checkpoint, text: str, progress: Progress = quiet
         If the text is too short.
     """
     from tnlib_adapters.torch.hooks.running import open_running
+    from tnlib_adapters.torch.hooks.weights import find_places
 
     model = open_running(checkpoint.folder.path)
     batches = model.batches(text)
     check_tokens(batches, checkpoint.sizes)
-    return collect_inputs(model, some_of(batches, _TOKENS), progress)
+    places = find_places(model, names_of(checkpoint, what), attention=what != "mlp")
+    return collect_reads(model, places, some_of(batches, _TOKENS), progress)
 
 
 def factorise_whitened(
-    checkpoint: Checkpoint, method: str, inputs: Sequence[Inputs], progress: Progress = quiet
+    checkpoint: Checkpoint, method: str, inputs: Mapping[str, Array], progress: Progress = quiet
 ) -> Factorisation:
     """Factorise the attention of every layer where the inputs of its projections are, without gates or a fit."""
     layers: list[Factorised] = []
-    for layer, seen in enumerate(inputs):
+    for layer in range(checkpoint.n_layers):
+        seen = Inputs(inputs[f"{layer}.x"], inputs[f"{layer}.y"])
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
         if method == "ttm":

@@ -15,8 +15,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.modules import on_rows
 from tnlib_adapters.checkpoints.products import Products
 from tnlib_adapters.checkpoints.projections import Projections, join_modules
-from tnlib_adapters.torch.hooks.matrices import find_module
-from tnlib_adapters.torch.hooks.running import Layer, RunningModel
+from tnlib_adapters.torch.hooks.running import Layer, RunningModel, find_module
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.products import Products
 from tnlib_adapters.torch.hooks.block import Block, as_tensor
-from tnlib_adapters.torch.hooks.matrices import find_module
-from tnlib_adapters.torch.hooks.running import Batch, RunningModel, input_of, output_of
+from tnlib_adapters.torch.hooks.running import Batch, RunningModel, find_module, input_of, output_of
 
 _RIDGE = 0.03
 _RATE = 0.03  # of a factor's root mean square, per step

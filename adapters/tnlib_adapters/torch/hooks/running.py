@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from tnlib_adapters.checkpoints.projections import Sizes, columns_of_head, read_
 
 _TOKENS = 1024  # of a batch: enough for products at full speed, and many batches of a short text
 _LONGEST = 256  # tokens of a text
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,12 @@ def running(model: Any, tokenizer: Any) -> RunningModel:
     return RunningModel(model, tokenizer, row, sizes, tuple(layers))
 
 
+def find_module(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of this name, or of this name below the base model of one with a head."""
+    found: nn.Module = next(m for path, m in model.named_modules() if path == name or path.endswith(f".{name}"))
+    return found
+
+
 def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over tokens, of norm 1."""
     weights = mask[..., None].to(hidden.dtype)
@@ -216,7 +224,7 @@ def start_of_gradients(block: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def output_of(module: nn.Module, into: dict[int, Tensor], key: int) -> Iterator[None]:
+def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
     """Keep what a module writes, whenever it runs inside the block, as into[key]."""
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> None:
@@ -230,7 +238,7 @@ def output_of(module: nn.Module, into: dict[int, Tensor], key: int) -> Iterator[
 
 
 @contextmanager
-def input_of(module: nn.Module, into: dict[int, Tensor], key: int) -> Iterator[None]:
+def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
     """Keep what a module reads, whenever it runs inside the block, as into[key]."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
