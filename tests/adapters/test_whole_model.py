@@ -143,7 +143,7 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     assert sum(report.bytes_after.values()) < sum(report.bytes_before.values())
     assert report.bytes_after["other"] == report.bytes_before["other"]
 
-    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    tokens = some_tokens(out)
     wanted = run(open_checkpoint(out), tokens).hidden
     model = AutoModel.from_pretrained(out).eval()
     found = hidden(model, tokens)
@@ -159,6 +159,14 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     dense = model.dequantize().eval()
     np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
     assert not [n for n, _ in dense.named_parameters() if n.endswith((".left", ".right", ".whole", "_scale"))]
+
+
+def some_tokens(folder: Path) -> np.ndarray:
+    """Tokens that a truncated table has not left with next to nothing, which a norm would make of rounding errors."""
+    checkpoint = open_checkpoint(folder)
+    sizes = np.linalg.norm(checkpoint.read(f"{checkpoint.architecture.embeddings[0]}.weight"), axis=1)
+    usual = np.flatnonzero(sizes > 0.3 * np.median(sizes))
+    return np.random.default_rng(0).choice(usual, size=(2, 9))
 
 
 def hidden(model: Any, tokens: np.ndarray) -> np.ndarray:
@@ -212,7 +220,7 @@ def test_fitted_factors_reload_and_compute_the_same(
     attention = sum(layer.n_after for layer in report.layers)
     assert report.n_after == attention + counted(out, names_of(before, "all")) + places
 
-    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    tokens = some_tokens(out)
     wanted = run(open_checkpoint(out), tokens).hidden
     model = AutoModel.from_pretrained(out).eval()
     np.testing.assert_allclose(hidden(model, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
@@ -290,8 +298,10 @@ def test_plain_bytes_are_those_of_the_folder(folders: Any, tmp_path: Path) -> No
 
 
 def test_tables_that_make_the_predictions_stay(folders: Any) -> None:
-    assert any("embed" in name for name in names_of(open_checkpoint(folders["bert"]), "all"))
-    for name in ("gpt2_lm", "llama"):
+    for name in ("bert", "llama", "gptj"):
+        checkpoint = open_checkpoint(folders[name])
+        assert names_of(checkpoint, "all") == [*names_of(checkpoint, "mlp"), checkpoint.architecture.embeddings[0]]
+    for name in ("gpt2_lm", "opt"):
         checkpoint = open_checkpoint(folders[name])
         assert names_of(checkpoint, "all") == names_of(checkpoint, "mlp")
 

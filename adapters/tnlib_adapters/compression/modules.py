@@ -13,6 +13,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.stream import unembedding
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.interpolative import pack
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
@@ -25,11 +26,19 @@ def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
 
     Embeddings that also make the predictions are one matrix in two roles, and stay.
     """
-    row = checkpoint.architecture
     if what == "attention":
         return []
-    found = mlp_names(row, range(checkpoint.n_layers))
-    return found if what == "mlp" or row.unembed or row.reads != "tokens" else [*found, row.embeddings[0]]
+    found = mlp_names(checkpoint.architecture, range(checkpoint.n_layers))
+    return [*found, checkpoint.architecture.embeddings[0]] if what == "all" and _has_a_table(checkpoint) else found
+
+
+def _has_a_table(checkpoint: Checkpoint) -> bool:
+    """Whether there are embeddings of tokens that make no predictions: a copy may stand where both are one."""
+    row = checkpoint.architecture
+    if row.reads != "tokens" or not row.unembed:
+        return row.reads == "tokens"
+    tied = row.get(checkpoint.config, "tie_word_embeddings") is not False
+    return not tied and unembedding(checkpoint) not in (None, row.embeddings[0])
 
 
 @dataclass(frozen=True)
