@@ -41,6 +41,14 @@ def test_whole_models_are_compressed_by_methods_that_there_are() -> None:
     assert calibrated.BEYOND.keys() == calibrated.HEADINGS.keys()
 
 
+@pytest.mark.parametrize("heading", [*calibrated.HEADINGS.values(), *calibrated.BEYOND.values()])
+def test_every_table_has_its_place(heading: str) -> None:
+    lines = calibrated.STUDY.read_text(encoding="utf-8").splitlines()
+    own = lines[lines.index(heading) + 1 :]
+    end = next((k for k, line in enumerate(own) if line.startswith("## ")), len(own))
+    assert [line for line in own[:end] if line.startswith(("| method |", "| what |"))]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_names_move_apart_in_their_order(seed: int) -> None:
     values = (10 ** np.random.default_rng(seed).uniform(-3, 0, 10)).tolist()

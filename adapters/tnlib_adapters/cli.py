@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,8 @@ def main() -> None:
               help="heads: each head's QK and OV operator as one; matrix: each weight; ttm, tucker, cp: the formats of "
               "these names. With --calibrate all but cp see inputs; calibrated goes further, and fits.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file like what the model is to be used on: what matters on it is kept, every layer "
-              "fitted to it. A tenth is held out to measure on. Needs torch, transformers, a tokenizer.")  # fmt: skip
+              help="Text file like what the model is to be used on: what matters on it is kept; calibrated fits "
+              "every layer to it. A tenth is held out to measure on. Needs torch, transformers.")  # fmt: skip
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
               help="With --calibrate: where to keep what the text shows of the weights, for another size or after an "
               "interruption.")  # fmt: skip
@@ -165,13 +165,13 @@ def _folder(source: str) -> Path:
 @contextlib.contextmanager
 def _command() -> Iterator[Progress]:
     """Yield what shows progress; whatever ends the command leaves a sentence and no unfinished folder."""
-    with _errors(), _polite_ends(), _progress() as progress:
+    with _errors(), _polite_ends() as check, _progress(check) as progress:
         yield progress
 
 
 @contextlib.contextmanager
-def _polite_ends() -> Iterator[None]:
-    """Let an interrupt, a kill and a closed terminal unwind the stack."""
+def _polite_ends() -> Iterator[Callable[[], None]]:
+    """Let an interrupt, a kill and a closed terminal unwind the stack; yield what does so where a library caught it."""
     received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
@@ -184,8 +184,13 @@ def _polite_ends() -> Iterator[None]:
     replaced = {number: handler for number, handler in numbers.items() if signal.getsignal(number) == handler}
     for number in replaced:
         signal.signal(number, end)
+
+    def check() -> None:
+        if received:
+            raise _end_by(received[0])
+
     try:
-        yield
+        yield check
     except BaseException:
         if not received:
             raise
@@ -217,8 +222,8 @@ def _errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    """Yield a function that shows (stage, done, total) as a bar on standard error."""
+def _progress(check: Callable[[], None]) -> Iterator[Progress]:
+    """Yield a function that shows (stage, done, total) as a bar on standard error; it calls `check` first."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws over ours when it loads a model
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -234,6 +239,7 @@ def _progress() -> Iterator[Progress]:
     tasks: dict[str, Any] = {}
 
     def show(stage: str, done: int, total: int) -> None:
+        check()
         bars.start()  # only now: a refusal that comes first stands alone, without an empty line
         if stage not in tasks:
             tasks[stage] = bars.add_task(stage, total=total)

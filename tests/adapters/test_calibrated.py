@@ -110,6 +110,40 @@ def test_biases_fold_without_a_trace(folders, name):
     assert float((one - two).norm() / one.norm()) <= 2e-3  # the refit of W_O of an exact layer moves it by rounding
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, name):
+    checkpoint = open_checkpoint(folders[name])
+    embeddings = checkpoint.architecture.embeddings[0]
+    table = checkpoint.read(f"{embeddings}.weight") / 2
+
+    def read_by_the_first_layer(model) -> list[torch.Tensor]:
+        seen = []
+
+        def hook(_, args, kwargs) -> None:
+            seen.append(args[0] if args else kwargs["hidden_states"])
+
+        model.layers[0].block.register_forward_pre_hook(hook, with_kwargs=True)
+        return seen
+
+    other = open_running(folders[name])
+    with torch.no_grad():
+        other.model.get_input_embeddings().weight.copy_(torch.from_numpy(table))
+        wanted = read_by_the_first_layer(other)
+        batches = other.batches(made_up_text())
+        other(batches[-1])
+    whole = [
+        Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
+        for one in (checkpoint.projections(k) for k in range(checkpoint.n_layers))
+    ]
+    for tables in ({}, {embeddings: table}):
+        model = open_running(folders[name])
+        seen = read_by_the_first_layer(model)
+        for _ in fit_layers(model, batches, whole.__getitem__, tables=tables, n_steps=0, progress=quietly):
+            pass
+        found = [one.shape == wanted[0].shape and torch.equal(one, wanted[0]) for one in seen]
+        assert any(found) == bool(tables)
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
     texts = made_up_text()

@@ -272,6 +272,20 @@ def test_an_end_that_a_library_hides(number: signal.Signals, error: Exception, s
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_that_a_library_swallows(number: signal.Signals, source: Path, place: Path) -> None:
+    def swallow() -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+
+    write_old(place / "out")
+    got = call(filled(COMPRESS, source, place / "out"), At(2, swallow, after=True))
+    assert got.exit_code == (1 if number == signal.SIGINT else 128 + number)
+    assert is_old(place / "out")
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("command", [COMPRESS, COMPARE])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_polite_end(number: signal.Signals, command: list[str], source: Path, place: Path) -> None:

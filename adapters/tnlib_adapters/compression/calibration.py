@@ -15,7 +15,7 @@ from tnlib_adapters.compression.components import Components
 from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
-from tnlib_adapters.compression.modules import Matrix, Seen, names_of, read_matrices
+from tnlib_adapters.compression.modules import Matrix, Seen, names_of, read_matrices, widest_input
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.statistics import Statistics, collect, forget, measure_gates
@@ -61,7 +61,7 @@ def calibrated_parts(
     from tnlib_adapters.torch.hooks.block import install
     from tnlib_adapters.torch.hooks.weights import find_places
 
-    check_tokens(batches, checkpoint.sizes)
+    check_tokens(batches, widest_input(checkpoint, what))
     turned, folded = turns(checkpoint), []
     for k in range(0 if what == "mlp" else checkpoint.n_layers):
         folded.append(fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not turned))
@@ -70,14 +70,14 @@ def calibrated_parts(
     places = find_places(model, names, attention=bool(folded))
     so_far, save = (Statistics(), forget) if file is None else resume(file, checkpoint, seen, places)
     found = collect(model, places, seen, so_far, progress, save=save)
-    layers = []
+    layers, matrices, total = [], list[Matrix](), len(folded) + len(names)
     for k, weights in enumerate(folded):
-        progress("factorising", k, len(folded))
+        progress("factorising", k, total)
         layers.append(CalibratedLayer(weights, found.of_layer(k)))
-    matrices = []
     for done, name in enumerate(names):
-        progress("factorising matrices", done, len(names))
+        progress("factorising", len(folded) + done, total)
         matrices += read_matrices(checkpoint, [name], [Seen(found.reads[name], found.slopes[name])], fitted=True)
+    progress("factorising", total, total)
     gates = measure_gates(model, places, seen, components_of(layers, matrices), found, progress, save=save)
     for k, layer in enumerate(layers):
         layer.weigh({name: gates[f"{k}.{name}"] for name in layer.components})

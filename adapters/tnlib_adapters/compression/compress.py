@@ -66,13 +66,13 @@ def compress(
         rounding of the weights. Scales count as bytes, not as numbers.
     what
         "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both and the embeddings of tokens
-        (where these do not make the predictions as well). `keep` is then the fraction of the numbers in all of them.
-        Matrices outside the attention are stored as products of low rank, or as they are.
+        (where these do not make the predictions as well, nor are scaled). `keep` is then the fraction of the numbers in
+        all of them. Matrices outside the attention are stored as products of low rank, or as they are.
     calibrate
         Text file in UTF-8 like what the model is to be used on. Needs torch and transformers. A tenth of the text is
         held out, to measure the result on.
     statistics
-        File for what the text shows "calibrated" of the attention: made where there is none, gone on with after an
+        File for what the text shows "calibrated" of the weights: made where there is none, gone on with after an
         interruption, and used again for another size of the same model on the same text.
     force
         Replace `out` where it has files in it.

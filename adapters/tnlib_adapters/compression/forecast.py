@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tnlib_adapters.attention.checkpoint import Checkpoint
+from tnlib_adapters.attention.stream import unembedding
 
 # what an error is: without a text the root mean square over blocks, see `measured_error`; with one, of the model
 RELATIVE = "relative error"
@@ -14,7 +15,7 @@ DIVERGENCE = "divergence (nats a token)"
 
 def measure_of_text(checkpoint: Checkpoint) -> str:
     """Return what an error of this model is on a text: of its predictions, or of its embeddings if it has none."""
-    return DIVERGENCE if checkpoint.architecture.unembed else COSINE
+    return COSINE if unembedding(checkpoint) is None else DIVERGENCE
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.components import components
 
+# of models of masked words, which predict by their embeddings: where BERT and RoBERTa keep the rest of that head
+_MASKED_HEADS = ("cls.predictions.", "lm_head.")
+
 
 def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
     """Return the modules outside the attention that `what` ("attention", "mlp", "all") means.
@@ -35,10 +38,23 @@ def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
 def _has_a_table(checkpoint: Checkpoint) -> bool:
     """Whether there are embeddings of tokens that make no predictions: a copy may stand where both are one."""
     row = checkpoint.architecture
-    if row.reads != "tokens" or not row.unembed:
-        return row.reads == "tokens"
-    tied = row.get(checkpoint.config, "tie_word_embeddings") is not False
-    return not tied and unembedding(checkpoint) not in (None, row.embeddings[0])
+    if row.reads != "tokens" or row.embedding_scale:  # a module of its own kind, that multiplies what it looks up
+        return False
+    head = unembedding(checkpoint)
+    if head is None and not any(name.startswith(_MASKED_HEADS) for name in checkpoint.folder.tensors):
+        return True
+    return head != row.embeddings[0] and row.get(checkpoint.config, "tie_word_embeddings") is False
+
+
+def widest_input(checkpoint: Checkpoint, what: str) -> int:
+    """Return the inputs of the weight of `what` that has the most; tables have none."""
+    row = checkpoint.architecture
+    widths = [] if what == "mlp" else [checkpoint.sizes.widths["o"]]
+    for name in names_of(checkpoint, what):
+        found = checkpoint.locate(f"{name}.weight")
+        if found is not None and not is_embedding(row, name):
+            widths.append(found.shape[1 if row.stored == "out_in" else 0])
+    return max(widths)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def collect_reads(
     for done, batch in enumerate(batches):
         progress("reading inputs", done, len(batches))
         for key, x in read(model, batch, places).items():
-            found[key] = found.get(key, 0.0) + _moments(x, of[key]).astype(np.float64)
+            _add(found, key, _moments(x, of[key]).astype(np.float64))
     progress("reading inputs", len(batches), len(batches))
     return found
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from tnlib import ArgumentError, MissingFileError
 from tnlib._validate import as_path
-from tnlib_adapters.checkpoints.projections import Sizes
 
 if TYPE_CHECKING:
     from tnlib_adapters.torch.hooks.running import Batch
@@ -59,11 +58,11 @@ def some_of(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
 
 
-def check_tokens(batches: Sequence[Batch], sizes: Sizes) -> None:
-    """Raise unless a text has as many tokens as the attention has inner dimensions: with fewer, moments say little."""
-    n_tokens, least = sum(batch.n_tokens for batch in batches), sizes.widths["o"]
+def check_tokens(batches: Sequence[Batch], least: int) -> None:
+    """Raise unless a text has as many tokens as the widest weight has inputs: with fewer, moments say little."""
+    n_tokens = sum(batch.n_tokens for batch in batches)
     if n_tokens < least:
         raise ArgumentError(
-            f"compress: the text of calibrate must have at least {least:,} tokens for heads of together {least:,} "
-            f"dimensions, got {n_tokens:,}, {least - n_tokens:,} too few; add text."
+            f"compress: the text of calibrate must have at least {least:,} tokens for weights with {least:,} inputs, "
+            f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )

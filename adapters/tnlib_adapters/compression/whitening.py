@@ -26,7 +26,7 @@ from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
 from tnlib_adapters.compression.methods import METHODS, TURNED, Factorised
-from tnlib_adapters.compression.modules import names_of
+from tnlib_adapters.compression.modules import names_of, widest_input
 from tnlib_adapters.compression.moments import Inputs, triangular_root
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
@@ -109,7 +109,7 @@ def inputs_of_text(
 
     model = open_running(checkpoint.folder.path)
     batches = model.batches(text)
-    check_tokens(batches, checkpoint.sizes)
+    check_tokens(batches, widest_input(checkpoint, what))
     places = find_places(model, names_of(checkpoint, what), attention=what != "mlp")
     return collect_reads(model, places, some_of(batches, _TOKENS), progress)
 

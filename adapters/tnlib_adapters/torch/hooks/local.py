@@ -89,11 +89,13 @@ def fit_layers(
             refitted = truncated
             for stream in streams:
                 stream.original = block.run(stream.original, stream.calls[k])
-        descended = _descend(block, streams, refitted, n_steps, generator)
-        halfway = refitted.each(lambda one, other: (one + other) / 2, descended)
-        tried = (descended, halfway, refitted, truncated)
-        best = min(tried, key=lambda one: _error(block, telling, one))
-        block.install(block.parameters(best))
+        best = truncated
+        if truncated.parts:  # otherwise all of the block stays as it is
+            descended = _descend(block, streams, refitted, n_steps, generator)
+            halfway = refitted.each(lambda one, other: (one + other) / 2, descended)
+            tried = (descended, halfway, refitted, truncated)
+            best = min(tried, key=lambda one: _error(block, telling, one))
+            block.install(block.parameters(best))
         for stream in streams:
             stream.truncated = block.run(stream.truncated, stream.calls[k])
         yield best.each(Tensor.numpy)
@@ -147,7 +149,7 @@ def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> 
     mx, my = (sx / n, sy / n) if has_bias else (torch.zeros_like(sx), torch.zeros_like(sy))
     xx, xy = xx / n - torch.outer(mx, mx), xy / n - torch.outer(mx, my)
     new = old.double()
-    if len(new):
+    if bool((torch.diag(xx) > 0).any()):  # W_V may be truncated to nothing
         damped = xx + torch.diag(_RIDGE * torch.diag(xx).clamp(min=1e-12 * float(torch.diag(xx).max())))
         new = new + torch.linalg.solve(damped, xy - xx @ new)
     bias = (my - mx @ new).float() if has_bias else None
@@ -158,8 +160,6 @@ def _descend(
     block: Block, streams: Sequence[_Stream], start: Products, n_steps: int, generator: torch.Generator
 ) -> Products:
     """Return the factors after `n_steps` of Adam, each number measured in the root mean square of its factor."""
-    if not start.parts:  # all of the block stays as it is
-        return start
     scales = start.each(lambda one: one.square().mean().sqrt() if one.numel() else one)
     moves = start.each(lambda one: torch.zeros_like(one, requires_grad=True))
     optimiser = torch.optim.Adam(moves.parts, lr=_RATE, betas=(0.9, 0.99))

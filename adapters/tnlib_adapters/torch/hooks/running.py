@@ -1,7 +1,7 @@
-"""A running model of transformers seen from inside its attention: what heads read and mix, and gradients of it.
+"""A running model of transformers seen from inside: what its modules read and write, and probes of what it answers.
 
-Every projection of the table of architectures is a module, so that forward hooks on four modules a layer suffice,
-whatever kernel the model computes its attention with:
+Every projection of the table of architectures is a module, so that forward hooks on modules suffice, whatever kernel
+the model computes its attention with:
 
     q[t, h] = x[t] W_Q^h + b_Q^h          what the module of "q" writes, before any rotation
     y[t, h] = sum_u A^h[t, u] v[u, h]     what the module of "o" reads
@@ -19,6 +19,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from tnlib_adapters.attention.checkpoint import open_checkpoint
+from tnlib_adapters.attention.stream import unembedding
 from tnlib_adapters.checkpoints.architectures import Architecture, find_row
 from tnlib_adapters.checkpoints.projections import Sizes, columns_of_head, read_sizes
 
@@ -83,7 +85,7 @@ class RunningModel:
     @property
     def predicts(self) -> bool:
         """True of a model that predicts tokens, False of one that embeds texts."""
-        return bool(self.row.unembed)
+        return bool(self.row.unembed) and self.model.get_output_embeddings() is not None
 
     @property
     def longest(self) -> int:
@@ -115,7 +117,7 @@ class RunningModel:
     def __call__(self, batch: Batch) -> Tensor:
         """Return logits (texts, tokens, vocabulary), or one embedding of norm 1 for every text (texts, d_model)."""
         out = self.model(
-            input_ids=batch.ids, attention_mask=batch.mask, **({"use_cache": False} if self.predicts else {})
+            input_ids=batch.ids, attention_mask=batch.mask, **({"use_cache": False} if self.row.unembed else {})
         )
         return cast(Tensor, out.logits) if self.predicts else pooled(out.last_hidden_state, batch.mask)
 
@@ -128,13 +130,12 @@ def open_running(folder: str | os.PathLike[str]) -> RunningModel:
     FileFormatError
         If the architecture is not known.
     """
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     path = str(Path(folder))
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    row = find_row(config.to_dict(), path, "calibrate")
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    loader: Any = AutoModelForCausalLM if row.unembed else AutoModel
+    # a folder without a head would get one at random
+    loader: Any = AutoModel if unembedding(open_checkpoint(path)) is None else AutoModelForCausalLM
     model = loader.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval().requires_grad_(False)
     return running(model, tokenizer)
 

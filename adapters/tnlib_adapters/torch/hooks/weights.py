@@ -115,7 +115,9 @@ def _reads(reads: Mapping[str, Tensor], places: Places, batch: Batch) -> dict[st
 
 
 def _valid(x: Tensor, batch: Batch) -> Tensor:
-    return x.detach() if bool(batch.mask.all()) else x.detach() * batch.mask[..., None]
+    """Return (texts, tokens, width), 0 beyond the end of a text; some models lay all tokens in one row in between."""
+    x = x.detach().reshape(*batch.ids.shape, x.shape[-1])
+    return x if bool(batch.mask.all()) else x * batch.mask[..., None]
 
 
 @contextmanager
