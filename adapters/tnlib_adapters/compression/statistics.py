@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,20 +90,14 @@ def collect(
     """
     from tnlib_adapters.torch.hooks.weights import observe
 
-    due = time.monotonic() + _SAVED_EVERY
     of = {place.reads: place for place in places.values()}
-    for done in range(found.n_read, len(batches)):
-        progress("reading activations", done, len(batches))
-        reads, slopes = observe(model, batches[done], places, _generator(2 * done))
+    for k in _saving("reading activations", found.n_read, len(batches), progress, lambda: save(found)):
+        reads, slopes = observe(model, batches[k], places, _generator(2 * k))
         for key, x in reads.items():
             _add(found.reads, key, _moments(x, of[key]))
         for key, slope in slopes.items():
             _add(found.slopes, key, second_moments(slope.numpy()))
-        found.n_read = done + 1
-        if time.monotonic() > due or found.n_read == len(batches):
-            save(found)
-            due = time.monotonic() + _SAVED_EVERY
-    progress("reading activations", len(batches), len(batches))
+        found.n_read = k + 1
     return found
 
 
@@ -126,22 +120,29 @@ def measure_gates(
     from tnlib_adapters.torch.hooks.weights import observe
 
     sides = {key: _sides(one) for key, one in components.items()}
-    due = time.monotonic() + _SAVED_EVERY
-    for done in range(found.n_weighed, len(batches)):
-        progress("measuring gates", done, len(batches))
-        reads, seen = observe(model, batches[done], places, _generator(2 * done + 1))
+    for k in _saving("measuring gates", found.n_weighed, len(batches), progress, lambda: save(found)):
+        reads, seen = observe(model, batches[k], places, _generator(2 * k + 1))
         for key, (left, right) in sides.items():
             x = reads[places[key].reads]
+            # of a table rows are looked up, some row for -1, where slopes are 0
             on_left = left[x] if places[key].is_table else x[..., : len(left)] @ left  # b t [m] c
             slopes = (on_left * (seen[key] @ right.T)).sum(1)  # b [t] c
             _add(found.gates, key, slopes.double().square().sum(0).numpy())
-        found.n_weighed = done + 1
-        if time.monotonic() > due or found.n_weighed == len(batches):
-            save(found)
-            due = time.monotonic() + _SAVED_EVERY
-    progress("measuring gates", len(batches), len(batches))
+        found.n_weighed = k + 1
     count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
     return {key: total / count for key, total in found.gates.items()}
+
+
+def _saving(stage: str, start: int, total: int, progress: Progress, save: Callable[[], None]) -> Iterator[int]:
+    """Count from `start` to `total`; save every few seconds and at the end."""
+    due = time.monotonic() + _SAVED_EVERY
+    for done in range(start, total):
+        progress(stage, done, total)
+        yield done
+        if time.monotonic() > due or done + 1 == total:
+            save()
+            due = time.monotonic() + _SAVED_EVERY
+    progress(stage, total, total)
 
 
 def _add(sums: dict[str, Array], key: str, one: Array) -> None:
