@@ -162,15 +162,9 @@ def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str
     widest = max(a + b for a, b in pairs)
     rounded = EngFormatter(unit, places=2)
     for y, (a, b) in enumerate(pairs):
-        ax.text(
-            a + b + 0.01 * widest,
-            y,
-            f"{rounded(a)} in {subject.split(',')[0]}{' ...' * (',' in subject)}",
-            va="center",
-            fontsize=8,
-        )
+        ax.text(a + b + 0.01 * widest, y, rounded(a), va="center", fontsize=8, color=QK)  # the colour says of what
     ax.invert_yaxis()
-    ax.set(xlabel=label, xlim=(0, 1.5 * widest))
+    ax.set(xlabel=label, xlim=(0, 1.25 * widest))
     ax.locator_params(axis="x", nbins=5)
     ax.xaxis.set_major_formatter(EngFormatter(unit))  # 20 k, 3 MB
     ax.spines[["top", "right"]].set_visible(False)
