@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -165,40 +165,39 @@ def _folder(source: str) -> Path:
 @contextlib.contextmanager
 def _command() -> Iterator[Progress]:
     """Yield what shows progress; whatever ends the command leaves a sentence and no unfinished folder."""
-    with _errors(), _polite_ends() as check, _progress(check) as progress:
+    with _errors(), _PoliteEnds() as ends, _progress(ends.check) as progress:
         yield progress
 
 
-@contextlib.contextmanager
-def _polite_ends() -> Iterator[Callable[[], None]]:
-    """Let an interrupt, a kill and a closed terminal unwind the stack; yield what does so where a library caught it."""
-    received: list[int] = []
+class _PoliteEnds:
+    """Lets an interrupt, a kill and a closed terminal unwind the stack."""
 
-    def end(number: int, _frame: object) -> None:
-        received.append(number)
-        raise _end_by(number)
+    def __init__(self) -> None:
+        # other than by default where nohup, or a program that calls this one, has its own way with it
+        defaults = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+        handlers = {getattr(signal, name): handler for name, handler in defaults.items() if hasattr(signal, name)}
+        self._replaced = {number: one for number, one in handlers.items() if signal.getsignal(number) == one}
+        self._received: list[int] = []
 
-    # other than by default where nohup, or a program that calls this one, has its own way with it
-    defaults = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
-    numbers = {getattr(signal, name): handler for name, handler in defaults.items() if hasattr(signal, name)}
-    replaced = {number: handler for number, handler in numbers.items() if signal.getsignal(number) == handler}
-    for number in replaced:
-        signal.signal(number, end)
+    def __enter__(self) -> Self:
+        for number in self._replaced:
+            signal.signal(number, self._end)
+        return self
 
-    def check() -> None:
-        if received:
-            raise _end_by(received[0])
-
-    try:
-        yield check
-    except BaseException:
-        if not received:
-            raise
-        # said anew: a library that was being loaded turns it into an ImportError of its own
-        raise _end_by(received[0]) from None
-    finally:
-        for number, handler in replaced.items():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for number, handler in self._replaced.items():
             signal.signal(number, handler)
+        if kind is not None:  # a library that was being loaded may have put an ImportError of its own in its place
+            self.check()
+
+    def check(self) -> None:
+        """End now if a library has caught what was to end the command."""
+        if self._received:
+            raise _end_by(self._received[0]) from None
+
+    def _end(self, number: int, _frame: object) -> None:
+        self._received.append(number)
+        raise _end_by(number)
 
 
 def _end_by(number: int) -> BaseException:
