@@ -40,7 +40,8 @@ def error(before, model) -> float:
 def test_tuning_moves_the_attention_alone_and_nearer_to_the_original(folders, name):
     before, after = folders[name]
     model, untouched = open_running(after), open_running(after)
-    tune(open_running(before), model, model.batches(made_up_text()), n_steps=30)
+    # larger steps than a trained model takes that is near its original
+    tune(open_running(before), model, model.batches(made_up_text()), rate=0.01, n_steps=30)
     assert error(before, model) < 0.8 * error(before, untouched)
     own = {id(parameter) for parameter in attention_parameters(model)}
     pairs = zip(model.model.named_parameters(), untouched.model.parameters(), strict=True)
