@@ -27,7 +27,8 @@ _MASKED_HEADS = ("cls.predictions.", "lm_head.")
 def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
     """Return the modules outside the attention that `what` ("attention", "mlp", "all") means.
 
-    Embeddings that also make the predictions are one matrix in two roles, and stay.
+    Embeddings that also make the predictions are one matrix in two roles, and stay; so do those that are scaled when
+    they are looked up.
     """
     if what == "attention":
         return []
