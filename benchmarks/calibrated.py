@@ -33,14 +33,13 @@ HEADINGS = {"minilm": "## Sentence embeddings of MiniLM", "llama": "## Predictio
 BEYOND = {"minilm": "## More than the attention of MiniLM", "llama": "## More than the attention of the built-in Llama"}
 
 Measured = dict[str, float]
-# IN, what, keep, calibration, tests -> one for each test
-Run = Callable[[Path, str, float, Path, "list[Path]"], list[Measured]]
+Run = Callable[[Path, float, Path, "list[Path]"], list[Measured]]  # IN, keep, calibration, tests -> one for each test
 
 
-def compressed(method: str, *, by_text: bool) -> Run:
+def compressed(method: str, *, by_text: bool, what: str = "attention") -> Run:
     """Return what `compress` does by a method, as a user calls it."""
 
-    def run(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         import tnlib_adapters
 
         with tempfile.TemporaryDirectory() as scratch:
@@ -55,7 +54,7 @@ def compressed(method: str, *, by_text: bool) -> Run:
 def stage(*, refit: bool) -> Run:
     """Return a calibration that stops early: before any fit, or after that of the output weights."""
 
-    def run(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.attention.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration import calibrated_parts, fitted
         from tnlib_adapters.compression.counting import count_attention
@@ -80,7 +79,7 @@ def stage(*, refit: bool) -> Run:
     return run
 
 
-def fitted_then_tuned(source: Path, what: str, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
     """Compress as `compress` does, then tune from end to end on the same sentences."""
     import tnlib_adapters
     from tnlib_adapters.compression.text import hold_out
@@ -108,7 +107,17 @@ METHODS: dict[str, Run] = {
     "calibrated, then tuned": fitted_then_tuned,
 }
 REPEATED = "calibrated"  # with other seeds and texts
-EVERYWHERE = ("matrices", "matrices whitened", "calibrated")  # that compress more than the attention
+
+
+def runs_of(what: str) -> dict[str, Run]:
+    """Return the methods that compress `what`, by name."""
+    if what == "attention":
+        return METHODS
+    return {
+        "matrices": compressed("matrix", by_text=False, what=what),
+        "matrices whitened": compressed("matrix", by_text=True, what=what),
+        "calibrated": compressed("calibrated", by_text=True, what=what),
+    }
 
 
 def folder_of(model: str) -> Path:
@@ -163,10 +172,10 @@ def main(
     write: bool,
 ) -> None:
     beyond = whats != ("attention",)
-    runs = EVERYWHERE if beyond else tuple(METHODS)
-    methods = methods or runs
-    if not {*methods} <= {*runs}:
-        raise click.UsageError(f"more than the attention is compressed by {', '.join(map(repr, runs))} alone.")
+    known = [name for name in METHODS if all(name in runs_of(what) for what in whats)]
+    methods = methods or tuple(known)
+    if not {*methods} <= {*known}:
+        raise click.UsageError(f"more than the attention is compressed by {', '.join(map(repr, known))} alone.")
     if REPEATED not in methods and len(texts) + len(seeds) > 2:
         raise click.UsageError(f"several texts or seeds are for {REPEATED!r} alone; name one of each, or that method.")
     source = folder_of(model)
@@ -187,7 +196,7 @@ def main(
         for what, (method, text, seed), keep in itertools.product(whats, [*rows_of(methods, texts, seeds)], keeps):
             calibration.write_text(calibration_text(text, seed), encoding="utf-8")
             spent = time.process_time()
-            found = METHODS[method](source, what, keep, calibration, tests)
+            found = runs_of(what)[method](source, keep, calibration, tests)
             spent = time.process_time() - spent
             if not table:
                 measures = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]

@@ -43,6 +43,11 @@ def quietly(*_: object) -> None:
     pass
 
 
+def as_products(one: Projections) -> Products:
+    """Return weights as they are, each with its bias as a last row."""
+    return Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
+
+
 def first_batch(model) -> Batch:
     return model.batches(made_up_text(30))[-1]
 
@@ -95,10 +100,7 @@ def test_biases_fold_without_a_trace(folders, name):
     for one in folded:
         assert checkpoint.architecture.rope or "k" not in one.biases or not one.biases["k"].any()
         assert "o" not in one.biases or "v" not in one.biases or not one.biases["v"].any()
-    whole = [
-        Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
-        for one in folded
-    ]
+    whole = [as_products(one) for one in folded]
     for k, one in enumerate(whole):
         for n, weight in one.expand(checkpoint.sizes).weights.items():
             np.testing.assert_array_equal(weight, folded[k].weights[n])
@@ -131,10 +133,7 @@ def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, name):
         wanted = read_by_the_first_layer(other)
         batches = other.batches(made_up_text())
         other(batches[-1])
-    whole = [
-        Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
-        for one in (checkpoint.projections(k) for k in range(checkpoint.n_layers))
-    ]
+    whole = [as_products(checkpoint.projections(k)) for k in range(checkpoint.n_layers)]
     for tables in ({}, {embeddings: table}):
         model = open_running(folders[name])
         seen = read_by_the_first_layer(model)

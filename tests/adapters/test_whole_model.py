@@ -21,7 +21,8 @@ from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.checkpoints.modules import is_embedding, multiply_out  # noqa: E402
 from tnlib_adapters.compression.calibration import calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.modules import Matrix, Seen, names_of  # noqa: E402
+from tnlib_adapters.compression.components import components  # noqa: E402
+from tnlib_adapters.compression.modules import Matrix, names_of  # noqa: E402
 from tnlib_adapters.compression.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.forward.model import run  # noqa: E402
 from tnlib_adapters.torch.hooks.running import find_module, open_running  # noqa: E402
@@ -55,7 +56,7 @@ def counted(folder: Path, names: list[str]) -> int:
 
 def test_a_matrix_without_a_text_is_truncated_as_it_is() -> None:
     w = np.random.default_rng(0).standard_normal((30, 20))
-    one = Matrix("m", w, 5)
+    one = Matrix("m", w, 5, components(w))
     s = np.linalg.svd(w, compute_uv=False)
     for rank in (0, 1, 7):
         (piece,) = one.pieces([rank])
@@ -70,7 +71,7 @@ def test_a_matrix_without_a_text_is_truncated_as_it_is() -> None:
 
 def test_what_the_gauge_frees_is_not_stored() -> None:
     w = np.random.default_rng(2).standard_normal((30, 20))
-    plain, gauged = Matrix("m", w, 5), Matrix("m", w, 5, gauged=True)
+    plain, gauged = Matrix("m", w, 5, components(w)), Matrix("m", w, 5, components(w), gauged=True)
     for rank in (0, 1, 7):
         (one,), (other,) = plain.pieces([rank]), gauged.pieces([rank])
         assert other.n_parameters == gauged.curves[0].costs[rank] == one.n_parameters - rank**2 + rank
@@ -86,7 +87,7 @@ def test_both_sides_weigh_the_error() -> None:
     w, x, p = rng.standard_normal((12, 9)), rng.standard_normal((200, 12)), rng.standard_normal((300, 9))
     x *= 3.0 ** -np.arange(12)
     p *= 2.0 ** -np.arange(9)
-    one = Matrix("m", w, 0, Seen(x.T @ x, p.T @ p))
+    one = Matrix("m", w, 0, components(w, x.T @ x, p.T @ p))
     best = np.linalg.svd(x @ w @ p.T, compute_uv=False)[:9]
     for rank in (1, 3):
         left, right = one.components.left[:, :rank], one.components.right[:rank]

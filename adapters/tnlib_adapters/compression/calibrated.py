@@ -51,8 +51,8 @@ class CalibratedLayer:
         """Return the same as matrices to be multiplied."""
         factors = {}
         for name, rank, curve in zip(NAMES, choice, self.curves, strict=True):
-            one, whole = self.components[name], rank == len(curve.costs) - 1
-            factors[name] = (self._weights[name],) if whole else (one.left[:, :rank], one.right[:rank])
+            whole = rank == len(curve.costs) - 1
+            factors[name] = (self._weights[name],) if whole else self.components[name].first(rank)
         return Products(factors, self._biased, self._output_bias)
 
     def packed(self, products: Products) -> list[Piece]:
@@ -77,15 +77,10 @@ class CalibratedLayer:
         return {part: a.astype(self._dtype) for part, a in arrays.items()}
 
     def _curve(self, name: str) -> Curve:
-        """Return what 0, 1, ... components cost and lose: r^2 numbers less than two factors, and r places of rows."""
-        one = self.components[name]
-        m, n = self._weights[name].shape
-        output_bias = 0 if name != "o" or self._output_bias is None else n
-        whole = self._n_in(name) * n + (n if name in self._biased and name != "o" else 0)
-        r = np.arange(len(one.losses) + 1)
-        costs = r * (m + n + 1) - r**2
-        smaller = costs < whole
-        return Curve(np.append(costs[smaller], whole) + output_bias, np.append(one.lost[smaller], 0.0))
+        m, n = self._n_in(name), self._weights[name].shape[1]
+        whole = m * n + (n if name in self._biased and name != "o" else 0)
+        curve = self.components[name].curve(whole, gauged=True)
+        return curve if name != "o" or self._output_bias is None else Curve(curve.costs + n, curve.errors)
 
     def _n_in(self, name: str) -> int:
         return len(self._weights["o"]) if name == "o" else self._weights["o"].shape[1]

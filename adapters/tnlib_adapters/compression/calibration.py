@@ -15,7 +15,7 @@ from tnlib_adapters.compression.components import Components
 from tnlib_adapters.compression.counting import count_attention
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import measure_of_text
-from tnlib_adapters.compression.modules import Matrix, Seen, names_of, read_matrices, widest_input
+from tnlib_adapters.compression.modules import Matrix, names_of, read_matrix, widest_input
 from tnlib_adapters.compression.plain import turns
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.statistics import Statistics, collect, forget, measure_gates
@@ -76,7 +76,7 @@ def calibrated_parts(
         layers.append(CalibratedLayer(weights, found.of_layer(k)))
     for done, name in enumerate(names):
         progress("factorising", len(folded) + done, total)
-        matrices += read_matrices(checkpoint, [name], [Seen(found.reads[name], found.slopes[name])], fitted=True)
+        matrices.append(read_matrix(checkpoint, name, found.reads[name], found.slopes[name], fitted=True))
     progress("factorising", total, total)
     gates = measure_gates(model, places, seen, components_of(layers, matrices), found, progress, save=save)
     for k, layer in enumerate(layers):

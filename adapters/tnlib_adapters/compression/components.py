@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.moments import triangular_root
 
 
@@ -42,6 +43,20 @@ class Components:
     def lost(self) -> Array:
         """What is lost of all components with the first 0, 1, ... kept."""
         return np.append(np.cumsum(self.losses[::-1])[::-1], 0.0)
+
+    def curve(self, whole: int, *, gauged: bool) -> Curve:
+        """Return what 0, 1, ... components cost and lose as long as they are smaller than `whole` numbers, then these.
+
+        `gauged` says that the r^2 numbers which the gauge of a product frees are not stored, but r places of rows.
+        """
+        r = np.arange(len(self.losses) + 1)
+        costs = r * (len(self.left) + self.right.shape[1]) + (r - r**2 if gauged else 0)
+        smaller = costs < whole
+        return Curve(np.append(costs[smaller], whole), np.append(self.lost[smaller], 0.0))
+
+    def first(self, rank: int) -> tuple[Array, Array]:
+        """Return the factors of so many components."""
+        return self.left[:, :rank], self.right[:rank]
 
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:

@@ -7,7 +7,6 @@ Factors that a fit has moved are stored without what their gauge frees, those of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.interpolative import pack
 from tnlib_adapters.checkpoints.modules import is_embedding, mlp_names, on_rows
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.components import components
+from tnlib_adapters.compression.components import Components, components
 
 # of models of masked words, which predict by their embeddings: where BERT and RoBERTa keep the rest of that head
 _MASKED_HEADS = ("cls.predictions.", "lm_head.")
@@ -58,26 +57,12 @@ def widest_input(checkpoint: Checkpoint, what: str) -> int:
     return max(widths)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Sums over tokens of one module: x x^T of what it reads, of an embedding counts alone; p p^T at what it writes."""
-
-    reads: Array
-    slopes: Array | None = None  # None: all outputs matter alike
-
-
 class Matrix:
-    """One matrix: ranks as long as its factors are smaller than itself, then the matrix as it is.
+    """One matrix by its components: ranks as long as they make it smaller, then the matrix as it is."""
 
-    `gauged` says that the r^2 numbers which the gauge of a product frees are not stored, but r places of rows.
-    """
-
-    def __init__(
-        self, name: str, weight: Array, n_bias: int, seen: Seen | None = None, *, gauged: bool = False
-    ) -> None:
-        self.name, self.fixed = name, n_bias
+    def __init__(self, name: str, weight: Array, n_bias: int, found: Components, *, gauged: bool = False) -> None:
+        self.name, self.fixed, self.components = name, n_bias, found
         self._weight, self._gauged = weight, gauged
-        self.components = components(weight, *((None, None) if seen is None else (seen.reads, seen.slopes)))
 
     def weigh(self, losses: Array) -> None:
         """Take the loss by every component, from gates, in the place of squared singular values."""
@@ -86,11 +71,7 @@ class Matrix:
     @property
     def curves(self) -> list[Curve]:
         """What every rank costs and loses, and the matrix itself."""
-        r = np.arange(len(self.components.losses) + 1)
-        costs = r * sum(self._weight.shape) + ((r - r**2) if self._gauged else 0)
-        smaller = costs < self._weight.size
-        losses = np.append(self.components.lost[smaller], 0.0)
-        return [Curve(np.append(costs[smaller], self._weight.size), losses)]
+        return [self.components.curve(self._weight.size, gauged=self._gauged)]
 
     @property
     def n_before(self) -> int:
@@ -106,29 +87,27 @@ class Matrix:
         rank = choice[0]
         if rank == len(self.curves[0].costs) - 1:
             return ()
-        return self.components.left[:, :rank], self.components.right[:rank]
+        return self.components.first(rank)
 
     def packed(self, factors: Sequence[Array]) -> list[Piece]:
         """Return the piece that holds factors of these shapes."""
         if not factors:
             return [Piece("dense", self.name, {"whole": self._weight})]
-        left, right = factors
-        kind, rows = "low_rank", tuple[int, ...]()
-        if self._gauged:
-            kind, (left, right, rows) = "interpolative", pack(left.astype(np.float64), right.astype(np.float64))
+        if not self._gauged:
+            return [Piece("low_rank", self.name, self._cast(*factors))]
+        left, right, rows = pack(*(one.astype(np.float64) for one in factors))
+        return [Piece("interpolative", self.name, self._cast(left, right), rows=rows)]
+
+    def _cast(self, left: Array, right: Array) -> dict[str, Array]:
         dtype = self._weight.dtype
-        return [Piece(kind, self.name, {"left": left.astype(dtype), "right": right.astype(dtype)}, rows=rows)]
+        return {"left": left.astype(dtype), "right": right.astype(dtype)}
 
 
-def read_matrices(
-    checkpoint: Checkpoint, names: Sequence[str], seen: Sequence[Seen] | None = None, *, fitted: bool = False
-) -> list[Matrix]:
-    """Factorise these modules of a checkpoint; `fitted` if a fit follows, which looks no tables up."""
-    row, found = checkpoint.architecture, []
-    for k, name in enumerate(names):
-        weight = on_rows(row, name, checkpoint.read(f"{name}.weight"))
-        bias = checkpoint.locate(f"{name}.bias")
-        gauged = fitted and not is_embedding(row, name)
-        n_bias = 0 if bias is None else bias.size
-        found.append(Matrix(name, weight, n_bias, None if seen is None else seen[k], gauged=gauged))
-    return found
+def read_matrix(
+    checkpoint: Checkpoint, name: str, reads: Array | None = None, slopes: Array | None = None, *, fitted: bool = False
+) -> Matrix:
+    """Factorise a module of a checkpoint, by second moments as `components` takes them; `fitted` if a fit follows."""
+    row, bias = checkpoint.architecture, checkpoint.locate(f"{name}.bias")
+    weight = on_rows(row, name, checkpoint.read(f"{name}.weight"))
+    gauged = fitted and not is_embedding(row, name)  # rows of a table are looked up
+    return Matrix(name, weight, 0 if bias is None else bias.size, components(weight, reads, slopes), gauged=gauged)

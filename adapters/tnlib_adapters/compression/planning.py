@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tnlib._typing import Array
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibrated import UntouchedLayer
 from tnlib_adapters.compression.calibration import factorise_calibrated
 from tnlib_adapters.compression.factorisation import Factorisation
 from tnlib_adapters.compression.forecast import RELATIVE, measure_of_text
-from tnlib_adapters.compression.modules import Seen, names_of, read_matrices
+from tnlib_adapters.compression.modules import names_of, read_matrix
 from tnlib_adapters.compression.plain import factorise
 from tnlib_adapters.compression.plan import Plan
 from tnlib_adapters.compression.progress import Progress
@@ -30,19 +31,19 @@ def make_plan(checkpoint: Checkpoint, request: Request, text: str | None, progre
 
 
 def _factorise(checkpoint: Checkpoint, request: Request, text: str | None, progress: Progress) -> Factorisation:
-    what, names = request.what, names_of(checkpoint, request.what)
-    if text is None:
-        attention = None if what == "mlp" else factorise(checkpoint, request.method, progress)
-        matrices = read_matrices(checkpoint, names)
-    elif request.by_gates:
+    what, inputs = request.what, dict[str, Array]()
+    if text is not None and request.by_gates:
         return factorise_calibrated(checkpoint, text, progress, what=what, file=request.statistics)
-    else:
+    if text is not None:
         inputs = inputs_of_text(checkpoint, text, progress, what=what)
-        attention = None if what == "mlp" else factorise_whitened(checkpoint, request.method, inputs, progress)
-        matrices = read_matrices(checkpoint, names, [Seen(inputs[name]) for name in names])
-    if attention is None:
+    matrices = [read_matrix(checkpoint, name, inputs.get(name)) for name in names_of(checkpoint, what)]
+    if what == "mlp":
         layers = [UntouchedLayer() for _ in range(checkpoint.n_layers)]
         measure = RELATIVE if text is None else measure_of_text(checkpoint)
         attention = Factorisation(request.method, layers, 0, measure, foretells=text is None)
+    elif text is None:
+        attention = factorise(checkpoint, request.method, progress)
+    else:
+        attention = factorise_whitened(checkpoint, request.method, inputs, progress)
     n_before = attention.n_before + sum(one.n_before for one in matrices)
     return replace(attention, modules=matrices, n_before=n_before)
