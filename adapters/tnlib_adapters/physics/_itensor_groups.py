@@ -181,14 +181,19 @@ def _write_index(parent: Any, name: str, leg: Index) -> None:
 
 def _write_text(group: Any, name: str, text: str, *, dataset: bool = False) -> None:
     """Write a string as Julia does: UTF-8 of exactly its length."""
-    from h5py import h5a, h5d, h5s, h5t
+    from h5py import h5a, h5d, h5p, h5s, h5t
 
     raw = text.encode()
     kind = h5t.C_S1.copy()
     kind.set_size(len(raw))
     kind.set_cset(h5t.CSET_UTF8)
-    make = h5d.create if dataset else h5a.create
-    made = make(group.id, name.encode(), kind, h5s.create(h5s.SCALAR))
+    space = h5s.create(h5s.SCALAR)
+    if dataset:
+        untimed = h5p.create(h5p.DATASET_CREATE)
+        untimed.set_obj_track_times(False)  # as h5py does: the same state gives the same file
+        made = h5d.create(group.id, name.encode(), kind, space, dcpl=untimed)
+    else:
+        made = h5a.create(group.id, name.encode(), kind, space)
     array = np.array(raw, f"S{len(raw)}")
     # the type in memory is the type in the file, or the conversion would cut off the last letter for a zero
     if dataset:
