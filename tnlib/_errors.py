@@ -1,17 +1,17 @@
-"""The errors and warnings of tnlib: every one says function, parameter, expected, got and what to do."""
+"""Errors and warnings; every message names function, parameter, expected and actual value, and a remedy."""
 
 from __future__ import annotations
 
 
 class TnlibError(Exception):
-    """Base of everything that tnlib raises on purpose; its message is one line, whatever it quotes."""
+    """Base class of the errors that tnlib raises; the message is one line, whatever it quotes."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
 class ArgumentError(TnlibError, ValueError):
-    """An argument has the right type and an impossible value."""
+    """An argument has the right type and an invalid value."""
 
 
 class ArgumentTypeError(TnlibError, TypeError):
@@ -19,17 +19,17 @@ class ArgumentTypeError(TnlibError, TypeError):
 
 
 class FileFormatError(TnlibError, ValueError):
-    """A file or folder is not what it should be."""
+    """A file or folder has the wrong format."""
 
 
 class MissingFileError(FileFormatError, FileNotFoundError):
-    """A file or folder that must be there is not."""
+    """A file or folder does not exist."""
 
     __str__ = Exception.__str__  # OSError would look for an errno
 
 
 class ConvergenceWarning(UserWarning):
-    """The result misses the tolerance that was asked for; its `Fit.converged` is False."""
+    """The result misses its tolerance; its `Fit.converged` is False."""
 
 
 class DegenerateCutWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""The one result that every decomposition and every rounding returns."""
+"""Fit: the result of every decomposition and rounding, with its error and its report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from tnlib._errors import ConvergenceWarning, DegenerateCutWarning
-from tnlib._typing import Format
+from tnlib._typing import FormatProtocol
 
-F = TypeVar("F", bound=Format)
+F = TypeVar("F", bound=FormatProtocol)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fit(Generic[F]):
-    """A decomposition together with what it cost and how true it is.
+    """A decomposition with its error and the numbers that it stores.
 
     Parameters
     ----------
@@ -28,11 +28,11 @@ class Fit(Generic[F]):
     certified
         True where `error` is never below the true error by more than roundoff.
     converged
-        False where a tolerance was asked for and missed, or an iteration ran out of steps.
+        False where a tolerance was missed, or an iteration ran out of steps.
     n_iter
-        Sweeps that were iterated; 0 for direct methods.
+        Number of sweeps; 0 for direct methods.
     notes
-        Sentences on what a reader of the numbers should know, such as a cut through equal singular values.
+        Remarks for the reader of the report, such as a cut through equal singular values.
 
     Examples
     --------
@@ -70,12 +70,12 @@ class Fit(Generic[F]):
 
 
 def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
-    """Return the relative error that `n_steps` factorisations of a tensor cannot be told from exact ones by."""
+    """Return the relative error below which `n_steps` factorizations of a tensor count as exact."""
     return 32 * float(np.finfo(dtype).eps) * math.sqrt(n_steps)
 
 
 def shorten(sizes: tuple[int, ...], separator: str) -> str:
-    """List all sizes of a short train, and both ends of a long one.
+    """Return a list of sizes, all of a short train, both ends of a long one.
 
     >>> shorten((2,) * 100, " ")
     '2 2 2 2 2 2 2 2 ... 2 2 2 2 (100 of them, largest 2)'
@@ -96,15 +96,15 @@ def report(
     stationary: bool = True,
     notes: tuple[str, ...] = (),
 ) -> Fit[F]:
-    """Make the certified `Fit` of `function`, and warn of what it missed.
+    """Return the certified `Fit` of `function`, and warn of a missed tolerance, missing convergence and notes.
 
-    `stationary` is False for an iteration that ran out of steps while it still improved.
+    `stationary` is False for an iteration that ran out of steps while the error still decreased.
     """
     missed = rtol is not None and error > max(rtol, roundoff(value.dtype, len(value.ranks)))
     if missed:
         text = (
             f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "
-            "raise what limits it, a rank or a count of sweeps, or ask for less."
+            "raise the rank or the number of sweeps that limits it, or rtol."
         )
         warnings.warn(text, ConvergenceWarning, stacklevel=4)
     elif rtol is None and not stationary:

@@ -1,4 +1,4 @@
-"""Type aliases, and what every format offers."""
+"""Type aliases, and the part of every format that a `Fit` reports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class Format(Protocol):
-    """A tensor held in fewer numbers: what formats share and reports read."""
+class FormatProtocol(Protocol):
+    """A tensor in factored form; see `tnlib._format.Format`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dense array that the format stands for."""
+        """Shape of the dense array."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -27,10 +27,4 @@ class Format(Protocol):
 
     @property
     def n_parameters(self) -> int:
-        """Count of stored numbers."""
-
-    def full(self) -> Array:
-        """Multiply out to the dense array."""
-
-    def norm(self) -> float:
-        """Frobenius norm."""
+        """Number of stored numbers."""

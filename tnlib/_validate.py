@@ -1,4 +1,4 @@
-"""Checks that public functions share: they raise, or return the argument in canonical form."""
+"""Argument checks: each returns its argument in canonical form, or raises with function, parameter and remedy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,25 @@ from tnlib._typing import Array
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
+_NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
+
 
 def to_numpy(function: str, parameter: str, x: Any) -> Array:
-    """Return `x` as a numpy array in native byte order, of whatever dtype; no copy where none is needed."""
+    """Return `x` as a numpy array in native byte order, of any dtype, without a copy where none is needed.
+
+    A torch tensor is detached and moved to the CPU; bfloat16, which numpy lacks, becomes float32.
+    """
+    if type(x) is np.ndarray:
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     if isinstance(x, np.ma.MaskedArray) or hasattr(x, "toarray"):
         remedy = ".filled(...)" if isinstance(x, np.ma.MaskedArray) else ".toarray()"
         raise ArgumentTypeError(
             f"{function}: {parameter} must be dense and without a mask, got a {type(x).__name__}; pass {remedy}."
         )
     try:
+        if hasattr(x, "resolve_conj"):  # a torch tensor
+            x = x.detach().cpu().resolve_conj().resolve_neg()
+            x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         a = np.asarray(x)
     except (ValueError, TypeError, RuntimeError) as problem:  # torch refuses with a RuntimeError
         raise ArgumentTypeError(
@@ -40,8 +50,8 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
 def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `x` as a finite array of a native dtype: float32, float64, complex64 or complex128.
 
-    Native input comes back as it is, in whatever memory order; integers and booleans become float64, half
-    precision becomes float32. `ndim` demands a number of legs; without it any number from one up will do.
+    Native input is returned unchanged, in any memory order; integers and booleans become float64, half precision
+    becomes float32. `ndim` is the required number of legs; None accepts any number from one up.
     """
     a = as_numbers(function, parameter, x, ndim=ndim)
     refuse_infinite(function, parameter, a)
@@ -49,20 +59,13 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
 
 
 def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
-    """Return what `as_array` does without the pass over its entries; `refuse_infinite` is still to be called."""
+    """Return `as_array` without its pass over the entries; the caller must call `refuse_infinite`."""
     a = to_numpy(function, parameter, x)
-    if a.dtype.name in HALF:
-        a = a.astype(np.float32)
-    elif a.dtype.kind in "iub":
-        a = a.astype(np.float64)
-    elif a.dtype.name not in NATIVE:
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
-            f"convert it, for example with .astype(numpy.{'complex128' if a.dtype.kind == 'c' else 'float64'})."
-        )
+    if a.dtype not in _NATIVE_DTYPES:
+        a = _as_native(function, parameter, a)
     if ndim is not None and a.ndim != ndim:
         raise ArgumentError(
-            f"{function}: {parameter} must have {so_many(ndim, 'leg')}, got shape {a.shape}; reshape it first."
+            f"{function}: {parameter} must have {plural(ndim, 'leg')}, got shape {a.shape}; reshape it first."
         )
     if a.ndim == 0 or a.size == 0:
         raise ArgumentError(
@@ -72,12 +75,23 @@ def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None
     return a
 
 
+def _as_native(function: str, parameter: str, a: Array) -> Array:
+    if a.dtype.name in HALF:
+        return a.astype(np.float32)
+    if a.dtype.kind in "iub":
+        return a.astype(np.float64)
+    raise ArgumentTypeError(
+        f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
+        f"convert it, for example with .astype(numpy.{'complex128' if a.dtype.kind == 'c' else 'float64'})."
+    )
+
+
 def refuse_infinite(function: str, parameter: str, a: Array) -> None:
-    """Raise where `a` holds NaN or inf, and name the first place."""
+    """Raise where `a` holds NaN or inf, and name the index of the first one."""
     if not np.isfinite(a).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
         raise ArgumentError(
-            f"{function}: {parameter} must be finite, got {a[where]} at index {where}; replace NaN and inf first."
+            f"{function}: {parameter} must be finite, got {a[index]} at index {index}; replace NaN and inf first."
         )
 
 
@@ -98,7 +112,7 @@ def as_rtol(function: str, rtol: Any) -> float | None:
 def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> int:
     """Return an integer of at least `least`."""
     try:
-        count = _index(value)
+        count = _as_integer(value)
     except TypeError:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be an integer, got {value!r}; pass for example {parameter}={max(least, 8)}."
@@ -108,8 +122,36 @@ def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> in
     return count
 
 
+def as_position(function: str, parameter: str, value: Any, count: int, what: str) -> int:
+    """Return a position in [0, count) among `what` ("cores"); negative ones count from the end."""
+    try:
+        position = _as_integer(value)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be an integer, got {value!r}; pass for example {parameter}=0."
+        ) from None
+    if not -count <= position < count:
+        raise ArgumentError(
+            f"{function}: {parameter} must lie between {-count} and {count - 1}, one of {count} {what}, "
+            f"got {position}; count from 0."
+        )
+    return position % count
+
+
+def as_dtype(function: str, dtype: Any) -> np.dtype[Any]:
+    """Return a dtype in which formats are stored: float32, float64, complex64 or complex128."""
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = ""
+    if name not in NATIVE:
+        raise ArgumentTypeError(f"{function}: dtype must be one of {', '.join(NATIVE)}, got {dtype!r}; choose one.")
+    native: np.dtype[Any] = np.dtype(name)
+    return native
+
+
 def as_rng(function: str, rng: Any) -> np.random.Generator:
-    """Return a generator from a generator or a seed; None is seed 0, so that nothing is random unasked."""
+    """Return a generator from a generator or a seed; None is seed 0, so that results are reproducible."""
     if isinstance(rng, np.random.Generator):
         return rng
     if rng is not None and (isinstance(rng, bool) or not isinstance(rng, numbers.Integral)):
@@ -125,7 +167,7 @@ def as_max_rank(function: str, max_rank: Any) -> int | None:
 
 
 def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = None) -> tuple[int, ...]:
-    """Return leg sizes, all positive, whose product is `total` where one is given."""
+    """Return leg sizes, all positive, whose product is `total` unless that is None."""
     if not is_list(sizes):
         raise ArgumentTypeError(
             f"{function}: {parameter} must be a sequence of leg sizes, got {sizes!r}; pass for example (4, 8)."
@@ -143,9 +185,8 @@ def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = N
 
 def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, ...]:
     """Return distinct leg numbers in [0, ndim), a proper non-empty subset; negative ones count from the end."""
-    given = legs if is_list(legs) else (legs,)
     try:
-        result = tuple(_index(leg) for leg in given)
+        result = tuple(map(_as_integer, legs if is_list(legs) else (legs,)))
     except TypeError:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be leg numbers, got {legs!r}; pass for example {parameter}=(0, 1)."
@@ -153,7 +194,7 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
     if any(not -ndim <= leg < ndim for leg in result):
         raise ArgumentError(
             f"{function}: {parameter} must name legs from 0 to {ndim - 1}, got {result}; "
-            f"the array has {so_many(ndim, 'leg')}."
+            f"the array has {plural(ndim, 'leg')}."
         )
     result = tuple(leg % ndim for leg in result)
     if len(set(result)) != len(result) or not 0 < len(result) < ndim:
@@ -165,30 +206,30 @@ def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, .
 
 
 def as_flag(function: str, parameter: str, value: Any) -> bool:
-    """Return True or False; 1 and 0 are numpy's and Python's words for them."""
+    """Return a bool from True, False, 1 or 0, of Python or numpy."""
     if not isinstance(value, bool | np.bool_ | int) or value not in (0, 1):
         raise ArgumentTypeError(f"{function}: {parameter} must be True or False, got {value!r:.80}; choose one.")
     return bool(value)
 
 
 def is_list(value: Any) -> bool:
-    """Whether `value` holds several things in an order; a string is one thing, and so is an array of no leg."""
-    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
-    return listed and getattr(value, "ndim", 1) > 0
+    """Test if `value` is a sequence or an array with legs; strings do not count."""
+    is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    return is_sequence and getattr(value, "ndim", 1) > 0
 
 
 def is_one_of(value: Any, names: Collection[str]) -> bool:
-    """Whether `value` is one of these names; what cannot be compared with one is none."""
+    """Test if `value` is one of these names, False for anything but a string."""
     return isinstance(value, str) and value in names
 
 
-def so_many(count: int, what: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return "one leg", "3 legs"."""
-    return f"one {what}" if count == 1 else f"{count} {what}s"
+    return f"one {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _index(value: Any) -> int:
-    """Return an integer; True and False are none here, though Python counts with them."""
+def _as_integer(value: Any) -> int:
+    """Return an integer; a bool, which Python counts among them, is refused."""
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)
@@ -204,7 +245,7 @@ def as_path(function: str, parameter: str, path: Any) -> Path:
 
 
 def as_target(function: str, path: Any) -> Path:
-    """Return the path of a file to be written, in a folder that exists."""
+    """Return the path of a file to write, in an existing folder."""
     target = as_path(function, "path", path)
     if not target.absolute().parent.is_dir():
         raise MissingFileError(
@@ -215,11 +256,11 @@ def as_target(function: str, path: Any) -> Path:
     return target
 
 
-def need(function: str, module: str, package: str) -> Any:
-    """Import `module`, or say which package brings it."""
+def import_optional(function: str, module: str, package: str) -> Any:
+    """Return the imported `module`, or raise with the name of the `package` to install."""
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as missing:
+    except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{function} needs {package}, found no {missing.name}; pip install {package}.", name=missing.name
+            f"{function} needs {package}, found no {error.name}; pip install {package}.", name=error.name
         ) from None

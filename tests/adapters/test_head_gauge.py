@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import oracles
 import pytest
 import tnlib_adapters
+from tnlib_adapters.attention.balance_terms import balance_terms
 
 import tnlib
-from tnlib.gauge.bilinear import balance_terms
 
 
 @pytest.fixture(params=["builtin", "minilm"])
@@ -74,3 +75,25 @@ def test_under_rotary_every_frequency_has_a_number_of_its_own() -> None:
     for a, b in zip(one, same, strict=True):
         oracles.assert_close(a, b, factor=100)
     oracles.assert_close(scores(*one), scores(q, k.conj().T), factor=100)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_terms_are_balanced_one_by_one(dtype: np.dtype, power: float) -> None:
+    real = np.finfo(dtype).dtype
+    left, right = oracles.normal((6, 4), dtype), oracles.normal((4, 5), dtype, 1)
+    left[:, 3] = 0
+    one = balance_terms(left, right, power)
+    for scale, seed in itertools.product([1e-15, 1.0, 1e15] if real == np.float32 else [1e-150, 1.0, 1e150], range(3)):
+        d = oracles.normal((4,), dtype, seed) * real.type(scale)
+        for a, b in zip(balance_terms(left * d, right / d[:, None], power), one, strict=True):
+            assert a.dtype == dtype
+            oracles.assert_close(a, b, dtype, 200)
+    a, b = one
+    for j in range(3):
+        oracles.assert_close(np.outer(a[:, j], b[j]), np.outer(left[:, j], right[j]), dtype)
+        s = np.linalg.norm(left[:, j]) * np.linalg.norm(right[j])
+        assert np.linalg.norm(a[:, j]) == pytest.approx(s**power, rel=100 * oracles.eps(dtype))
+    oracles.assert_signs(a[:, :3])
+    assert not a[:, 3].any()
+    assert not b[3].any()

@@ -26,7 +26,7 @@ from tnlib_adapters.forward.model import loss, run
 from tnlib_adapters.forward.weights import read_weights
 
 import tnlib
-from tnlib import network
+from tnlib.interop import quimb as network
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.data.builtin import builtin_path
 
-from tnlib import network
+from tnlib.interop import quimb as network
 
 
 @pytest.fixture(scope="module")

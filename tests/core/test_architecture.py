@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +12,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
 
+# The registry finds formats by the names of their packages, which is its purpose: they lie above it.
+PROVIDERS_OF = "tnlib._registry"
+
 LAYERS = [
-    ["tnlib._lazy", "tnlib._errors", "tnlib._typing", "tnlib._fit"],
-    ["tnlib._validate"],
-    ["tnlib.kernels"],
+    ["tnlib._errors", "tnlib._typing"],
+    ["tnlib._validate", "tnlib._deprecation", "tnlib._files"],
+    ["tnlib._fit", "tnlib._registry"],
+    ["tnlib._format"],
+    ["tnlib.linalg.kernels"],
     ["tnlib.linalg"],
-    ["tnlib.sweeps", "tnlib.gauge"],
-    ["tnlib.formats"],
-    ["tnlib.ops"],
-    ["tnlib.decompose"],
-    ["tnlib.network", "tnlib.drawing", "tnlib.experimental", "tnlib.io"],
+    ["tnlib.drawing"],
+    ["tnlib.formats", "tnlib.formats.degenerate"],
+    ["tnlib.formats.train"],
+    ["tnlib.formats.tucker"],
+    ["tnlib.formats.cp"],
+    ["tnlib.formats.matrix"],
+    ["tnlib.ops", "tnlib.random"],
+    ["tnlib.io"],
+    ["tnlib.interop", "tnlib.experimental"],
+    ["tnlib.network"],
     ["tnlib"],
     ["tnlib_adapters.checkpoints", "tnlib_adapters.data", "tnlib_adapters.physics"],
     ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks"],
@@ -54,10 +65,15 @@ def find_modules(roots: dict[str, Path]) -> dict[str, Path]:
 
 
 def imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
-    """Modules that a file names in import statements at any depth, relative ones resolved."""
+    """Modules that a file, and its stub, name in imports at any depth and in references "module:name"."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
+    stub = path.with_suffix(".pyi")
+    texts = [path.read_text(encoding="utf-8"), stub.read_text(encoding="utf-8") if stub.exists() else ""]
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if name != PROVIDERS_OF and (found := re.match(r"(tnlib\w*\.[\w.]*)(:\w+|$)", node.value)):
+                yield from {found[1]} & modules.keys()
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
@@ -108,15 +124,15 @@ def find_cycle(modules: dict[str, Path]) -> list[str]:
 
 
 def public(path: Path) -> set[str]:
-    """Names that a package's own file offers: keys of its table `_HOME`, imports and definitions."""
+    """Names that a package offers: what its stub, or its own file, imports and defines."""
     names: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    stub = path.with_suffix(".pyi")
+    for node in ast.parse((stub if stub.exists() else path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
+            itself = isinstance(node, ast.ImportFrom) and node.level and not node.module  # from . import module
+            names |= set() if itself else {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["_HOME"]:
-            names |= set(ast.literal_eval(node.value))
     return names
 
 
@@ -135,7 +151,7 @@ MODULES = find_modules(PACKAGES)
 
 
 def test_all_modules_are_found() -> None:
-    assert {"tnlib", "tnlib.io", "tnlib.linalg.svd", "tnlib.formats.train", "tnlib.decompose.cp"} <= MODULES.keys()
+    assert {"tnlib", "tnlib.io", "tnlib.linalg.thin_svd", "tnlib.formats.train.format", "tnlib.formats.cp.decomposition"} <= MODULES.keys()
 
 
 def test_every_module_has_a_place() -> None:
@@ -172,13 +188,19 @@ def test_the_library_knows_nothing_of_transformers() -> None:
 
 
 BAD = {
-    "up": ("tnlib/linalg/bad.py", "from tnlib.formats.cp import CP", "tnlib.linalg.bad imports tnlib.formats.cp"),
+    "up": ("tnlib/linalg/bad.py", "from tnlib.formats.cp.format import CP", "tnlib.linalg.bad imports tnlib.formats.cp.format"),
     "inside a function": (
-        "tnlib/sweeps/bad.py",
+        "tnlib/linalg/bad.py",
         "def f():\n    import tnlib.ops.round",
-        "tnlib.sweeps.bad imports tnlib.ops.round",
+        "tnlib.linalg.bad imports tnlib.ops.round",
     ),
     "relative": ("tnlib/linalg/bad.py", "from ..formats import cp", "tnlib.linalg.bad imports tnlib.formats.cp"),
+    "reference of the registry": (
+        "tnlib/formats/train/bad.py",
+        "register('tnlib.formats.train.bad:A', round='tnlib.formats.cp:f')",
+        "tnlib.formats.train.bad imports tnlib.formats.cp",
+    ),
+    "stub": ("tnlib/linalg/bad.pyi", "from tnlib.formats import cp", "tnlib.linalg.bad imports tnlib.formats.cp"),
     "from the library to adapters": (
         "tnlib/io.py",
         "from tnlib_adapters.checkpoints import bf16",
@@ -195,7 +217,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_an_import_that_points_up_is_found(case: str, tmp_path: Path) -> None:
     where, text, want = BAD[case]
-    for name, content in ((where, text), ("tnlib/formats/__init__.py", ""), ("tnlib/formats/cp.py", "")):
+    empty = ["tnlib/formats/__init__.py", "tnlib/formats/cp.py", "tnlib/linalg/bad.py"]
+    for name, content in [*((name, "") for name in empty if name != where), (where, text)]:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
@@ -219,11 +242,12 @@ def test_cycles_and_roots_are_found(tmp_path: Path) -> None:
 def test_a_module_that_hides_a_public_name_is_found(tmp_path: Path) -> None:
     texts = {
         "__init__": "from tnlib.ops.b import c",
-        "ops/__init__": "_HOME = {'a': 'tnlib.ops.a', 'b': 'tnlib.ops.d'}",
+        "ops/__init__": "",
         **dict.fromkeys(["c", "ops/a", "ops/b", "ops/c"], ""),
     }
-    for name, text in texts.items():
-        file = tmp_path / "tnlib" / f"{name}.py"
+    files = {f"{name}.py": text for name, text in texts.items()}
+    for name, text in (files | {"ops/__init__.pyi": "from . import c as c\nfrom .a import a\nfrom .d import b"}).items():
+        file = tmp_path / "tnlib" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     assert hidden(find_modules({"tnlib": tmp_path})) == ["tnlib.c", "tnlib.ops.a", "tnlib.ops.b"]

@@ -1,4 +1,4 @@
-"""Fit: its report, its honesty, and where its warnings point."""
+"""Fit: its report, misses and warnings, and the line that warnings name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import oracles
 import pytest
 
 import tnlib
+from tnlib._fit import roundoff
 
 
 def test_the_report() -> None:
@@ -108,13 +109,18 @@ def test_degenerate_cuts_warn_once_and_point_at_the_caller(name: str) -> None:
     assert [w.category for w in caught] == [tnlib.DegenerateCutWarning]
     assert str(caught[0].message) == f"{name}: {fit.notes[0]}"
     assert caught[0].filename == oracles.__file__
-    assert fit.converged, "nothing that was asked for was missed"
+    assert fit.converged, "no tolerance was missed"
 
 
-def test_warnings_can_be_told_apart_and_are_users() -> None:
+def test_warnings_have_categories_of_their_own() -> None:
     for category in (tnlib.ConvergenceWarning, tnlib.DegenerateCutWarning):
         assert issubclass(category, UserWarning)
     assert issubclass(tnlib.ArgumentError, tnlib.TnlibError)
     assert issubclass(tnlib.ArgumentError, ValueError)
     assert issubclass(tnlib.ArgumentTypeError, TypeError)
     assert issubclass(tnlib.FileFormatError, ValueError)
+
+
+def test_roundoff_depends_on_precision_and_steps() -> None:
+    assert roundoff(np.dtype(np.float32)) > 1e8 * roundoff(np.dtype(np.float64))
+    assert roundoff(np.dtype(np.complex64), 4) == pytest.approx(2 * roundoff(np.dtype(np.float32)))

@@ -1,53 +1,49 @@
-"""From a value to its picture."""
+"""Draw formats, arrays, networks and diagrams."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
-from tnlib._fit import Fit
+from tnlib._fit import Fit, shorten
+from tnlib._registry import implementation
+from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.drawing import chains, networks, stars, terms
-from tnlib.drawing.graph import Diagram, join, text
+from tnlib.drawing.diagram import Diagram, Node, join, text
+from tnlib.drawing.layout import circle_angle, fan
+from tnlib.drawing.node_kinds import plain_kind
 from tnlib.drawing.picture import Picture
-from tnlib.formats.cp import CP
-from tnlib.formats.kronecker import KroneckerTerms
-from tnlib.formats.low_rank import LowRank
-from tnlib.formats.svd import SVD
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.tucker import Tucker
-from tnlib.formats.vidal import Vidal
-from tnlib.network.value import Network
 
-_GAP = 0.9  # between diagrams that stand one below the other
+_GAP = 0.9  # between diagrams in a column
 
 
 def draw(value: Any) -> Picture:
-    """Draw `value` in the graphical notation of Penrose: shapes are tensors, lines their indices.
+    """Draw `value` in Penrose's graphical notation: shapes are tensors, lines their indices.
 
     Parameters
     ----------
     value
-        A format of tnlib, an array, a `TensorNetwork` of quimb or a `Network`, a `Diagram`, anything with a method
-        `diagram()` that returns one, or several of these: a list, or a dict from titles to values. They stand one
-        below the other, such as a train before and after the steps of a sweep.
+        A format of tnlib, an array, a `TensorNetwork` of quimb or a `Network`, a `Diagram`, any object with a method
+        `diagram()` that returns one, or a list of these or a dict from titles to these, drawn in a column: for example
+        a train before and after rounding, or the steps of a sweep.
 
     Returns
     -------
     Picture
-        With `.figure` (matplotlib), `.save(path)` for SVG and PNG, `.diagram`; notebooks show it. Triangles are
-        isometries, as measured, their tips at the smaller leg, which in a train is the side of the centre; blue
-        squares unitaries; diamonds singular values and weights; dots copy tensors; circles and squares the rest.
-        Lines are as thick as the logarithm of their dimension. Arrows on bonds point to the centre. Of a train of
-        more than 30 cores both ends are drawn and what is around the centre.
+        With `.figure` (matplotlib), `.save(path)` for SVG and PNG, and `.diagram`; notebooks show it. Triangles are
+        isometries, measured from the arrays, with the tip at the smaller leg, which in a train is the side of the
+        centre; blue squares unitaries; diamonds singular values and weights; dots copy tensors; circles and squares
+        other tensors. The line width grows with the logarithm of the dimension. Arrows on bonds point to the centre.
+        Of a train of more than 30 cores both ends and the neighbours of the centre are drawn.
 
     Raises
     ------
     ArgumentTypeError
-        If there is no picture of such a value.
+        If `value` is of another type.
 
     References
     ----------
@@ -60,58 +56,50 @@ def draw(value: Any) -> Picture:
     >>> [node.kind for node in picture.diagram.nodes], picture.diagram.open_legs
     (['isometry', 'weights', 'isometry'], (('k0', 3), ('k1', 3)))
     """
-    return Picture(describe(value))
+    return Picture(as_diagram(value))
 
 
-def describe(value: Any) -> Diagram:
+def as_diagram(value: Any) -> Diagram:
     """Return the diagram that `draw` paints."""
-    match value:
-        case Diagram():
-            return value
-        case TensorTrain() | TTMatrix():
-            return chains.of_train(value)
-        case Vidal():
-            return chains.of_vidal(value)
-        case SVD():
-            return stars.of_svd(value)
-        case LowRank():
-            return stars.of_low_rank(value)
-        case Tucker():
-            return stars.of_tucker(value)
-        case CP():
-            return stars.of_cp(value)
-        case KroneckerTerms():
-            return terms.of_terms(value)
-        case Network():
-            return networks.of_network(value.tn, value.legs)
-        case np.ndarray():
-            return stars.of_array(as_array("draw", "value", value))
-        case Mapping():
-            named = [(str(title), describe(one)) for title, one in value.items()]
-            return _column([(f"{title}: {one.title}" if one.title else title, one) for title, one in named])
-        case Sequence() if not isinstance(value, str):
-            return _column([(one.title, one) for one in map(describe, value)])
-    if hasattr(value, "tensor_map"):  # quimb's, known without loading it
-        return networks.of_network(value)
-    own = getattr(value, "diagram", None)
-    if callable(own) and isinstance(found := own(), Diagram):
-        return found
-    hint = "draw its .value" if isinstance(value, Fit) else "decompose it first, or give it a method diagram()"
+    if isinstance(value, Diagram):
+        return value
+    if (format_diagram := implementation("diagram", type(value))) is not None:
+        diagram: Diagram = format_diagram(value)
+        return diagram
+    if isinstance(value, np.ndarray):
+        return _array_diagram(as_array("draw", "value", value))
+    if isinstance(value, Mapping):
+        return _column([(str(title), as_diagram(item)) for title, item in value.items()])
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return _column([("", as_diagram(item)) for item in value])
+    method = getattr(value, "diagram", None)
+    if callable(method) and isinstance(diagram := method(), Diagram):
+        return diagram
+    advice = "draw its .value" if isinstance(value, Fit) else "decompose it first, or give it a method diagram()"
     raise ArgumentTypeError(
-        f"draw: value must be a format, a network or a Diagram, got {type(value).__name__}; {hint}."
+        f"draw: value must be a format, a network or a Diagram, got {type(value).__name__}; {advice}."
     )
 
 
+def _array_diagram(a: Array) -> Diagram:
+    """Return one node with its open legs: those of a matrix left and right, others on a circle."""
+    ndim, origin = a.ndim, (0.0, 0.0)
+    angles = [math.pi, 0.0] if ndim == 2 else [circle_angle(k, ndim) for k in range(ndim)]
+    legs = [leg for k in range(ndim) for leg in fan(0, (k,), a.shape, origin, angles[k])]
+    return Diagram((Node(plain_kind(ndim), "", origin),), tuple(legs), f"{shorten(a.shape, ' x ')}, dense")
+
+
 def _column(named: Sequence[tuple[str, Diagram]]) -> Diagram:
-    """Put diagrams one below the other, each under its title."""
+    """Return diagrams one below the other, each with its name and its own title as a heading."""
     if not named:
-        raise ArgumentTypeError("draw: value must hold at least one thing to draw, got none; pass a format.")
+        raise ArgumentTypeError("draw: value must hold at least one value to draw, got none; pass a format.")
     parts: list[Diagram] = []
-    floor = 0.0
-    for title, diagram in named:
+    top = 0.0
+    for name, diagram in named:
         x0, x1, y0, y1 = diagram.bounds
-        placed = diagram.moved(-(x0 + x1) / 2, floor - y1)
-        heading = text(title, (0.0, floor + 0.75)) if title else None
-        parts += [placed] if heading is None else [heading, placed]
-        floor += y0 - y1 - _GAP - 0.9 * bool(title)
+        heading = ": ".join(words for words in (name, diagram.title) if words)
+        if heading:
+            parts.append(text(heading, (0.0, top + 0.75)))
+        parts.append(diagram.moved(-(x0 + x1) / 2, top - y1))
+        top += y0 - y1 - _GAP - 0.9 * bool(heading)
     return join(tuple(parts))

@@ -1,4 +1,4 @@
-"""The diagram of an einsum: what is written as letters, drawn as lines."""
+"""Diagrams of einsum expressions."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_array, as_sizes, so_many
-from tnlib.drawing.graph import Diagram, Leg, Node, Point
-from tnlib.drawing.networks import measured
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_sizes, plural
+from tnlib.drawing.diagram import Diagram, Leg, Node, Point
+from tnlib.drawing.layout import point_towards
+from tnlib.drawing.node_kinds import is_diagonal, node_kind, plain_kind
 
-_STEP = (1.4, 1.2)  # from a column to the next, from a row to the next
-_REACH = 0.75  # of open legs
-_OVER = 0.8  # how far a bond goes round what stands between its ends
+_COLUMN, _ROW = 1.4, 1.2  # width and height of a cell of the layout
+_REACH = 0.75  # length of an open leg
+_DETOUR = 0.8  # distance of a bond from the nodes around which it runs
 
 
 def einsum_diagram(equation: str, tensors: Mapping[str, Any], layout: str | None = None) -> Diagram:
-    r"""Describe an einsum: a shape per tensor, a line per index, summed over where it joins two shapes.
+    r"""Return the diagram of an einsum: a shape per tensor, a line per index; shared indices are summed over.
 
-    An index of three tensors, or of two and the result, runs through a copy tensor; one that is summed over alone ends
-    in one, which is a vector of ones. What tensors are is measured: an identity is a line and nothing else.
+    An index of three tensors, or of two and the result, runs through a copy tensor. An index of one tensor that is not
+    in the result ends in a copy tensor of one leg: a vector of ones. The kinds of tensors are measured; an identity
+    matrix is drawn as a plain line.
 
     Parameters
     ----------
     equation
-        As for `numpy.einsum`, "ij,j->i", with its result; or with words, "query d, key d -> query key", where any
-        term has a space inside.
+        As for `numpy.einsum`, with the result: "ij,j->i". If a term contains a space, indices are words:
+        "query d, key d -> query key".
     tensors
-        From the label of each tensor, in the order of the terms, to its array, or to its shape where there is none.
-        Spaces around a label are not shown: they tell two of one name apart.
+        From the label of each tensor, in the order of the terms, to its array, or to its shape if there is no array.
+        Spaces around a label are not shown: they distinguish two tensors of the same label.
     layout
-        Where they stand: lines of labels and of names of indices, with spaces between, "." for an empty place. An
-        open index stands where its leg ends, another one where its copy tensor stands. One row by default.
+        Lines of labels and names of indices, separated by spaces, with "." for an empty cell. An open leg points to the
+        cell of its index; a copy tensor stands in the cell of its index. By default all tensors stand in one row.
 
     Returns
     -------
@@ -45,7 +48,7 @@ def einsum_diagram(equation: str, tensors: Mapping[str, Any], layout: str | None
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If terms and tensors do not fit together, or a tensor is missing from the layout.
+        If terms and tensors do not match, or a tensor is missing from the layout.
 
     Examples
     --------
@@ -54,16 +57,15 @@ def einsum_diagram(equation: str, tensors: Mapping[str, Any], layout: str | None
     >>> product.bonds, product.open_legs
     ((('j', 4),), (('i', 3),))
     """
-    terms, result = _parsed(equation)
+    terms, result = _parse(equation)
     if not isinstance(tensors, Mapping) or len(tensors) != len(terms):
-        got = len(tensors) if isinstance(tensors, Mapping) else type(tensors).__name__
+        size = len(tensors) if isinstance(tensors, Mapping) else type(tensors).__name__
         raise ArgumentError(
-            f"einsum_diagram: tensors must be a dict with a label for each of the {len(terms)} terms, got {got}; "
+            f"einsum_diagram: tensors must be a dict with a label for each of the {len(terms)} terms, got {size}; "
             "name them in the order of the equation."
         )
-    parts = [_operand(label, value, term) for (label, value), term in zip(tensors.items(), terms, strict=True)]
-    sizes = _sizes(parts, result)
-    return _Picture(parts, sizes, result, _cells(layout, parts)).diagram()
+    operands = [_as_operand(label, value, term) for (label, value), term in zip(tensors.items(), terms, strict=True)]
+    return _EinsumLayout(operands, result, layout).diagram()
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,19 @@ class _Operand:
     label: str
     term: tuple[str, ...]
     shape: tuple[int, ...]
-    array: Any  # None where only the shape is known
+    array: Array | None  # None if only the shape is known
 
 
-def _parsed(equation: Any) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+def _parse(equation: Any) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Return the indices of every term, and those of the result."""
     if not isinstance(equation, str) or equation.count("->") != 1:
         raise ArgumentError(
             f"einsum_diagram: equation must be text with one '->', got {equation!r}; write it like 'ij,j->i'."
         )
     left, right = equation.split("->")
     texts = [text.strip() for text in (*left.split(","), right)]
-    words = any(" " in text for text in texts)
-    *terms, result = [tuple(text.split()) if words else tuple(text) for text in texts]
+    has_words = any(" " in text for text in texts)
+    *terms, result = [tuple(text.split()) if has_words else tuple(text) for text in texts]
     if missing := set(result) - {i for term in terms for i in term}:
         raise ArgumentError(
             f"einsum_diagram: indices of the result must be those of tensors, got {min(missing)!r}; correct equation."
@@ -92,26 +95,27 @@ def _parsed(equation: Any) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     return terms, result
 
 
-def _operand(label: str, value: Any, term: tuple[str, ...]) -> _Operand:
+def _as_operand(label: str, value: Any, term: tuple[str, ...]) -> _Operand:
+    array = None
     if isinstance(value, tuple):
-        array, shape = None, as_sizes("einsum_diagram", label, value) if value else ()
+        shape = as_sizes("einsum_diagram", label, value) if value else ()
     elif np.ndim(value) == 0:
-        array, shape = None, ()
+        shape = ()
     else:
         array = as_array("einsum_diagram", label, value)
         shape = array.shape
     if len(shape) != len(term):
         raise ArgumentError(
-            f"einsum_diagram: {label} must have {so_many(len(term), 'leg')}, got shape {shape}; "
+            f"einsum_diagram: {label} must have {plural(len(term), 'leg')}, got shape {shape}; "
             f"its term is {' '.join(term)!r}."
         )
     return _Operand(label, term, shape, array)
 
 
-def _sizes(parts: Sequence[_Operand], result: Sequence[str]) -> dict[str, int]:
+def _index_sizes(operands: Sequence[_Operand]) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for part in parts:
-        for index, n in zip(part.term, part.shape, strict=True):
+    for operand in operands:
+        for index, n in zip(operand.term, operand.shape, strict=True):
             if sizes.setdefault(index, n) != n:
                 raise ArgumentError(
                     f"einsum_diagram: index {index} must have one size, got {sizes[index]} and {n}; check shapes."
@@ -119,130 +123,127 @@ def _sizes(parts: Sequence[_Operand], result: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def _cells(layout: str | None, parts: Sequence[_Operand]) -> dict[str, Point]:
-    """Return the place of every tensor and every index that the layout names; tensors of one name come in order."""
+def _parse_layout(layout: str | None, operands: Sequence[_Operand]) -> tuple[list[Point], dict[str, Point]]:
+    """Return the position of every operand, and of every index named in the layout; equal labels count in order."""
     if layout is not None and not isinstance(layout, str):
         raise ArgumentTypeError(f"einsum_diagram: layout must be text, got {type(layout).__name__}; write lines.")
-    names = [part.label.strip() for part in parts]
-    rows = [names] if layout is None else [line.split() for line in layout.splitlines() if line.strip()]
-    places: dict[str, list[Point]] = {}
+    labels = [operand.label.strip() for operand in operands]
+    rows = [labels] if layout is None else [line.split() for line in layout.splitlines() if line.strip()]
+    cells: dict[str, list[Point]] = {}
     for y, row in enumerate(rows):
         for x, name in enumerate(row):
-            places.setdefault(name, []).append((_STEP[0] * x, -_STEP[1] * y))
-    cells = {name: at[0] for name, at in places.items() if name not in (*names, ".")}
-    for part, name in zip(parts, names, strict=True):
-        if not places.get(name):
+            cells.setdefault(name, []).append((_COLUMN * x, -_ROW * y))
+    indices = {name: points[0] for name, points in cells.items() if name not in (*labels, ".")}
+    positions = []
+    for label in labels:
+        if not cells.get(label):
             raise ArgumentError(
-                f"einsum_diagram: layout must have a place for every tensor, got none for {name}; add its label."
+                f"einsum_diagram: layout must have a place for every tensor, got none for {label}; add its label."
             )
-        cells[part.label] = places[name].pop(0)
-    return cells
+        positions.append(cells[label].pop(0))
+    return positions, indices
 
 
-class _Picture:
-    """An einsum and the places of what is in it, on the way to a diagram."""
+class _EinsumLayout:
+    """Positions of the operands, copy tensors and open legs of an einsum.
 
-    def __init__(
-        self, parts: Sequence[_Operand], sizes: Mapping[str, int], result: Sequence[str], cells: Mapping[str, Point]
-    ) -> None:
-        self.parts, self.sizes, self.result, self.cells = parts, sizes, result, cells
-        self.places = [cells[part.label] for part in parts]
-        self.holders: dict[str, list[int]] = {}
-        for k, part in enumerate(parts):
-            for index in part.term:
+    An index is joined by a copy tensor unless it has exactly two ends: operands and the result.
+    """
+
+    def __init__(self, operands: Sequence[_Operand], result: Sequence[str], layout: str | None) -> None:
+        self.operands, self.result = operands, result
+        self.sizes = _index_sizes(operands)
+        self.positions, self.index_cells = _parse_layout(layout, operands)
+        self.holders: dict[str, list[int]] = {}  # operands that have the index
+        for k, operand in enumerate(operands):
+            for index in operand.term:
                 self.holders.setdefault(index, []).append(k)
-        joined = [i for i, at in self.holders.items() if len(at) + (i in result) != 2]
-        self.hubs = {index: len(parts) + n for n, index in enumerate(joined)}
-        self.places += [cells.get(index) or self._between(index) for index in joined]
-        self.ends = self._ends()
+        joined = [i for i, holders in self.holders.items() if len(holders) + (i in result) != 2]
+        self.copy_tensors = {index: len(operands) + n for n, index in enumerate(joined)}
+        self.positions += [self.index_cells.get(index) or self._below_holders(index) for index in joined]
+        self.ends = self._open_ends()
 
-    def _between(self, index: str) -> Point:
-        """Return the place of a copy tensor that the layout does not name: below the tensors it joins."""
-        xs, ys = zip(*(self.places[k] for k in self.holders[index]), strict=True)
-        return sum(xs) / len(xs), min(ys) - _STEP[1]
+    def _below_holders(self, index: str) -> Point:
+        xs, ys = zip(*(self.positions[k] for k in self.holders[index]), strict=True)
+        return sum(xs) / len(xs), min(ys) - _ROW
 
     def _root(self, index: str) -> int:
-        return self.hubs.get(index, self.holders[index][0])
+        """Return the node from which the open leg of an index starts."""
+        return self.copy_tensors.get(index, self.holders[index][0])
 
-    def _ends(self) -> dict[str, Point]:
-        """Return where the open legs end: towards their place in the layout, or away from everything else."""
-        out: dict[str, Point] = {}
-        for root in {self._root(i): None for i in self.result}:
+    def _open_ends(self) -> dict[str, Point]:
+        """Return the ends of open legs: towards their cell of the layout, or away from the other nodes."""
+        ends: dict[str, Point] = {}
+        for root in dict.fromkeys(map(self._root, self.result)):
             own = [i for i in self.result if self._root(i) == root]
-            free = [i for i in own if i not in self.cells or i in self.hubs]
-            angles = dict(zip(free, self._angles(root, len(free)), strict=True))
-            x, y = self.places[root]
-            for i in own:
-                if i in free:
-                    out[i] = (x + _REACH * math.cos(angles[i]), y + _REACH * math.sin(angles[i]))
-                else:
-                    out[i] = _reach((x, y), self.cells[i])
-        return out
+            free = [i for i in own if i not in self.index_cells or i in self.copy_tensors]
+            x, y = self.positions[root]
+            for i, angle in zip(free, self._outward_angles(root, len(free)), strict=True):
+                ends[i] = (x + _REACH * math.cos(angle), y + _REACH * math.sin(angle))
+            ends |= {i: point_towards((x, y), self.index_cells[i], _REACH) for i in own if i not in free}
+        return ends
 
-    def _angles(self, root: int, count: int) -> list[float]:
-        """Return the directions of so many open legs, side by side around the way out."""
-        if len(self.places) == 1 and count != 1:
+    def _outward_angles(self, root: int, count: int) -> list[float]:
+        """Return the angles of `count` open legs, side by side in the direction away from the other nodes."""
+        if len(self.positions) == 1 and count != 1:
             return [math.pi - 2 * math.pi * k / count for k in range(count)]
-        xs, ys = zip(*self.places, strict=True)
-        x, y = self.places[root]
+        xs, ys = zip(*self.positions, strict=True)
+        x, y = self.positions[root]
         if x == min(xs):
-            way = math.pi
+            outward = math.pi
         elif x == max(xs):
-            way = 0.0
+            outward = 0.0
         else:
-            way = math.pi / 2 if y == max(ys) > min(ys) else -math.pi / 2
-        side = -1 if way in (0.0, math.pi / 2) else 1  # read from above, and from the left
+            outward = math.pi / 2 if y == max(ys) > min(ys) else -math.pi / 2
+        side = -1 if outward in (0.0, math.pi / 2) else 1  # in reading order: from above, and from the left
         spread = min(math.pi / 4, math.pi / max(1, count))
-        return [way + side * spread * (k - (count - 1) / 2) for k in range(count)]
+        return [outward + side * spread * (k - (count - 1) / 2) for k in range(count)]
 
     def diagram(self) -> Diagram:
-        """Return the diagram."""
-        nodes = [self._node(k, part) for k, part in enumerate(self.parts)]
-        nodes += [Node("delta", "", self.places[k]) for k in self.hubs.values()]
+        """Return nodes and legs."""
+        nodes = [self._node(k, operand) for k, operand in enumerate(self.operands)]
+        nodes += [Node("delta", "", self.positions[k]) for k in self.copy_tensors.values()]
         legs: list[Leg] = []
-        for index, at in self.holders.items():
-            if index in self.hubs:
-                legs += [self._bond(k, self.hubs[index], index if n == 0 else "", index) for n, k in enumerate(at)]
-            elif len(at) == 2:
-                legs.append(self._bond(at[0], at[1], index, index))
+        for index, holders in self.holders.items():
+            if index in self.copy_tensors:
+                hub = self.copy_tensors[index]
+                legs += [self._bond(k, hub, index if n == 0 else "", index) for n, k in enumerate(holders)]
+            elif len(holders) == 2:
+                legs.append(self._bond(holders[0], holders[1], index, index))
         legs += [Leg(self._root(i), None, i, self.sizes[i], self.ends[i]) for i in self.result]
         return Diagram((*nodes,), (*legs,))
 
-    def _node(self, k: int, part: _Operand) -> Node:
-        at, a, label = self.places[k], part.array, part.label.strip()
+    def _node(self, k: int, operand: _Operand) -> Node:
+        position, a, label = self.positions[k], operand.array, operand.label.strip()
         if a is None:
-            return Node("matrix" if len(part.shape) == 2 else "tensor", label, at)
-        if a.ndim == 1 and part.term[0] in self.hubs and len(self.holders[part.term[0]]) > 1:
-            return Node("weights", label, at)
-        if a.ndim == 2 and a.shape[0] == a.shape[1] and not (a - np.diag(np.diag(a))).any():
-            return Node("text", "", at) if (np.diag(a) == 1).all() else Node("weights", label, at)
-        kind, direction = measured(a, [self._far(i, k) for i in part.term], at)
-        return Node(kind, "" if kind == "delta" else label, at, direction)
+            return Node(plain_kind(len(operand.shape)), label, position)
+        if a.ndim == 1 and operand.term[0] in self.copy_tensors and len(self.holders[operand.term[0]]) > 1:
+            return Node("weights", label, position)
+        if is_diagonal(a):
+            is_identity = bool((np.diag(a) == 1).all())
+            return Node("text", "", position) if is_identity else Node("weights", label, position)
+        kind, direction = node_kind(a, [self._far_end(i, k) for i in operand.term], position)
+        return Node(kind, "" if kind == "delta" else label, position, direction)
 
-    def _far(self, index: str, k: int) -> Point:
-        if index in self.hubs:
-            return self.places[self.hubs[index]]
+    def _far_end(self, index: str, k: int) -> Point:
+        """Return the other end of the leg `index` of operand k."""
+        if index in self.copy_tensors:
+            return self.positions[self.copy_tensors[index]]
         others = [other for other in self.holders[index] if other != k]
-        return self.places[others[0]] if others else self.ends.get(index, self.places[k])
+        return self.positions[others[0]] if others else self.ends.get(index, self.positions[k])
 
     def _bond(self, a: int, b: int, name: str, index: str) -> Leg:
-        return Leg(a, b, name, self.sizes[index], via=self._way(a, b))
+        return Leg(a, b, name, self.sizes[index], via=self._detour(a, b))
 
-    def _way(self, a: int, b: int) -> tuple[Point, ...]:
-        """Return the points that a bond passes: of a trace round its tensor, and round what stands between its ends."""
-        (x, y), (u, v) = self.places[a], self.places[b]
+    def _detour(self, a: int, b: int) -> tuple[Point, ...]:
+        """Return the points through which a bond runs around its own node (a trace) or nodes between its ends."""
+        (x, y), (u, v) = self.positions[a], self.positions[b]
         if a == b:
-            half = 0.55 * _STEP[0]
-            return (x + half, y), (x + half, y + _OVER), (x - half, y + _OVER), (x - half, y)
-        between = [p for k, p in enumerate(self.places) if k not in (a, b)]
-        if y == v and any(q == y and min(x, u) < p < max(x, u) for p, q in between):
-            return (x, y + _OVER), (u, v + _OVER)
-        if x == u and any(p == x and min(y, v) < q < max(y, v) for p, q in between):
-            return (x - _OVER, y), (u - _OVER, v)
+            half = 0.55 * _COLUMN
+            return (x + half, y), (x + half, y + _DETOUR), (x - half, y + _DETOUR), (x - half, y)
+        others = [point for k, point in enumerate(self.positions) if k not in (a, b)]
+        if y == v and any(q == y and min(x, u) < p < max(x, u) for p, q in others):
+            return (x, y + _DETOUR), (u, v + _DETOUR)
+        if x == u and any(p == x and min(y, v) < q < max(y, v) for p, q in others):
+            return (x - _DETOUR, y), (u - _DETOUR, v)
         return ()
-
-
-def _reach(root: Point, towards: Point) -> Point:
-    x, y = towards[0] - root[0], towards[1] - root[1]
-    length = math.hypot(x, y)
-    return root[0] + _REACH * x / length, root[1] + _REACH * y / length

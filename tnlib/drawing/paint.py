@@ -1,4 +1,4 @@
-"""A diagram on paper, with matplotlib."""
+"""Paint diagrams with matplotlib."""
 
 from __future__ import annotations
 
@@ -7,72 +7,53 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tnlib.drawing.graph import Bubble, Diagram, Leg, Node
-from tnlib.drawing.shapes import INK, paint_node, shape_of
-
-Limits: TypeAlias = tuple[float, float, float, float]
+from tnlib._typing import Array
+from tnlib.drawing.diagram import Bubble, Diagram, Leg, Node
+from tnlib.drawing.glyphs import INK, node_patch, paint_node
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INCHES = 0.8  # a unit of a diagram
+Limits: TypeAlias = tuple[float, float, float, float]  # x0, x1, y0, y1
+
+_INCHES = 0.8  # length of a unit of a diagram, so that text has one size in all of them
 _MARGIN = 0.45
-_MEANING = {
+_CORNER_RADIUS = 0.18  # of bonds that turn
+_LEGEND = {
     "isometry": "isometry, tip to the smaller leg",
     "unitary": "unitary",
     "weights": "diagonal",
     "delta": "copy tensor",
 }
-_BUBBLE = "#d6478f"
+_BUBBLE_COLOR = "#d6478f"
 
 
 def paint(diagram: Diagram) -> Figure:
-    """Return a figure as large as the diagram needs, so that text has one size in all of them."""
+    """Return a figure of the size that the diagram needs."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(dpi=150)
-    FigureCanvasAgg(figure)  # which measures text
+    FigureCanvasAgg(figure)  # measures text
     ax = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     ax.set_axis_off()
     x0, x1, y0, y1 = diagram.bounds
-    around = (
-        _MARGIN if not diagram.bubbles else 0.1 + max(bubble_padding(diagram, bubble) for bubble in diagram.bubbles)
-    )
-    _resize(figure, ax, (x0 - around, x1 + around, y0 - around, y1 + around))
+    margin = max((0.1 + bubble_padding(diagram, bubble) for bubble in diagram.bubbles), default=_MARGIN)
+    _resize(figure, ax, (x0 - margin, x1 + margin, y0 - margin, y1 + margin))
     for bubble in sorted(diagram.bubbles, key=lambda b: -len(b.nodes)):
         _paint_bubble(ax, diagram, bubble)
     for leg, bend in zip(diagram.legs, _bends(diagram), strict=True):
         _paint_leg(ax, diagram, leg, bend)
     for node in diagram.nodes:
         paint_node(ax, node)
-    x0, x1, y0, y1 = _resize(figure, ax, _with_texts(ax, 0.12))
+    x0, x1, y0, y1 = _resize(figure, ax, _limits_around_text(ax, 0.12))
     if diagram.title:
         _write(ax, ((x0 + x1) / 2, y1 + 0.15), diagram.title, ha="center", va="bottom", fontsize=9, color=INK)
-    left = _paint_meanings(ax, _meanings(diagram), (x0 + x1) / 2, y0 - 0.2)
-    x0, x1, y0, y1 = _with_texts(ax, 0.14)
+    left = _paint_legend(ax, diagram, (x0 + x1) / 2, y0 - 0.2)
+    x0, x1, y0, y1 = _limits_around_text(ax, 0.14)
     _resize(figure, ax, (min(x0, left), x1, y0, y1))
     return figure
-
-
-def _resize(figure: Figure, ax: Axes, limits: Limits) -> Limits:
-    """Give the figure these limits, and the size in which a unit is as long as it always is."""
-    x0, x1, y0, y1 = limits
-    figure.set_size_inches(_INCHES * (x1 - x0), _INCHES * (y1 - y0))
-    ax.set(xlim=(x0, x1), ylim=(y0, y1))
-    return limits
-
-
-def _with_texts(ax: Axes, margin: float) -> Limits:
-    """Return the limits that leave this margin around every text."""
-    (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
-    back = ax.transData.inverted()
-    for text in ax.texts:
-        (left, low), (right, high) = back.transform(text.get_window_extent().get_points())
-        x0, x1 = min(x0, left - margin), max(x1, right + margin)
-        y0, y1 = min(y0, low - margin), max(y1, high + margin)
-    return float(x0), float(x1), float(y0), float(y1)
 
 
 def thickness(size: int | None) -> float:
@@ -80,23 +61,42 @@ def thickness(size: int | None) -> float:
     return 1.0 if size is None else 0.7 + 0.45 * math.log2(size)
 
 
-def _meanings(diagram: Diagram) -> list[str]:
-    kinds = {node.kind for node in diagram.nodes}
-    return [kind for kind in _MEANING if kind in kinds]
+def bubble_padding(diagram: Diagram, bubble: Bubble) -> float:
+    """Return the distance from the centres of the nodes to the rim of a bubble; it grows with nested bubbles."""
+    return 0.55 + 0.27 * sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
+
+
+def _resize(figure: Figure, ax: Axes, limits: Limits) -> Limits:
+    """Set the limits, and the size of the figure in proportion."""
+    x0, x1, y0, y1 = limits
+    figure.set_size_inches(_INCHES * (x1 - x0), _INCHES * (y1 - y0))
+    ax.set(xlim=(x0, x1), ylim=(y0, y1))
+    return limits
+
+
+def _limits_around_text(ax: Axes, margin: float) -> Limits:
+    """Return the limits that leave this margin around every text."""
+    (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
+    to_data = ax.transData.inverted()
+    for text in ax.texts:
+        (left, low), (right, high) = to_data.transform(text.get_window_extent().get_points())
+        x0, x1 = min(x0, left - margin), max(x1, right + margin)
+        y0, y1 = min(y0, low - margin), max(y1, high + margin)
+    return float(x0), float(x1), float(y0), float(y1)
 
 
 def _bends(diagram: Diagram) -> list[float]:
-    """Return how far each leg leaves the straight line, so that several bonds between two nodes stay apart."""
-    between: dict[frozenset[int], list[int]] = {}
+    """Return the deviation of each leg from a straight line, which separates several bonds between two nodes."""
+    parallel: dict[frozenset[int], list[int]] = {}
     for k, leg in enumerate(diagram.legs):
         if leg.b is not None and not leg.via:
-            between.setdefault(frozenset((leg.a, leg.b)), []).append(k)
-    out = [0.0] * len(diagram.legs)
-    for same in between.values():
-        for j, k in enumerate(same):
+            parallel.setdefault(frozenset((leg.a, leg.b)), []).append(k)
+    bends = [0.0] * len(diagram.legs)
+    for legs in parallel.values():
+        for j, k in enumerate(legs):
             side = 1 if diagram.legs[k].a == min(diagram.legs[k].a, diagram.legs[k].b or 0) else -1
-            out[k] = side * 0.45 * (j - (len(same) - 1) / 2)
-    return out
+            bends[k] = side * 0.45 * (j - (len(legs) - 1) / 2)
+    return bends
 
 
 def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float) -> None:
@@ -106,118 +106,113 @@ def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float) -> None:
     start = diagram.nodes[leg.a].position
     stop = diagram.nodes[leg.b].position if leg.b is not None else leg.end
     points = np.array([start, *leg.via, stop], dtype=float)
-    vertices, codes = (_bent(points, bend), [Path.MOVETO, Path.CURVE3, Path.CURVE3]) if bend else _rounded(points)
-    width = thickness(leg.size)
-    bare = any(k is not None and diagram.nodes[k].kind == "text" for k in (leg.a, leg.b))  # a line that goes through
-    cap = "projecting" if bare else "butt"
-    line = PathPatch(Path(vertices, codes), fill=False, lw=width, ec="#555555", capstyle=cap, zorder=1)
-    ax.add_patch(line)
-    if leg.towards is not None:
-        _paint_arrow(ax, leg, points, bend, width)
-    if leg.b is None:
-        _name_open_leg(ax, leg, points)
+    if bend:
+        a, b = points
+        middle = (a + b) / 2 + 2 * bend * _normal(a, b)
+        vertices, codes = np.array([a, middle, b]), [Path.MOVETO, Path.CURVE3, Path.CURVE3]
     else:
-        _name_bond(ax, leg, points, bend)
+        vertices, codes = _rounded_path(points)
+    # A text node has no shape that would cover the ends of its lines: they must overlap.
+    at_text = any(k is not None and diagram.nodes[k].kind == "text" for k in (leg.a, leg.b))
+    cap = "projecting" if at_text else "butt"
+    width = thickness(leg.size)
+    ax.add_patch(PathPatch(Path(vertices, codes), fill=False, lw=width, ec="#555555", capstyle=cap, zorder=1))
+    if leg.towards is not None:
+        _paint_arrow(ax, leg, points, bend)
+    if leg.b is None:
+        _write_open_leg(ax, leg, points)
+    else:
+        _write_bond(ax, leg, points, bend)
 
 
-def _bent(points: Any, bend: float) -> Any:
-    a, b = points
-    return np.array([a, (a + b) / 2 + 2 * bend * _normal(a, b), b])
-
-
-def _rounded(points: Any, radius: float = 0.18) -> tuple[Any, list[Any]]:
-    """Return a path through the points, its corners cut round."""
+def _rounded_path(points: Array) -> tuple[Array, list[Any]]:
+    """Return vertices and codes of a path through the points (n, 2) with rounded corners."""
     from matplotlib.path import Path
 
     vertices, codes = [points[0]], [Path.MOVETO]
     for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
-        near, far = (_step_from(corner, other, radius) for other in (before, behind))
+        near, far = (
+            corner + (other - corner) * min(0.5, _CORNER_RADIUS / (_distance(corner, other) or math.inf))
+            for other in (before, behind)
+        )
         vertices += [near, corner, far]
         codes += [Path.LINETO, Path.CURVE3, Path.CURVE3]
     return np.array([*vertices, points[-1]]), [*codes, Path.LINETO]
 
 
-def _step_from(a: Any, b: Any, length: float) -> Any:
-    distance = float(np.hypot(*(b - a)))
-    return a + (b - a) * min(0.5, length / distance if distance else 0.0)
+def _distance(a: Array, b: Array) -> float:
+    return float(np.hypot(*(b - a)))
 
 
-def _normal(a: Any, b: Any) -> Any:
-    """Return the unit vector across the line, upwards where that can be said."""
-    along = (b - a) / (float(np.hypot(*(b - a))) or 1.0)
-    across = np.array([-along[1], along[0]])
-    return across if across[1] > 0 or (across[1] == 0 and across[0] > 0) else -across
+def _direction(a: Array, b: Array) -> Array:
+    """Return the unit vector (2,) from a to b, zero if they coincide."""
+    return np.asarray((b - a) / (_distance(a, b) or 1.0))
 
 
-def _longest(points: Any) -> tuple[Any, Any]:
-    """Return the ends of the longest straight piece of a line."""
-    lengths = np.hypot(*(points[1:] - points[:-1]).T)
-    k = int(np.argmax(lengths))
+def _normal(a: Array, b: Array) -> Array:
+    """Return the unit normal (2,) of a line, the upward one or, of a vertical line, the one to the right."""
+    dx, dy = _direction(a, b)
+    normal = np.array([-dy, dx])
+    return normal if normal[1] > 0 or (normal[1] == 0 and normal[0] > 0) else -normal
+
+
+def _longest_segment(points: Array) -> tuple[Array, Array]:
+    """Return the ends of the longest segment of a line."""
+    k = int(np.argmax(np.hypot(*(points[1:] - points[:-1]).T)))
     return points[k], points[k + 1]
 
 
-def _paint_arrow(ax: Axes, leg: Leg, points: Any, bend: float, width: float) -> None:
-    a, b = _longest(points)
-    along = (b - a) / (float(np.hypot(*(b - a))) or 1.0) * (1 if leg.towards == leg.b else -1)
-    across = np.array([-along[1], along[0]])
-    size = 0.065 + 0.012 * width
-    tip = (a + b) / 2 + bend * _normal(a, b) + size * along
-    ax.fill(
-        *np.array([tip, tip - 2 * size * along + size * across, tip - 2 * size * along - size * across]).T,
-        color="#1f6fb2",
-        zorder=2,
-        lw=0,
-    )
+def _paint_arrow(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
+    a, b = _longest_segment(points)
+    forward = _direction(a, b) * (1 if leg.towards == leg.b else -1)
+    across = np.array([-forward[1], forward[0]])
+    size = 0.065 + 0.012 * thickness(leg.size)
+    tip = (a + b) / 2 + bend * _normal(a, b) + size * forward
+    corners = [tip, tip - 2 * size * forward + size * across, tip - 2 * size * forward - size * across]
+    ax.fill(*np.array(corners).T, color="#1f6fb2", zorder=2, lw=0)
 
 
-def _name_open_leg(ax: Axes, leg: Leg, points: Any) -> None:
-    before, end = points[-2], points[-1]
-    x, y = (end - before) / (float(np.hypot(*(end - before))) or 1.0)
+def _write_open_leg(ax: Axes, leg: Leg, points: Array) -> None:
+    """Write name and dimension at the end of an open leg."""
+    x, y = _direction(points[-2], points[-1])
     ha = "center" if abs(x) < 0.4 else "left" if x > 0 else "right"
     va = "center" if abs(y) < 0.4 else "bottom" if y > 0 else "top"
-    size = "" if leg.size is None else f"{leg.size:,}"
-    upright = abs(x) < 0.4 or abs(y) < 0.4
-    text = ("\n" if upright else " ").join(part for part in (leg.name, size) if part)
-    _write(ax, (end + 0.06 * np.array([x, y])), text, ha=ha, va=va, fontsize=7, color=INK, linespacing=1.05, zorder=4)
+    text = _name_and_size(leg, "\n" if abs(x) < 0.4 or abs(y) < 0.4 else " ")
+    end = points[-1] + 0.06 * np.array([x, y])
+    _write(ax, end, text, ha=ha, va=va, fontsize=7, color=INK, linespacing=1.05, zorder=4)
 
 
-def _name_bond(ax: Axes, leg: Leg, points: Any, bend: float) -> None:
-    a, b = _longest(points)
-    across = _normal(a, b)
-    middle = (a + b) / 2 + bend * across
-    gap = (0.07 + 0.006 * thickness(leg.size)) * across
+def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
+    """Write name and dimension beside the middle of a bond."""
+    a, b = _longest_segment(points)
+    normal = _normal(a, b)
+    middle = (a + b) / 2 + bend * normal
+    gap = (0.07 + 0.006 * thickness(leg.size)) * normal
     if leg.towards is not None:
-        gap = gap + 0.05 * across
-    size = "" if leg.size is None else f"{leg.size:,}"
+        gap = gap + 0.05 * normal
     style: dict[str, Any] = {"fontsize": 6.5, "color": INK, "zorder": 4}
-    if abs(across[1]) > 0.85 and bend:  # one of several: all on the outer side
-        text = " ".join(part for part in (leg.name, size) if part)
-        _write(ax, middle + np.sign(bend) * gap, text, ha="center", va="bottom" if bend > 0 else "top", **style)
-        return
-    if abs(across[1]) > 0.85:  # a level line: the name above, the size below
+    if abs(normal[1]) > 0.85 and bend:  # one of several level bonds: on the outer side
+        va = "bottom" if bend > 0 else "top"
+        _write(ax, middle + np.sign(bend) * gap, _name_and_size(leg, " "), ha="center", va=va, **style)
+    elif abs(normal[1]) > 0.85:  # a level bond: the name above, the dimension below
         _write(ax, middle + gap, leg.name, ha="center", va="bottom", **style)
-        _write(ax, middle - gap, size, ha="center", va="top", **style)
-        return
-    side = across if across[0] >= 0 else -across
-    text = "\n".join(part for part in (leg.name, size) if part)
-    _write(
-        ax,
-        middle + abs(gap[0]) * np.sign(side) + 0.03 * side,
-        text,
-        ha="left" if side[0] > 0.3 else "center",
-        va="center" if abs(side[0]) > 0.5 else "bottom" if side[1] > 0 else "top",
-        **style,
-    )
+        _write(ax, middle - gap, "" if leg.size is None else f"{leg.size:,}", ha="center", va="top", **style)
+    else:  # on the right
+        right = normal if normal[0] >= 0 else -normal
+        ha = "left" if right[0] > 0.3 else "center"
+        va = "center" if abs(right[0]) > 0.5 else "bottom" if right[1] > 0 else "top"
+        place = middle + abs(gap[0]) * np.sign(right) + 0.03 * right
+        _write(ax, place, _name_and_size(leg, "\n"), ha=ha, va=va, **style)
 
 
-def _write(ax: Axes, at: Any, text: str, **style: Any) -> None:
-    x, y = at
+def _name_and_size(leg: Leg, separator: str) -> str:
+    size = "" if leg.size is None else f"{leg.size:,}"
+    return separator.join(part for part in (leg.name, size) if part)
+
+
+def _write(ax: Axes, position: Any, text: str, **style: Any) -> None:
+    x, y = position
     ax.text(float(x), float(y), text, **style)
-
-
-def bubble_padding(diagram: Diagram, bubble: Bubble) -> float:
-    """Return how far a bubble reaches beyond the middles of its nodes: further, the more bubbles it holds."""
-    return 0.55 + 0.27 * sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
 
 
 def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
@@ -226,23 +221,25 @@ def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
     inside = [diagram.nodes[k].position for k in bubble.nodes]
     pad = bubble_padding(diagram, bubble)
     (x0, y0), (x1, y1) = np.min(inside, axis=0), np.max(inside, axis=0)
-    box = FancyBboxPatch((x0 - pad, y0 - pad), x1 - x0 + 2 * pad, y1 - y0 + 2 * pad,
-                         boxstyle="round,pad=0,rounding_size=0.35", fc=(0.84, 0.28, 0.56, 0.09), ec=_BUBBLE,
-                         lw=1.3, zorder=0)  # fmt: skip
-    ax.add_patch(box)
-    ax.text(x1 + pad - 0.18, y1 + pad - 0.04, bubble.label, ha="right", va="top", fontsize=8, color=_BUBBLE, zorder=5)
+    width, height = x1 - x0 + 2 * pad, y1 - y0 + 2 * pad
+    style: dict[str, Any] = {"fc": (0.84, 0.28, 0.56, 0.09), "ec": _BUBBLE_COLOR, "lw": 1.3, "zorder": 0}
+    box = "round,pad=0,rounding_size=0.35"
+    ax.add_patch(FancyBboxPatch((x0 - pad, y0 - pad), width, height, boxstyle=box, **style))
+    corner = (x1 + pad - 0.18, y1 + pad - 0.04)
+    _write(ax, corner, bubble.label, ha="right", va="top", fontsize=8, color=_BUBBLE_COLOR, zorder=5)
 
 
-def _paint_meanings(ax: Axes, kinds: list[str], x: float, y: float) -> float:
-    """Say below the diagram what its special shapes mean; return where that begins."""
+def _paint_legend(ax: Axes, diagram: Diagram, x: float, y: float) -> float:
+    """Explain the special shapes of the diagram in a line centred at (x, y); return the left end of the line."""
     from matplotlib.transforms import Affine2D
 
-    widths = [0.75 + 0.07 * len(_MEANING[kind]) for kind in kinds]
-    start = at = x - sum(widths) / 2
+    kinds = [kind for kind in _LEGEND if any(node.kind == kind for node in diagram.nodes)]
+    widths = [0.75 + 0.07 * len(_LEGEND[kind]) for kind in kinds]
+    start = left = x - sum(widths) / 2
     for kind, width in zip(kinds, widths, strict=True):
-        small = shape_of(Node(kind, "", (0.0, 0.0), (1.0, 0.0) if kind == "isometry" else None))
-        small.set_transform(Affine2D().scale(0.38).translate(at + 0.2, y) + ax.transData)
-        ax.add_patch(small)
-        _write(ax, (at + 0.4, y), _MEANING[kind], ha="left", va="center", fontsize=6.5, color="#555555")
-        at += width
+        glyph = node_patch(Node(kind, "", (0.0, 0.0), (1.0, 0.0) if kind == "isometry" else None))
+        glyph.set_transform(Affine2D().scale(0.38).translate(left + 0.2, y) + ax.transData)
+        ax.add_patch(glyph)
+        _write(ax, (left + 0.4, y), _LEGEND[kind], ha="left", va="center", fontsize=6.5, color="#555555")
+        left += width
     return start

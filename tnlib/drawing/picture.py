@@ -1,4 +1,4 @@
-"""A painted diagram: a figure, a file, a picture in a notebook."""
+"""Pictures of diagrams: matplotlib figures, SVG and PNG files, notebook output."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tnlib._errors import ArgumentError, MissingFileError
-from tnlib._validate import as_path
-from tnlib.drawing.graph import Diagram
-from tnlib.io import write_whole
+from tnlib._errors import ArgumentError
+from tnlib._files import write_whole
+from tnlib._validate import as_target
+from tnlib.drawing.diagram import Diagram
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,12 +21,12 @@ _FORMATS = (".svg", ".png")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Picture:
-    """What `draw` returns: notebooks show it, `save` writes it.
+    """A diagram that notebooks show and `save` writes to a file; the result of `draw`.
 
     Parameters
     ----------
     diagram
-        What it shows.
+        The diagram to paint.
 
     Examples
     --------
@@ -44,13 +44,13 @@ class Picture:
 
     @cached_property
     def figure(self) -> Figure:
-        """The matplotlib Figure; it belongs to no window."""
+        """The matplotlib Figure, outside pyplot."""
         from tnlib.drawing.paint import paint
 
         return paint(self.diagram)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an SVG or a PNG, as the name of the file says; it appears whole or not at all.
+        """Write an SVG or PNG file, atomically.
 
         Parameters
         ----------
@@ -60,18 +60,14 @@ class Picture:
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            If `path` is no path or ends otherwise.
+            If `path` is no path or has another ending.
         MissingFileError
             If its folder does not exist.
         """
-        target = as_path("Picture.save", "path", path)
+        target = as_target("Picture.save", path)
         kind = target.suffix.lower()
         if kind not in _FORMATS:
             raise ArgumentError(f"Picture.save: path must end in .svg or .png, got {target.name}; rename it.")
-        if not target.absolute().parent.is_dir():
-            raise MissingFileError(
-                f"Picture.save: the folder of path must exist, found none at {target.parent}; make it first."
-            )
         write_whole(target, self._bytes(kind[1:]))
 
     def _repr_svg_(self) -> str:
@@ -80,8 +76,8 @@ class Picture:
     def _bytes(self, kind: str) -> bytes:
         import matplotlib as mpl
 
-        out = io.BytesIO()
-        # without a date and with fixed ids the same diagram is the same file
+        buffer = io.BytesIO()
+        # Without a date and with fixed ids, equal diagrams give equal files.
         with mpl.rc_context({"svg.hashsalt": "tnlib"}):
-            self.figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
-        return out.getvalue()
+            self.figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        return buffer.getvalue()

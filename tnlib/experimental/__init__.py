@@ -1,12 +1,7 @@
-"""What is being tried out: names in here may change or go without notice. A table of contents, loaded when used."""
+"""Experimental functions; names may change or disappear without notice. They are loaded on first use."""
 
 from __future__ import annotations
 
-from tnlib._lazy import contents
+import lazy_loader
 
-_HOME = {
-    "spectral_reduction": "tnlib.experimental.spectral_radius",
-    "SpectralReduction": "tnlib.experimental.spectral_radius",
-}
-
-__getattr__, __dir__, __all__ = contents(__name__, _HOME)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

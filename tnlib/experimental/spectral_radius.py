@@ -1,13 +1,16 @@
-r"""The L_{2,d} spectral radius reduction of a tensor, taken as a polynomial in variables that do not commute.
+r"""The L_{2,d} spectral radius reduction of a tensor.
 
-A tensor t of n legs is p(x) = sum t_(i1 ... in) x_i1 ... x_in, of degree n, with a variable for each index. Every
-variable becomes a d x d matrix, and the matrices are those that locally maximise
+A tensor t of n legs is a homogeneous polynomial in non-commuting variables, one variable per index:
 
-    rho(p(X))^(1/n) / rho(sum_i X_i (x) conj(X_i))^(1/2)
+    p(x)  =  sum over i1 ... in of  t[i1, ..., in] x_i1 ... x_in
 
-with the spectral radius rho. Neither X -> c X nor X -> S X S^-1 changes it. The second radius is that of the map
-Y -> sum_i X_i Y X_i^H, which keeps positive matrices positive. Both are differentiable where the leading eigenvalue is
-simple, and log of the quotient is maximised by L-BFGS from random matrices.
+The reduction substitutes d x d matrices X_i for the variables. They locally maximise the fitness
+
+    rho(p(X))^(1/n) / rho(sum_i X_i (x) conj(X_i))^(1/2)                  rho: spectral radius
+
+which is invariant under X -> c X and X -> S X S^-1. The second radius is that of the completely positive map
+Y -> sum_i X_i Y X_i^H. Both radii are differentiable where the leading eigenvalue is simple. L-BFGS maximises the
+logarithm of the fitness from random matrices.
 """
 
 from __future__ import annotations
@@ -22,30 +25,31 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng, as_rtol, is_one_of
-from tnlib.linalg.radius import log_radius
-from tnlib.linalg.scale import largest
-from tnlib.linalg.threads import own_threads
+from tnlib._validate import as_array, as_count, as_position, as_rng, as_rtol, is_one_of
+from tnlib.linalg.eigenvalues import log_radius
+from tnlib.linalg.scaling import largest
+from tnlib.linalg.threads import single_threaded_blas
 
 Field = Literal["complex", "real"]
-_STEPS = 2000
-_TURNS = 10
+_MAX_ITERATIONS = 2000  # of L-BFGS
+_PHASE_ITERATIONS = 10  # of the alternating maximisation over phases
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SpectralReduction:
-    """Small matrices in the place of the indices of a tensor, from many starts; made by `spectral_reduction`.
+    """Result of `spectral_reduction`: one d x d matrix per index of a tensor, for each random start.
 
     Parameters
     ----------
     variables
-        A letter for each leg; legs with the same letter share their matrices.
+        One letter per leg; legs with the same letter share their matrices.
     matrices
-        Per start and letter, in the order in which letters first occur: (n, d, d), sum_i X_i (x) conj(X_i) of radius 1.
+        Per start and letter, in the order in which letters first occur: (n, d, d), scaled so that
+        sum_i X_i (x) conj(X_i) has spectral radius 1.
     fitness
-        (starts,), what each start reached.
+        (starts,), the local maxima.
     real
-        Whether the tensor is; then conj(X) is worth as much as X.
+        True for a real tensor, for which conj(X) has the same fitness as X.
     """
 
     variables: str
@@ -55,39 +59,33 @@ class SpectralReduction:
 
     @property
     def best(self) -> int:
-        """Which start reached most."""
+        """Number of the start with the largest fitness."""
         return int(self.fitness.argmax())
 
     def reached_best(self, rtol: float = 1e-6) -> int:
-        """Return how many starts reached the largest fitness."""
-        top = self.fitness[self.best]
-        return int((self.fitness >= (1 - (as_rtol("SpectralReduction.reached_best", rtol) or 0.0)) * top).sum())
+        """Return how many starts reached the largest fitness up to a relative difference of `rtol`."""
+        tolerance = as_rtol("SpectralReduction.reached_best", rtol) or 0.0
+        return int((self.fitness >= (1 - tolerance) * self.fitness[self.best]).sum())
 
     def similarity(self, a: int, b: int) -> float:
         """Return rho(sum X (x) conj(Y)) / sqrt(rho(sum X (x) conj(X)) rho(sum Y (x) conj(Y))) of two starts.
 
-        In [0, 1]; 1 where the one is c S X S^-1 of the other. What the fitness does not see is no difference: every
-        letter has a phase of its own, and of a real tensor X and conj(X) are the same.
+        It lies in [0, 1] and is 1 for Y = c S X S^-1. Transformations that leave the fitness unchanged do not lower it:
+        a phase of each letter and, for a real tensor, complex conjugation.
         """
-        one, other = (self._of_start(name, start) for name, start in (("a", a), ("b", b)))
-        found = [self._similarity(one, other)]
-        if self.real:
-            found.append(self._similarity(one, tuple(y.conj() for y in other)))
-        return max(found)
-
-    def _of_start(self, name: str, start: int) -> tuple[Array, ...]:
         count = len(self.matrices)
-        if as_count("SpectralReduction.similarity", name, start, least=-count) >= count:
-            raise ArgumentError(
-                f"SpectralReduction.similarity: {name} must lie below {count}, got {start}; there are {count} starts."
-            )
-        return self.matrices[start]
+        x, y = (
+            self.matrices[as_position("SpectralReduction.similarity", name, start, count, "starts")]
+            for name, start in (("a", a), ("b", b))
+        )
+        conjugates = [y, tuple(m.conj() for m in y)] if self.real else [y]
+        return max(self._similarity(x, z) for z in conjugates)
 
     @staticmethod
     def _similarity(a: tuple[Array, ...], b: tuple[Array, ...]) -> float:
-        pairs = np.stack([_pairs(x, y) for x, y in zip(a, b, strict=True)])
-        others = product((1, 1j, -1, -1j), repeat=len(pairs) - 1)  # a phase of all of them is no matter
-        return max(_closest(pairs, np.array((1, *turns))) for turns in others)
+        maps = np.stack([_transfer_matrix(x, y) for x, y in zip(a, b, strict=True)])
+        starts = product((1, 1j, -1, -1j), repeat=len(maps) - 1)  # a phase common to all does not change the radius
+        return max(_largest_radius(maps, np.array((1, *phases))) for phases in starts)
 
     def __repr__(self) -> str:
         d = self.matrices[0][0].shape[-1]
@@ -97,7 +95,7 @@ class SpectralReduction:
         )
 
 
-@own_threads
+@single_threaded_blas
 def spectral_reduction(
     t: Array,
     d: int,
@@ -107,36 +105,36 @@ def spectral_reduction(
     n_starts: int = 10,
     rng: int | np.random.Generator | None = None,
 ) -> SpectralReduction:
-    """Experimental: reduce a tensor to one d x d matrix per index, by spectral radii, from many random starts.
+    """Compute the spectral radius reduction of a tensor from several random starts (experimental).
 
-    Its author proposes it for tensors of three legs or more and observes that all starts reach one local maximum; the
-    result says how many did. Of two legs with matrices of their own it is the singular value decomposition, and
-    fitness^4 is the sum of the d - 1 largest squares, at d = 2 and 3.
+    The method is proposed for tensors with three or more legs, where all starts are said to reach the same local
+    maximum; the result reports how many do. For a matrix with two letters it is the singular value decomposition:
+    fitness^4 is the sum of the d - 1 largest squared singular values for d = 2 and 3.
 
     Parameters
     ----------
     t
-        At least two legs; a polynomial of that degree.
+        A tensor with at least two legs.
     d
         Size of the matrices.
     variables
-        A letter for each leg, legs of equal letters share their matrices: "aaa" for a tensor in V (x) V (x) V, "abb"
-        for a stack of operators on one space. None: a letter of its own for each.
+        One letter per leg; legs with the same letter share their matrices: "aaa" for a tensor in V (x) V (x) V, "abb"
+        for a stack of operators on one space. By default all letters differ.
     field
         "complex" or "real" matrices.
     n_starts
-        How many random starts.
+        Number of random starts.
     rng
-        For the starts; None is 0.
+        Generator or seed of the starts; None is seed 0.
 
     Returns
     -------
     SpectralReduction
-        Of every start, in no gauge: matrices are known up to c S X S^-1 and a phase for each letter.
+        The matrices of every start, determined up to c S X S^-1 and a phase for each letter.
 
     Raises
     ------
-    ArgumentError
+    ArgumentError, ArgumentTypeError
         If `t` has fewer than two legs, or `variables` do not fit it.
 
     References
@@ -147,31 +145,30 @@ def spectral_reduction(
     --------
     >>> import numpy as np
     >>> t = np.random.default_rng(0).standard_normal((3, 3, 3))
-    >>> found = spectral_reduction(t, 2, variables="aaa", n_starts=4)
-    >>> found.reached_best(), round(found.similarity(0, 3), 6)
+    >>> reduction = spectral_reduction(t, 2, variables="aaa", n_starts=4)
+    >>> reduction.reached_best(), round(reduction.similarity(0, 3), 6)
     (4, 1.0)
     """
     t = as_array("spectral_reduction", "t", t)
     d, n_starts = (as_count("spectral_reduction", *pair) for pair in (("d", d), ("n_starts", n_starts)))
     generator = as_rng("spectral_reduction", rng)
-    names = _check(t, variables, field)
+    names = _as_variables(t, variables, field)
     letters = list(dict.fromkeys(names))
     scale = largest(t)
-    wide = t.astype(np.complex128 if np.iscomplexobj(t) else np.float64)
-    problem = _Problem(
-        tensor=wide / scale if scale else wide,
+    double = t.astype(np.result_type(t, np.float64))
+    problem = FitnessProblem(
+        tensor=double / scale if scale else double,
         legs=[letters.index(letter) for letter in names],
         sizes=[t.shape[names.index(letter)] for letter in letters],
         d=d,
         field=field,
     )
-    found = [problem.maximise(generator) for _ in range(n_starts)]
-    fitness = scale ** (1 / t.ndim) * np.exp([log for _, log in found])
-    return SpectralReduction(names, tuple(matrices for matrices, _ in found), fitness, bool(np.isrealobj(t)))
+    matrices, logs = zip(*(problem.maximise(generator) for _ in range(n_starts)), strict=True)
+    return SpectralReduction(names, matrices, scale ** (1 / t.ndim) * np.exp(logs), bool(np.isrealobj(t)))
 
 
-def _check(t: Array, variables: str | None, field: str) -> str:
-    """Return a letter for each leg."""
+def _as_variables(t: Array, variables: str | None, field: str) -> str:
+    """Return one letter per leg."""
     if not is_one_of(field, get_args(Field)):
         raise ArgumentError(f"spectral_reduction: field must be 'complex' or 'real', got {field!r}; choose one.")
     if t.ndim < 2:
@@ -193,93 +190,99 @@ def _check(t: Array, variables: str | None, field: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
-    """A polynomial in matrices, and the fitness of those."""
+class FitnessProblem:
+    """The logarithm of the fitness as a function of the entries of all matrices."""
 
     tensor: Array
-    legs: Sequence[int]  # which letter each leg has
-    sizes: Sequence[int]  # of each letter
+    legs: Sequence[int]  # the number of each leg's letter
+    sizes: Sequence[int]  # number of matrices of each letter
     d: int
     field: Field
 
     def maximise(self, rng: np.random.Generator) -> tuple[tuple[Array, ...], float]:
-        """Return matrices of every letter, and the logarithm of the fitness."""
+        """Return the matrices of every letter at a local maximum, and the logarithm of their fitness."""
         from scipy.optimize import minimize
 
         n = sum(self.sizes) * self.d**2
         flat = rng.standard_normal(n if self.field == "real" else 2 * n) / np.sqrt(n)
-        best = -self._negative(flat)[0]
-        if np.isfinite(best):
-            options = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "ftol": 0, "gtol": 1e-8, "maxcor": 20}
-            found = minimize(self._negative, flat, jac=True, method="L-BFGS-B", options=options)
-            flat, best = found.x, -float(found.fun)
+        log_fitness = -self.negative_log_fitness(flat)[0]
+        if np.isfinite(log_fitness):  # -inf for a zero tensor
+            options = {"maxiter": _MAX_ITERATIONS, "maxfun": 2 * _MAX_ITERATIONS, "ftol": 0, "gtol": 1e-8, "maxcor": 20}
+            result = minimize(self.negative_log_fitness, flat, jac=True, method="L-BFGS-B", options=options)
+            flat, log_fitness = result.x, -float(result.fun)
         x = self._matrices(flat)
-        x = x * np.exp(-_log_size(x)[0] / 2)
-        return tuple(np.split(x, np.cumsum(self.sizes)[:-1])), best
+        x = x * np.exp(-_log_norm_radius(x)[0] / 2)
+        return tuple(np.split(x, np.cumsum(self.sizes)[:-1])), log_fitness
+
+    def negative_log_fitness(self, flat: Array) -> tuple[float, Array]:
+        """Return -log(fitness) and its gradient in the real and imaginary parts of all entries."""
+        x = self._matrices(flat)
+        numerator, numerator_gradient = self._log_polynomial_radius(x)
+        denominator, denominator_gradient = _log_norm_radius(x)
+        if not np.isfinite(numerator):
+            return np.inf, np.zeros_like(flat)
+        gradient = (denominator_gradient / 2 - numerator_gradient).ravel()  # d(-log fitness) = Re sum gradient * dX
+        parts = [gradient.real] if self.field == "real" else [gradient.real, -gradient.imag]
+        return denominator / 2 - numerator, np.concatenate(parts)
 
     def _matrices(self, flat: Array) -> Array:
-        """Return all matrices one behind the other, (i, d, d)."""
+        """Return the matrices of all letters, concatenated to (i, d, d)."""
         x = flat if self.field == "real" else flat.reshape(2, -1)[0] + 1j * flat.reshape(2, -1)[1]
         return np.asarray(x.reshape(-1, self.d, self.d))
 
-    def _negative(self, flat: Array) -> tuple[float, Array]:
-        x = self._matrices(flat)
-        above, up = self._log_polynomial(x)
-        below, down = _log_size(x)
-        if not np.isfinite(above):
-            return np.inf, np.zeros_like(flat)
-        slope = (down / 2 - up).ravel()  # d(-log fitness) = Re sum slope * dX
-        parts = [slope.real] if self.field == "real" else [slope.real, -slope.imag]
-        return below / 2 - above, np.concatenate(parts)
-
-    def _log_polynomial(self, x: Array) -> tuple[float, Array]:
-        """Return log rho(p(X)) / n and its gradient (i, d, d)."""
+    def _log_polynomial_radius(self, x: Array) -> tuple[float, Array]:
+        """Return log rho(p(X)) / n and its gradient (i, d, d), by reverse-mode differentiation over the legs."""
         groups = np.split(x, np.cumsum(self.sizes)[:-1])
         per_leg = [groups[letter] for letter in self.legs]
         n, d = len(per_leg), self.d
-        rests = [_times(self.tensor, per_leg[-1])]  # i1 ... d d: what stands right of a leg, last leg first
+        suffixes = [_contract_last_leg(self.tensor, per_leg[-1])]  # products of the legs behind one, last leg first
         for m in per_leg[-2::-1]:
-            rests.append(np.einsum("iab,...ibc->...ac", m, rests[-1], optimize=True))
-        log_rho, g = log_radius(rests[-1])
-        found = [np.zeros(m.shape, np.complex128) for m in groups]
+            suffixes.append(np.einsum("iab,...ibc->...ac", m, suffixes[-1], optimize=True))  # ... [i] a [b] c
+        log_rho, g = log_radius(suffixes[-1])
+        gradients = [np.zeros(m.shape, np.complex128) for m in groups]
         for k, (m, letter) in enumerate(zip(per_leg, self.legs, strict=True)):
-            flat = g.reshape(-1, d, d)  # prefix a b
+            flat = g.reshape(-1, d, d)  # (i1 ... ik) a b
             if k == n - 1:
-                found[letter] += _times(self.tensor.reshape(len(flat), -1).T, flat)
+                gradients[letter] += _contract_last_leg(self.tensor.reshape(len(flat), -1).T, flat)
                 break
-            rest = rests[n - 2 - k].reshape(len(flat), -1, d, d)  # prefix i c b
-            found[letter] += np.einsum("pab,picb->iac", flat, rest, optimize=True)
-            g = np.einsum("iac,pab->picb", m, flat, optimize=True)
-        return log_rho / n, np.concatenate(found) / n
+            suffix = suffixes[n - 2 - k].reshape(len(flat), -1, d, d)  # (i1 ... ik) i c b
+            gradients[letter] += np.einsum("pab,picb->iac", flat, suffix, optimize=True)  # i a c [p b]
+            g = np.einsum("iac,pab->picb", m, flat, optimize=True)  # p i c b [a]
+        return log_rho / n, np.concatenate(gradients) / n
 
 
-def _closest(pairs: Array, turns: Array) -> float:
-    """Return the radius of sum_k turns_k pairs_k with every term turned into the phase of the eigenvalue in turn."""
-    for _ in range(_TURNS):
-        log_rho, g = log_radius(np.tensordot(turns, pairs, 1))
-        parts = np.einsum("ab,kab->k", g, pairs)
-        sizes = np.abs(parts)
-        turns = np.where(sizes > 0, parts.conj() / np.where(sizes > 0, sizes, 1), turns)
+def _largest_radius(maps: Array, phases: Array) -> float:
+    """Return a local maximum of rho(sum_k phases[k] maps[k]) over the phases.
+
+    To first order term k contributes Re(phases[k] <g, maps[k]>), g the gradient of log rho; each step aligns all terms.
+    """
+    for _ in range(_PHASE_ITERATIONS):
+        log_rho, g = log_radius(np.tensordot(phases, maps, 1))  # [k] a b
+        overlaps = np.einsum("ab,kab->k", g, maps)  # k [a b]
+        sizes = np.abs(overlaps)
+        phases = np.where(sizes > 0, overlaps.conj() / np.where(sizes > 0, sizes, 1), phases)
     return float(np.exp(log_rho))
 
 
-def _times(t: Array, x: Array) -> Array:
-    """Return t (..., i) times x (i, a, b); a real t is not made complex for it."""
+def _contract_last_leg(t: Array, x: Array) -> Array:
+    """Return t (..., i) times x (i, a, b); a real `t` stays real, which halves the work."""
     if np.isrealobj(t) and np.iscomplexobj(x):
         flat = np.ascontiguousarray(x).reshape(len(x), -1).view(np.float64)
-        return np.asarray(np.tensordot(t, flat, 1).view(np.complex128).reshape(*t.shape[:-1], *x.shape[1:]))
+        result = np.tensordot(t, flat, 1)  # ... [i] (a b re/im)
+        return np.asarray(result.view(np.complex128).reshape(*t.shape[:-1], *x.shape[1:]))
     return np.asarray(np.tensordot(t, x, 1))  # ... [i] a b
 
 
-def _pairs(x: Array, y: Array) -> Array:
+def _transfer_matrix(x: Array, y: Array) -> Array:
     """Return sum_i X_i (x) conj(Y_i), (d^2, d^2)."""
     d = x.shape[-1]
-    return np.asarray(np.einsum("iab,icd->acbd", x, y.conj()).reshape(d * d, d * d))
+    return np.asarray(np.einsum("iab,icd->acbd", x, y.conj()).reshape(d * d, d * d))  # (a c) (b d) [i]
 
 
-def _log_size(x: Array) -> tuple[float, Array]:
+def _log_norm_radius(x: Array) -> tuple[float, Array]:
     """Return log rho(sum_i X_i (x) conj(X_i)) and its gradient (i, d, d)."""
     d = x.shape[-1]
-    log_rho, g = log_radius(_pairs(x, x), perron=True)
+    log_rho, g = log_radius(_transfer_matrix(x, x), perron=True)
     g = g.reshape(d, d, d, d)  # a c b d
-    return log_rho, np.einsum("acbd,icd->iab", g, x.conj()) + np.einsum("acbd,iab->icd", g, x).conj()
+    first = np.einsum("acbd,icd->iab", g, x.conj())  # i a b [c d]
+    return log_rho, first + np.einsum("acbd,iab->icd", g, x).conj()  # i c d [a b]

@@ -1,1 +1,1 @@
-"""The formats: frozen dataclasses of arrays with their invariants; algorithms live above and below."""
+"""Tensor formats, one folder each with its algorithms."""

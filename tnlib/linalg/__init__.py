@@ -1,1 +1,1 @@
-"""One matrix at a time: norms, rank choice, truncated SVD and its drivers, QR."""
+"""Linear algebra of single matrices and modes: factorizations, rank truncation, scaling, threads, compiled kernels."""

@@ -1,10 +1,11 @@
-r"""Rows and columns that stand for a matrix: pivots, and the interpolation through chosen rows.
+r"""Row and column selection: pivots, and submatrices of maximal volume (maxvol).
 
-Of a matrix A (m, r) of full rank, r rows I span all others with the coefficients
+Of a matrix A (m, r) of full rank, r independent rows I span all others with the coefficients
 
     M = A A[I]^-1,        M[I] = 1,        det A[I with row p in the place of row q] = M[p, q] det A[I],
 
-so that an entry of modulus above 1 names a swap that raises the volume |det A[I]|, and at a maximum no entry is larger.
+so that an entry of modulus above 1 belongs to a swap that increases the volume |det A[I]|, and at a local maximum there
+is none.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ from __future__ import annotations
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.scale import exponent, shift
+from tnlib.linalg.scaling import exponent_of, shift
 
-_SINGULAR = 1e10  # an interpolation with larger entries is not one
-_PASSES = 20  # of swaps, at most: where rows are dependent but for rounding, these may go round in circles
+_SINGULAR = 1e10  # coefficients above this come from rows that are dependent to roundoff
+_PASSES = 20  # of swaps, at most: where rows are dependent to roundoff, swaps may cycle
 
 
 def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None:
-    """Swap rows of `a` (m, r) against `rows` (r,) until the interpolation through them has no entry above `bound`.
+    """Return rows (r,) of `a` (m, r) and coefficients M (m, r) with modulus at most `bound`, by swaps from `rows`.
 
-    Return the new rows and the interpolation (m, r), Goreinov et al., "How to find a good submatrix" (2010). None where
-    the rows to begin with are dependent.
+    Goreinov et al., "How to find a good submatrix" (2010). None if the rows to begin with are dependent.
     """
-    scaled, rows = shift(a, -exponent(a)), np.array(rows)
-    for left in reversed(range(_PASSES)):
+    scaled, rows = shift(a, -exponent_of(a)), np.array(rows)
+    for k in range(_PASSES):
         try:
             m = np.linalg.solve(scaled[rows].T, scaled.T).T
         except np.linalg.LinAlgError:
@@ -33,10 +33,10 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
         top = float(np.abs(m).max())
         if not top < _SINGULAR:  # NaN, too
             return None
-        if top <= bound or not left:
-            m[rows] = np.eye(len(rows))  # free of rounding
+        if top <= bound or k == _PASSES - 1:
+            m[rows] = np.eye(len(rows))  # without rounding
             return rows, m
-        for _ in range(len(rows)):  # swaps until rounding adds up, then anew
+        for _ in range(len(rows)):  # swaps until rounding adds up, then M is computed anew
             p, q = np.unravel_index(int(np.argmax(np.abs(m))), m.shape)
             if abs(m[p, q]) <= bound:
                 break
@@ -47,14 +47,14 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
     return None
 
 
-def leading_rows(a: Array) -> Array | None:
-    """Return rows (r,) of `a` (m, r), r <= m, by Gaussian elimination with partial pivoting: a matrix product's time.
+def pivot_rows(a: Array) -> Array | None:
+    """Return the pivot rows (r,) of `a` (m, r), r <= m, by an LU factorization, in the time of a matrix product.
 
-    None where its columns are dependent.
+    None if its columns are dependent.
     """
     from scipy.linalg import lu
 
-    row_of, _, upper = lu(shift(a, -exponent(a)), p_indices=True, check_finite=False)
+    row_of, _, upper = lu(shift(a, -exponent_of(a)), p_indices=True, check_finite=False)
     diagonal = np.abs(np.diag(upper))
     if not diagonal.min(initial=1.0) > len(a) * np.finfo(a.dtype).eps * diagonal.max(initial=0.0):
         return None
@@ -63,19 +63,19 @@ def leading_rows(a: Array) -> Array | None:
 
 
 def pivots(a: Array, *, least: float, most: int) -> tuple[Array, Array]:
-    """Return rows (r,) and columns (r,) of `a` by Gaussian elimination with complete pivoting, r <= `most`.
+    """Return pivot rows (r,) and columns (r,) of `a` by Gaussian elimination with complete pivoting, r <= `most`.
 
-    It ends where nothing is left above `least` in modulus.
+    It ends when no entry of the Schur complement exceeds `least` in modulus.
     """
-    rest = a.copy()
+    schur = a.copy()
     rows: list[int] = []
     columns: list[int] = []
     while len(rows) < min(most, *a.shape):
-        p, q = np.unravel_index(int(np.argmax(np.abs(rest))), rest.shape)
-        if not abs(rest[p, q]) > least:
+        p, q = np.unravel_index(int(np.argmax(np.abs(schur))), schur.shape)
+        if not abs(schur[p, q]) > least:
             break
         rows.append(int(p))
         columns.append(int(q))
-        rest = rest - np.multiply.outer(rest[:, q], rest[p] / rest[p, q])
-        rest[p], rest[:, q] = 0, 0
+        schur = schur - np.multiply.outer(schur[:, q], schur[p] / schur[p, q])
+        schur[p], schur[:, q] = 0, 0
     return np.array(rows, np.intp), np.array(columns, np.intp)

@@ -1,4 +1,4 @@
-"""Solving with Gram matrices, singular ones too."""
+"""Linear systems and eigenvectors of Gram matrices, singular ones included."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tnlib._typing import Array
 def solve_gram(projected: Array, gram: Array) -> Array:
     """Return `projected` (n, R) times the pseudo-inverse of `gram` (R, R), Hermitian and positive semidefinite.
 
-    Elimination is several times faster than the eigenvectors and as good, unless the matrix is singular to roundoff,
-    as over-ranked and collinear factors make it. The diagonal of its Cholesky factor tells, if roughly.
+    Elimination is several times faster than an eigendecomposition, and as accurate unless the matrix is singular to
+    roundoff, as with collinear factors or a rank that is too high. The diagonal of the Cholesky factor is the test.
     """
     eps = float(np.finfo(gram.dtype).eps)
     try:
@@ -19,7 +19,7 @@ def solve_gram(projected: Array, gram: Array) -> Array:
         regular = float(diagonal.min() / diagonal.max()) ** 2 > 100 * len(gram) * eps
     except np.linalg.LinAlgError:
         regular = False
-    if regular:  # Hermitian: x gram = p is gram x^H = p^H
+    if regular:  # x gram = p is gram x^H = p^H
         return np.ascontiguousarray(np.linalg.solve(gram, projected.conj().T).conj().T)
     values, vectors = np.linalg.eigh(gram)
     floor = len(values) * eps * max(float(values[-1]), 0.0)

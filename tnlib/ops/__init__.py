@@ -1,1 +1,1 @@
-"""Formats to formats."""
+"""Verbs for every format. Each validates its arguments and calls the implementation that the format has registered."""

@@ -1,51 +1,61 @@
-"""Some legs of a format summed: alone, against vectors, or against another train."""
+"""Contraction of some legs of a format: with vectors, with a train, or summation."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
+from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._format import LinearFormat
+from tnlib._registry import require
 from tnlib._typing import Array
-from tnlib._validate import as_array, is_list, so_many
-from tnlib.formats.cp import CP
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.tucker import Tucker
-from tnlib.linalg.modes import mode_product
-from tnlib.linalg.scale import as_scalar, exponent, shift
-from tnlib.linalg.threads import own_threads
-from tnlib.ops.trains import as_train, take_apart
-from tnlib.sweeps.contraction import absorb, sum_over_both
+from tnlib._validate import as_array, is_list, plural
+from tnlib.formats.train.contract import contract_trains
+from tnlib.formats.train.format import TensorTrain, TTMatrix, as_train
+from tnlib.linalg.scaling import Scaled, rescale
+from tnlib.linalg.threads import single_threaded_blas
+
+F = TypeVar("F", bound=LinearFormat)
+
+_ADVICE = "convert it with tnlib.convert"
 
 
-@own_threads
-def contract(value: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any:
-    """Return `value` with some legs summed against vectors, or against a train; nothing is conjugated.
+@overload
+def contract(t: F, other: Mapping[int, npt.ArrayLike], legs: None = None) -> F | float | complex: ...
+@overload
+def contract(
+    t: TensorTrain, other: TensorTrain, legs: int | Sequence[int] | None = None
+) -> TensorTrain | TTMatrix | float | complex: ...
+@renamed_arguments(value="t")
+@single_threaded_blas
+def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any:
+    """Return `t` with some legs contracted with vectors, or with a train; nothing is conjugated.
 
     Parameters
     ----------
-    value
+    t
         A TensorTrain; for vectors a Tucker or CP as well.
     other
-        {leg: vector (n,)}, or a TensorTrain: with as many legs as `legs` names, the j-th of them meets leg legs[j];
-        with as many as `value` has, legs of the same number meet, and both legs of the others stay.
+        {leg: vector (n,)}, or a TensorTrain: with as many legs as `legs` names, leg j of it is contracted with leg
+        legs[j]; with as many as `t` has, legs of the same number are contracted, and both legs of the others stay.
     legs
-        With a train: which legs are summed over, in ascending order.
+        With a train: the legs that are contracted, in ascending order.
 
     Returns
     -------
     TensorTrain | TTMatrix | Tucker | CP | float | complex
-        Of the legs that are left, of the kind of `value`; a TTMatrix with those of `value` as rows and those of `other`
-        as columns where both stay; a number where none is left. `contract(psi, psi.conj(), legs)` is a reduced density
+        Of the remaining legs, of the class of `t`; a TTMatrix with those of `t` as rows and those of `other` as
+        columns where both stay; a number where none is left. `contract(psi, psi.conj(), legs)` is a reduced density
         matrix.
 
     Raises
     ------
     ArgumentTypeError, ArgumentError
-        If a leg does not exist, or does not have the size of what it meets.
+        If a leg does not exist, or differs in size from the one it is contracted with.
 
     Examples
     --------
@@ -62,37 +72,44 @@ def contract(value: Any, other: Any, legs: int | Sequence[int] | None = None) ->
             raise ArgumentTypeError(
                 f"contract: legs must be left out with vectors, got {legs!r}; the vectors name them."
             )
-        return _against_vectors("contract", value, _as_vectors(value, other))
-    as_train("contract", "value", value, TensorTrain)
+        contract_vectors = require("contract", "contract_vectors", "t", t, _ADVICE)
+        scaled = {leg: rescale(vector) for leg, vector in _as_vectors(t.shape, other).items()}
+        value = contract_vectors(t, {leg: vector for leg, (vector, _) in scaled.items()})
+        return _times_power("contract", value, sum(e for _, e in scaled.values()))
+    as_train("contract", "t", t, TensorTrain)
     as_train("contract", "other", other, TensorTrain)
     if legs is None:
-        raise ArgumentTypeError("contract: legs must name the legs to sum over, got None; pass for example (0, 1).")
-    chosen = _as_legs("contract", legs, len(value.cores))
+        raise ArgumentTypeError("contract: legs must name the legs to contract, got None; pass for example (0, 1).")
+    chosen = _as_legs("contract", "legs", legs, t.ndim)
     if not chosen:
-        raise ArgumentError("contract: legs must name at least one leg, got none; use tnlib.kron for the product.")
-    return _against_train(value, other, chosen)
+        raise ArgumentError("contract: legs must name at least one leg, got none; use tnlib.outer for the product.")
+    if chosen != sorted(chosen):
+        raise ArgumentError(f"contract: legs must be in ascending order, got {legs!r}; sort them.")
+    _refuse_unequal_sizes(t, other, chosen)
+    return _times_power("contract", contract_trains(t, other, chosen), 0)
 
 
-@own_threads
-def sum_legs(value: Any, legs: int | Sequence[int] | None = None) -> Any:
-    """Return `value` summed over some legs, or over all.
+@renamed_arguments(value="t", legs="axis")
+@single_threaded_blas
+def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | complex:
+    """Return `t` summed over some legs, or over all.
 
     Parameters
     ----------
-    value
+    t
         A TensorTrain, Tucker or CP.
-    legs
+    axis
         Leg numbers; None for all, () for none. Negative ones count from the end.
 
     Returns
     -------
     TensorTrain | Tucker | CP | float | complex
-        Of the legs that are left; a number where none is.
+        Of the remaining legs; a number where none is left.
 
     Raises
     ------
     ArgumentTypeError, ArgumentError
-        If `value` is none of these, or a leg does not exist.
+        If `t` is none of these, or a leg does not exist.
 
     Examples
     --------
@@ -101,45 +118,39 @@ def sum_legs(value: Any, legs: int | Sequence[int] | None = None) -> Any:
     >>> tnlib.sum_legs(tt) == 2.0**50, tnlib.sum_legs(tt, range(1, 50)).shape
     (True, (2,))
     """
-    _as_summable("sum_legs", value)
-    d = len(value.shape)
-    chosen = list(range(d)) if legs is None else _as_legs("sum_legs", legs, d)
-    return _against_vectors("sum_legs", value, {k: np.ones(value.shape[k], value.dtype) for k in chosen})
+    contract_vectors = require("sum_legs", "contract_vectors", "t", t, _ADVICE)
+    chosen = range(t.ndim) if axis is None else _as_legs("sum_legs", "axis", axis, t.ndim)
+    value = contract_vectors(t, {k: np.ones(t.shape[k], t.dtype) for k in sorted(chosen)})
+    return _times_power("sum_legs", value, 0)  # type: ignore[no-any-return]
 
 
-def _as_summable(function: str, value: Any) -> None:
-    if not isinstance(value, TensorTrain | Tucker | CP):
+def _as_legs(function: str, parameter: str, legs: Any, ndim: int) -> list[int]:
+    """Return distinct leg numbers from 0; all legs may be named."""
+    values = list(legs) if is_list(legs) else [legs]
+    if any(isinstance(k, bool) or not isinstance(k, int | np.integer) for k in values):
         raise ArgumentTypeError(
-            f"{function}: value must be a TensorTrain, Tucker or CP, got a {type(value).__name__}; "
-            "make one of it with tnlib.convert."
+            f"{function}: {parameter} must be leg numbers, got {legs!r}; pass for example {parameter}=(0, 1)."
         )
-
-
-def _as_legs(function: str, legs: Any, d: int) -> list[int]:
-    """Return distinct leg numbers from 0, ascending; all of them may be named."""
-    given = list(legs) if is_list(legs) else [legs]
-    if any(isinstance(k, bool) or not isinstance(k, int | np.integer) for k in given):
-        raise ArgumentTypeError(f"{function}: legs must be leg numbers, got {legs!r}; pass for example legs=(0, 1).")
-    if any(not -d <= k < d for k in given):
+    if any(not -ndim <= k < ndim for k in values):
         raise ArgumentError(
-            f"{function}: legs must lie between {-d} and {d - 1}, got {legs!r}; value has {so_many(d, 'leg')}."
+            f"{function}: {parameter} must lie between {-ndim} and {ndim - 1}, got {legs!r}; t has "
+            f"{plural(ndim, 'leg')}."
         )
-    found = [int(k) % d for k in given]
-    if found != sorted(set(found)):
-        raise ArgumentError(f"{function}: legs must be named once and in ascending order, got {legs!r}; sort them.")
-    return found
+    positions = [int(k) % ndim for k in values]
+    if len(set(positions)) < len(positions):
+        raise ArgumentError(f"{function}: {parameter} must name every leg once, got {legs!r}; drop the repeated one.")
+    return positions
 
 
-def _as_vectors(value: Any, vectors: Mapping[Any, Any]) -> dict[int, Array]:
-    _as_summable("contract", value)
-    d, out = len(value.shape), {}
+def _as_vectors(shape: tuple[int, ...], vectors: Mapping[Any, Any]) -> dict[int, Array]:
+    out: dict[int, Array] = {}
     for key, vector in vectors.items():
-        (leg,) = _as_legs("contract", [key], d)
+        (leg,) = _as_legs("contract", "legs", [key], len(shape))
         a = as_array("contract", f"the vector of leg {leg}", vector, ndim=1)
-        if len(a) != value.shape[leg]:
+        if len(a) != shape[leg]:
             raise ArgumentError(
-                f"contract: the vector of leg {leg} must have shape ({value.shape[leg]},), got {a.shape}; "
-                "it is summed against that leg."
+                f"contract: the vector of leg {leg} must have shape ({shape[leg]},), got {a.shape}; "
+                "it is contracted with that leg."
             )
         if leg in out:
             raise ArgumentError(f"contract: leg {leg} must be named once, got it twice; drop one of the vectors.")
@@ -147,61 +158,29 @@ def _as_vectors(value: Any, vectors: Mapping[Any, Any]) -> dict[int, Array]:
     return out
 
 
-def _number(function: str, x: Any, twos: int) -> float | complex:
-    try:
-        return as_scalar(x, twos)
-    except OverflowError:
+def _refuse_unequal_sizes(t: TensorTrain, other: TensorTrain, legs: Sequence[int]) -> None:
+    if other.ndim not in (len(legs), t.ndim):
         raise ArgumentError(
-            f"{function}: the result must lie below 1.8e308, got one beyond; lower the log_scale first."
-        ) from None
-
-
-def _against_vectors(function: str, value: Any, vectors: Mapping[int, Array]) -> Any:
-    exponents = {k: exponent(v) for k, v in vectors.items()}
-    vectors, aside = {k: shift(v, -exponents[k]) for k, v in vectors.items()}, sum(exponents.values())
-    if isinstance(value, TensorTrain):
-        cores, twos, factor = take_apart(value)
-        parts = [np.tensordot(c, vectors[k], axes=([1], [0])) if k in vectors else c for k, c in enumerate(cores)]
-        return _train_or_number(function, *absorb(parts), twos + aside, factor)  # l [n] r
-    kept = [k for k in range(len(value.shape)) if k not in vectors]
-    if isinstance(value, CP):
-        weights = value.weights
-        for k, v in vectors.items():
-            weights = weights * (v @ value.factors[k])  # [n] R
-        if not kept:
-            return _number(function, weights.sum(), aside)
-        return CP(shift(weights, aside), tuple(value.factors[k] for k in kept))
-    core = value.core
-    for k, v in vectors.items():
-        core = mode_product(core, (v @ value.factors[k])[None], k)  # r0 ... 1 ...
-    if not kept:
-        return _number(function, core.reshape(-1)[0], aside)
-    core = shift(core.reshape([core.shape[k] for k in kept]), aside)
-    return Tucker(core, tuple(value.factors[k] for k in kept))
-
-
-def _against_train(a: TensorTrain, b: TensorTrain, legs: list[int]) -> Any:
-    d = len(a.cores)
-    if len(b.cores) not in (len(legs), d):
-        raise ArgumentError(
-            f"contract: other must have {so_many(len(legs), 'leg')}, those summed over, or {d} like value, got "
-            f"{len(b.cores)}; sum over what is too much first."
+            f"contract: other must have {plural(len(legs), 'leg')}, those contracted, or {t.ndim} like t, got "
+            f"{other.ndim}; sum over the others first."
         )
-    (cores, e, f), (others, g, h) = take_apart(a), take_apart(b)
-    partners: list[Array | None] = list(others)
-    if len(others) == len(legs) < d:
-        met = iter(others)
-        partners = [next(met) if k in legs else None for k in range(d)]
-    for k in legs:
-        n, m = cores[k].shape[1], partners[k].shape[1]  # type: ignore[union-attr]
-        if n != m:
-            raise ArgumentError(f"contract: leg {k} must have one size, got {n} and {m}; it is summed over.")
-    left, more = sum_over_both(cores, partners, [k in legs for k in range(d)])
-    return _train_or_number("contract", left, more, e + g, f * h)
+    sizes = other.shape if other.ndim == len(legs) else [other.shape[k] for k in legs]
+    for k, size in zip(legs, sizes, strict=True):
+        if t.shape[k] != size:
+            raise ArgumentError(f"contract: leg {k} must have one size, got {t.shape[k]} and {size}; it is contracted.")
 
 
-def _train_or_number(function: str, cores: list[Array], more: int, twos: int, factor: float) -> Any:
-    if cores[0].ndim == 2:
-        return _number(function, cores[0][0, 0] * factor, more + twos)
-    kind = TensorTrain if cores[0].ndim == 3 else TTMatrix
-    return kind(tuple(cores), None, (more + twos) * math.log(2) + math.log(factor))
+def _times_power(function: str, value: Any, exponent: int) -> Any:
+    """Return `value` times 2**`exponent`: a format, or a number where `value` is `Scaled`."""
+    if isinstance(value, Scaled):
+        try:
+            return Scaled(value.array, value.exponent + exponent).item()
+        except OverflowError:
+            raise ArgumentError(
+                f"{function}: the result must lie below 1.8e308, got one beyond; lower the log_scale first."
+            ) from None
+    largest = np.finfo(value.dtype).maxexp - 8  # of one exact multiplication
+    while exponent:
+        step = max(-largest, min(largest, exponent))
+        value, exponent = value * 2.0**step, exponent - step
+    return value

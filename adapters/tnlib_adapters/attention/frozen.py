@@ -11,7 +11,7 @@ import numpy as np
 from tnlib import ArgumentError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.drawing.graph import Diagram
+from tnlib.drawing.diagram import Diagram
 from tnlib_adapters.attention.frozen_diagrams import of_frozen
 
 

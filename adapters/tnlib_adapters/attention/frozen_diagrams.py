@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tnlib import KroneckerTerms
-from tnlib.drawing.graph import Diagram, join, text
-from tnlib.drawing.terms import of_terms
+from tnlib.drawing.diagram import Diagram, join, text
+from tnlib.formats.matrix.diagram import kronecker_terms_diagram
 
 _GAP = 0.75  # from a sign to what stands beside it, beyond the labels of open legs
 _MOST = 3  # layers that are all drawn
@@ -44,7 +44,7 @@ def _row(parts: Sequence[KroneckerTerms | str], title: str) -> Diagram:
             placed.append(text(part, (x + half, -1.0)))
             x += 2 * half + 0.1
             continue
-        diagram = of_terms(part)
+        diagram = kronecker_terms_diagram(part)
         left, right, low, high = diagram.bounds
         placed.append(diagram.moved(x + _GAP - left, -1.0 - (low + high) / 2))
         x += right - left + 2 * _GAP
@@ -52,4 +52,4 @@ def _row(parts: Sequence[KroneckerTerms | str], title: str) -> Diagram:
 
 
 def _title(terms: KroneckerTerms) -> str:
-    return of_terms(terms).title
+    return kronecker_terms_diagram(terms).title

@@ -16,7 +16,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, is_list, to_numpy
-from tnlib.drawing.graph import Diagram
+from tnlib.drawing.diagram import Diagram
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.frozen import FrozenAttention

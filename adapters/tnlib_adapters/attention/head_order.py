@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.scale import norm
+from tnlib.linalg.scaling import norm
 from tnlib_adapters.attention.attention import Attention
 
 

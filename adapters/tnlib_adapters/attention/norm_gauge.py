@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.signs import leading_phases
+from tnlib.linalg.canonical_basis import leading_phases
 from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.attention.score_gauge import Columns
 

@@ -6,16 +6,16 @@ Kronecker product, the product of those of its heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms
+from tnlib._format import Operator
 from tnlib._typing import Array
-from tnlib.drawing.graph import Diagram
-from tnlib.formats.base import Operator
+from tnlib.drawing.diagram import Diagram
 from tnlib_adapters.attention.frozen_diagrams import of_product
 
 Head = tuple[int, int]  # layer and head
@@ -64,9 +64,20 @@ class ResidualProduct(Operator):
                 )
         object.__setattr__(self, "factors", factors)
 
-    def arrays(self) -> tuple[Array, ...]:
+    def named_arrays(self) -> dict[str, Array]:
         """Return the arrays of all factors, first layer first."""
-        return tuple(a for k in self.factors for a in k.arrays())
+        return {f"factors.{k}.{name}": a for k, f in enumerate(self.factors) for name, a in f.named_arrays().items()}
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the number of factors."""
+        return {"factors": len(self.factors)}
+
+    @classmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> ResidualProduct:
+        """Return the product of the factors with these arrays."""
+        starts = [f"factors.{k}." for k in range(attributes["factors"])]
+        named = [{name.removeprefix(s): a for name, a in arrays.items() if name.startswith(s)} for s in starts]
+        return cls([KroneckerTerms.from_named_arrays(one, {}) for one in named])
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.gauge.bilinear import balance_terms, product_in_range, share_out
-from tnlib.linalg.groups import equal_values, fix_basis, resolution
-from tnlib.linalg.rank import choose_rank, noise_level
+from tnlib.formats.matrix.balance import distribute, truncated_product_svd
+from tnlib.linalg.canonical_basis import equal_groups, equality_tolerance, group_basis_change
+from tnlib.linalg.truncation import choose_rank, noise_level
+from tnlib_adapters.attention.balance_terms import balance_terms
 from tnlib_adapters.attention.rotary import Rotary
 
 
@@ -76,11 +77,11 @@ def fix_scores(queries: Array, key: Array, columns: Columns, dtype: np.dtype[Any
 
 def balanced(left: Array, right: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return `left` (m, r) and `right` (r, n) balanced; columns beyond the numerical rank in `dtype` are zero."""
-    u, s, vh, twos = product_in_range(left, right)
+    u, s, vh, exponent = truncated_product_svd(left, right)
     rank = choose_rank(s, budget=None, noise=noise_level(float(np.linalg.norm(s)), dtype, min(len(u), vh.shape[1])))
     u, s, vh = u[:, :rank], s[:rank], vh[:rank]
-    turn = fix_basis(u, equal_values(s, resolution(s, dtype)), dtype)
-    a, b = share_out(u, s, vh, twos, 0.5)
+    turn = group_basis_change(u, equal_groups(s, equality_tolerance(s, dtype)), dtype)
+    a, b = distribute(u, s, vh, exponent, 0.5)
     new_left, new_right = np.zeros_like(left), np.zeros_like(right)
     new_left[:, :rank], new_right[:rank] = turn.columns(a), turn.rows(b)
     return new_left, new_right

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_sizes, is_one_of, to_numpy
-from tnlib.linalg.orthogonal import triangle
+from tnlib.linalg.orthogonal import r_factor
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint, as_layer, check_form
@@ -202,6 +202,6 @@ def _core(form: LowRank) -> Array:
 
 def _positive_triangle(a: Array) -> Array:
     """Return R of A = Q R, its diagonal not negative; Q is not made."""
-    r = triangle(a)
+    r = r_factor(a)
     signs = np.where(np.diagonal(r) < 0, -1, 1).astype(r.dtype)
     return signs[:, None] * r

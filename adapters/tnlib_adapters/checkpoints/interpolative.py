@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.maxvol import leading_rows, maxvol, pivots
+from tnlib.linalg.maxvol import maxvol, pivot_rows, pivots
 
 _LARGEST = 2.0  # entry of L L[I]^-1
 
@@ -27,7 +27,7 @@ def pack(left: Array, right: Array) -> tuple[Array, Array, tuple[int, ...]]:
 
     The inner size falls to the rank of `left` (m, r) where that is less.
     """
-    rows = leading_rows(left) if left.shape[1] <= len(left) else None
+    rows = pivot_rows(left) if left.shape[1] <= len(left) else None
     if rows is None:
         left, right, rows = _independent(left, right)
     if not len(rows):

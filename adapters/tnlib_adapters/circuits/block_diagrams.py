@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
-from tnlib.drawing.graph import text
+from tnlib.drawing.diagram import text
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index

@@ -27,7 +27,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib.linalg.threads import matmul, own_threads
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.index import as_index
@@ -80,7 +80,7 @@ class WeightScores:
         return "\n".join(lines)
 
 
-@own_threads
+@single_threaded_blas
 def weight_scores(
     model: Checkpoint, *, length: int | None = None, vocabulary: Vocabulary | None = None
 ) -> WeightScores:
@@ -191,8 +191,8 @@ class _Writers:
     def matching(self, asked: Array, towards: Array, key: Array, count: int) -> Array:
         """Return how far the own token stands out for keys that the first `count` heads wrote, (count,)."""
         r = self.reads.shape[2]
-        written = matmul(self.writes[:count].reshape(-1, len(key)), key).reshape(count, r, -1)  # head r [d] r'
-        met = matmul(towards, self.reads[:, :count].reshape(len(self.reads), -1))  # r' [d~] (head r)
+        written = parallel_matmul(self.writes[:count].reshape(-1, len(key)), key).reshape(count, r, -1)  # head r [d] r'
+        met = parallel_matmul(towards, self.reads[:, :count].reshape(len(self.reads), -1))  # r' [d~] (head r)
         own = np.einsum("khr,hrk->h", met.reshape(-1, count, r), written)  # h [r k]
         keys = written.transpose(0, 2, 1) @ self.moments[:count] @ written  # h r' [r] [r] r'
         rms = np.sqrt(np.maximum(np.einsum("hab,ba->h", keys, asked), 0))

@@ -24,8 +24,8 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_flag
-from tnlib.linalg.orthogonal import triangle
-from tnlib.linalg.scale import largest, norm
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.scaling import largest, norm
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def composition_score(left: LowRank, right: LowRank, *, centred: bool = False) -
             f"constant coordinate), got {right.shape} and {left.shape}; pass heads of one model."
         )
     centred = as_flag("composition_score", "centred", centred)
-    b = unit(triangle(unit(left.left)) @ unit(left.right))
-    c = unit(unit(right.left) @ triangle(unit(right.right).T).T)
+    b = unit(r_factor(unit(left.left)) @ unit(left.right))
+    c = unit(unit(right.left) @ r_factor(unit(right.right).T).T)
     score = norm(b @ c)  # r [d~] r
     return Score(score, float(chance(b[None], c[None], centred=centred)[0, 0]))
 

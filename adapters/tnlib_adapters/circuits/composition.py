@@ -18,8 +18,8 @@ import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, is_list
-from tnlib.linalg.orthogonal import triangle
-from tnlib.linalg.threads import matmul, own_threads
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import check_form
@@ -92,7 +92,7 @@ class Compositions:
         return "\n".join(lines)
 
 
-@own_threads
+@single_threaded_blas
 def compositions(
     model: Checkpoint | Sequence[Attention],
     kind: Kind,
@@ -224,7 +224,7 @@ def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -
 def _writer(operator: LowRank, moments: Array | None) -> Array:
     """Return T B of A B, of norm 1, with T^T T = A^T A or, of moments, A^T M A."""
     outer = unit(operator.left)
-    t = triangle(outer) if moments is None else _root(outer.T @ moments @ outer).astype(outer.dtype)
+    t = r_factor(outer) if moments is None else _root(outer.T @ moments @ outer).astype(outer.dtype)
     return unit(t @ unit(operator.right))
 
 
@@ -249,7 +249,7 @@ def _centred(operator: LowRank, centred: bool) -> LowRank:
 def _norms(b: Array, c: Array) -> Array:
     """Return ||b[h] c[k]||, (h, k), for b (h, r, d) and c (k, d, q)."""
     (h, r, d), (k, _, q) = b.shape, c.shape
-    product = matmul(b.reshape(h * r, d), c.transpose(1, 0, 2).reshape(d, k * q))  # (h r) [d] (k q)
+    product = parallel_matmul(b.reshape(h * r, d), c.transpose(1, 0, 2).reshape(d, k * q))  # (h r) [d] (k q)
     np.square(product, out=product)
     sums = product.reshape(h, r, k, q).sum(axis=1, dtype=np.float64).sum(axis=2)  # h [r] k [q]
     return np.asarray(np.sqrt(sums))

@@ -9,7 +9,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.drawing import Leg, Node
-from tnlib.drawing.stars import piece
+from tnlib.drawing.node_kinds import array_node
 from tnlib_adapters.attention.attention import Attention
 
 STEP = 1.6  # between neighbours in a row
@@ -80,7 +80,7 @@ def read_stream(layer: Attention, letter: str) -> tuple[str, int]:
 
 def weight_node(label: str, a: Array | None, at: tuple[float, float], *, tip: int, way: float) -> Node:
     """Return the node of a matrix, measured where it is known."""
-    return Node("matrix", label, at) if a is None else piece(label, a, tip, at, (way, 0.0))
+    return Node("matrix", label, at) if a is None else array_node(label, a, tip, at, (way, 0.0))
 
 
 def chain(pieces: Sequence[Piece], size: int, x: float, y: float, *, first: int = 0) -> tuple[list[Node], list[Leg]]:

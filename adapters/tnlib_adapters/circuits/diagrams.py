@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
-from tnlib.drawing.graph import text
+from tnlib.drawing.diagram import text
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.diagram_parts import (
     REACH,

@@ -9,7 +9,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, to_numpy
-from tnlib.linalg.threads import matmul, own_threads
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.circuits.ends import as_vocabulary
@@ -51,7 +51,7 @@ class Bigrams:
         return "\n".join(lines + [f"... and {more:,} more tokens"] * (more > 0))
 
 
-@own_threads
+@single_threaded_blas
 def bigrams(
     model: Checkpoint, tokens: Array | None = None, *, k: int = 5, vocabulary: Vocabulary | None = None
 ) -> Bigrams:
@@ -114,7 +114,7 @@ def bigrams(
 def _logits(words: Vocabulary, tokens: Array) -> Array:
     x = words.rows(tokens)
     x = x if words.final is None else words.final(x)
-    logits = matmul(x.astype(words.unembed.dtype), words.unembed.T)  # token [d] vocab
+    logits = parallel_matmul(x.astype(words.unembed.dtype), words.unembed.T)  # token [d] vocab
     logits = logits if words.bias is None else logits + words.bias.astype(logits.dtype)
     return logits if words.cap is None else words.cap * np.tanh(logits / words.cap)
 

@@ -15,9 +15,9 @@ import tnlib
 from tnlib import ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_rtol
-from tnlib.linalg.rank import noise_level
-from tnlib.linalg.scale import norm
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.scaling import norm
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import noise_level
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +63,7 @@ class Features:
         return f"Features({len(self.values)} singular values {shown}{more}{spans})"
 
 
-@own_threads
+@single_threaded_blas
 def singular_features(operator: LowRank, *, rtol: float | None = None) -> Features:
     """Return the pairs of directions of a bilinear form or a map, with their singular values; equal ones as spans.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._validate import as_count
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import check_form
 from tnlib_adapters.circuits.ends import as_vocabulary
@@ -87,7 +87,7 @@ class HeadReading:
         )
 
 
-@own_threads
+@single_threaded_blas
 def read_head(
     model: Checkpoint,
     layer: int,

@@ -10,7 +10,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.attending import pattern_scores
@@ -80,7 +80,7 @@ class Induction:
         return "\n".join(lines)
 
 
-@own_threads
+@single_threaded_blas
 def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Generator = 0) -> Induction:
     """Find the induction circuit of an attention-only model, by its patterns, its weights and what it loses.
 

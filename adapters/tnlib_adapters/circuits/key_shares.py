@@ -24,7 +24,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.circuits.apart import Apart, as_length, read_apart
 from tnlib_adapters.circuits.ends import as_vocabulary
@@ -72,7 +72,7 @@ class ScoreShares:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
-@own_threads
+@single_threaded_blas
 def score_shares(
     model: Checkpoint,
     layer: int,

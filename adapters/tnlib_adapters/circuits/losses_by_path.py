@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib import ArgumentTypeError
 from tnlib._typing import Array
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen_stack import FrozenStack
 from tnlib_adapters.attention.residual_product import Head
 from tnlib_adapters.circuits.orders import Layer, forward_by_order, heads_of, longest_order, padded, path_arguments
@@ -42,7 +42,7 @@ class PathLosses:
     heads: tuple[Head, ...]
 
 
-@own_threads
+@single_threaded_blas
 def path_losses(
     stack: FrozenStack, x: Array, loss: Callable[[Array], float], *, max_order: int | None = None
 ) -> PathLosses:

@@ -18,9 +18,9 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
+from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.orthogonal import qr_positive
-from tnlib.linalg.scale import largest
-from tnlib.linalg.signs import leading_phases
+from tnlib.linalg.scaling import largest
 from tnlib_adapters.circuits.features import singular_features
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
-from tnlib.drawing.graph import text
+from tnlib.drawing.diagram import text
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.attention.stream import full_name, unembedding

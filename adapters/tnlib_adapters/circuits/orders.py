@@ -12,7 +12,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
-from tnlib.linalg.threads import matmul
+from tnlib.linalg.threads import parallel_matmul
 from tnlib_adapters.attention.frozen_stack import FrozenStack
 from tnlib_adapters.attention.residual_product import Head
 
@@ -57,8 +57,8 @@ class Layer:
 
 
 def _times(x: Array, w: Array) -> Array:
-    """Return x @ w for x (..., n, d) as one product, which `matmul` spreads over threads."""
-    return matmul(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[1])  # (... n) [d] r
+    """Return x @ w for x (..., n, d) as one product, which `parallel_matmul` spreads over threads."""
+    return parallel_matmul(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[1])  # (... n) [d] r
 
 
 def forward_by_order(layers: Sequence[Layer], x: Array, m: int) -> Iterator[Array]:

@@ -22,7 +22,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_count
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen_stack import FrozenStack
 from tnlib_adapters.attention.index import as_index
 from tnlib_adapters.attention.residual_product import Head
@@ -148,7 +148,7 @@ class PathContributions:
     heads: tuple[Head, ...]
 
 
-@own_threads
+@single_threaded_blas
 def path_contributions(
     stack: FrozenStack, x: Array, directions: Array, *, position: int = -1, max_order: int | None = None
 ) -> PathContributions:
@@ -223,7 +223,7 @@ def path_contributions(
     return found if given.ndim == 2 else _first(found)
 
 
-@own_threads
+@single_threaded_blas
 def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = None) -> Array:
     """Return the stream behind the last layer as a sum over orders of paths, (orders, n, d_model).
 

@@ -11,7 +11,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import is_one_of
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.circuits.additive_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.circuits.gates import GatedModel
@@ -63,7 +63,7 @@ class Circuit:
 _SHOWN = 30
 
 
-@own_threads
+@single_threaded_blas
 def find_circuit(
     model: Checkpoint,
     tokens: Array,

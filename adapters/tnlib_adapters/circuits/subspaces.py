@@ -11,7 +11,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_flag, is_one_of
-from tnlib.linalg.threads import matmul, own_threads
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.residual_product import Head
@@ -93,7 +93,7 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
     return _basis(layer, as_head("head_subspace", layer, head), side, centred=False)
 
 
-@own_threads
+@single_threaded_blas
 def subspace_overlaps(
     model: Checkpoint | Sequence[Attention], one: Side, other: Side, *, centred: bool | None = None
 ) -> Overlaps:
@@ -145,7 +145,7 @@ def subspace_overlaps(
 def _squares(u: Array, v: Array) -> Array:
     """Return ||u[h] v[k]^T||^2, (h, k)."""
     (h, r, d), (k, s, _) = u.shape, v.shape
-    products = np.square(matmul(u.reshape(h * r, d), v.reshape(k * s, d).T))  # (h r) [d] (k s)
+    products = np.square(parallel_matmul(u.reshape(h * r, d), v.reshape(k * s, d).T))  # (h r) [d] (k s)
     return np.asarray(products.reshape(h, r, k, s).sum(axis=1, dtype=np.float64).sum(axis=2))  # h [r] k [s]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
-from tnlib.linalg.threads import matmul, own_threads
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.checks import as_checkpoint
 from tnlib_adapters.circuits.ends import as_vocabulary
@@ -62,7 +62,7 @@ class Copying:
         return f"Copying(score {self.score:.3f}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{of})"
 
 
-@own_threads
+@single_threaded_blas
 def copying(
     model: Checkpoint,
     layer: int,
@@ -118,7 +118,7 @@ def copying(
     return circuit_copying(found, words, chosen)
 
 
-@own_threads
+@single_threaded_blas
 def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -> Array:
     """Return the copying score of every head, (layers, heads), from one pass over the vocabulary.
 
@@ -182,7 +182,7 @@ def _ranks(reads: Array, writes: Array, chosen: Array) -> Array:
     block = max(1, _CELLS // writes.shape[1])
     for start in range(0, len(chosen), block):
         tokens = chosen[start : start + block]
-        logits = matmul(reads[tokens], writes)  # token [dh] vocab
+        logits = parallel_matmul(reads[tokens], writes)  # token [dh] vocab
         own = logits[np.arange(len(tokens)), tokens]
         ranks[start : start + block] = np.count_nonzero(logits >= own[:, None], axis=1) - 1
     return ranks

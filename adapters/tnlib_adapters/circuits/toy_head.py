@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 import tnlib
-from tnlib import ArgumentError, network
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array
+from tnlib.interop import quimb
 from tnlib_adapters.forward.layers import softmax
 
 
@@ -85,11 +86,11 @@ def toy_induction(x: Array) -> ToyInduction:
     import quimb.tensor as qtn
 
     n, d = x.shape
-    shift, match, copy = np.eye(n, k=-1), network.identity((d,)), network.identity((d,))
+    shift, match, copy = np.eye(n, k=-1), np.eye(d), np.eye(d)
     queries = qtn.Tensor(x, ("query", "a"), tags="X")
     keys = qtn.Tensor(shift, ("key", "before"), tags="SHIFT") & qtn.Tensor(x, ("before", "b"), tags="X")
     scores = queries & qtn.Tensor(match, ("a", "b"), tags="MATCH") & keys
-    s = network.contract(scores, legs=("query", "key")) / np.sqrt(d)  # query key [a b before]
+    s = quimb.contract(scores, legs=("query", "key")) / np.sqrt(d)  # query key [a b before]
     pattern = softmax(np.where(np.tri(n, dtype=bool), s, -np.inf))
     head = tnlib.KroneckerTerms(pattern[None], [copy])
     return ToyInduction(scores, pattern, head, head.apply(x))

@@ -18,7 +18,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
-from tnlib.linalg.threads import matmul
+from tnlib.linalg.threads import parallel_matmul
 from tnlib_adapters.forward.layers import Norm
 
 _BLOCK = 4096  # tokens whose rows are widened at a time
@@ -104,7 +104,7 @@ class Vocabulary:
     def read(self, columns: Array, norm: Norm | None) -> Array:
         """Return n(e_t) u + c of every token for columns [u; c], (vocab, r) for (d_model + 1, r)."""
         main, constant = self._through_norm(self._columns("read", columns), norm)
-        found = matmul(self.table, main.astype(self.table.dtype))  # vocab [d] r
+        found = parallel_matmul(self.table, main.astype(self.table.dtype))  # vocab [d] r
         if self.divisors_of_table is not None:
             found /= self.divisors_of_table.astype(found.dtype)[:, None]
         found += self._bias_read(columns, norm).astype(found.dtype)
@@ -127,7 +127,7 @@ class Vocabulary:
         if average:
             of_tokens = self.mean_row[None] @ main  # token [d] r
         else:
-            of_tokens = matmul(self.table, main.astype(self.table.dtype)).astype(np.float64)  # vocab [d] r
+            of_tokens = parallel_matmul(self.table, main.astype(self.table.dtype)).astype(np.float64)  # vocab [d] r
         positions = None if self.positions is None else self.positions[:count]
         by, shift = self._typical(positions, norm), self._bias_read(columns, norm)
         if self.norm is not None and norm is not None:  # a norm behind a norm
@@ -140,7 +140,7 @@ class Vocabulary:
         total = np.zeros((self.table.shape[1] + 1,) * 2)
         for start in range(0, len(self), _BLOCK):
             x = self._homogeneous(slice(start, start + _BLOCK), norm)
-            total += matmul(x.T, x)  # d~ [token] d~
+            total += parallel_matmul(x.T, x)  # d~ [token] d~
         return total / len(self)
 
     def between(self, norm: Norm | None) -> Array:
@@ -154,7 +154,7 @@ class Vocabulary:
         for start in range(0, len(self), _BLOCK):
             tokens = slice(start, start + _BLOCK)
             x = self._homogeneous(tokens, norm)
-            total += matmul(self.unembed[tokens].T, x)  # d [token] d~
+            total += parallel_matmul(self.unembed[tokens].T, x)  # d [token] d~
             total -= np.outer(mean, x.sum(axis=0, dtype=np.float64))
         if self.final is None:
             return total
@@ -171,7 +171,7 @@ class Vocabulary:
             )
         if self.final is not None:
             rows = self.final.centre(rows) * self.final.weight
-        found = matmul(self.unembed, rows.T.astype(self.unembed.dtype)).T  # r [d] vocab
+        found = parallel_matmul(self.unembed, rows.T.astype(self.unembed.dtype)).T  # r [d] vocab
         return np.asarray(found - found.mean(axis=1, keepdims=True, dtype=np.float64).astype(found.dtype))
 
     def _columns(self, method: str, columns: Array) -> Array:

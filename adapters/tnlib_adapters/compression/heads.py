@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.batch import each
-from tnlib.linalg.product import product_svd
-from tnlib.linalg.rank import tails
+from tnlib.linalg.thin_svd import product_svd
+from tnlib.linalg.truncation import tail_norms
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.matrices import Matrices
+from tnlib_adapters.compression.parallel_map import parallel_map
 
 PAIRS = (("q", "k"), ("v", "o"))
 
@@ -30,7 +30,7 @@ class Heads:
     def __init__(self, projections: Projections, sizes: Sizes, pairs: Sequence[tuple[str, str]] = PAIRS) -> None:
         self._pairs, self._n_heads = pairs, sizes.n_heads // sizes.kv_heads
         self._operators = [
-            each(product_svd, [_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
+            parallel_map(product_svd, [_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
             for pair in pairs
         ]
         self.curves = [_curve(one) for operators in self._operators for one in operators]
@@ -114,6 +114,6 @@ def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
 
 def _curve(operator: _SVD) -> Curve:
     u, s, vh = operator
-    squares = tails(s) ** 2
+    squares = tail_norms(s) ** 2
     whole = squares[0] if squares[0] > 0 else 1.0
     return Curve(np.arange(len(s) + 1) * (len(u) + vh.shape[1]), squares / whole)

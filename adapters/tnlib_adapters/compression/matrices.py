@@ -12,7 +12,7 @@ import numpy as np
 
 import tnlib
 from tnlib._typing import Array
-from tnlib.linalg.rank import tails
+from tnlib.linalg.truncation import tail_norms
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
 from tnlib_adapters.compression.allocate import Curve
@@ -46,7 +46,7 @@ class _PerMatrix(ABC):
         s, unit = self._spectrum(name)
         size = self._weights[name].size
         smaller = np.arange(1, min(len(s), (size - 1) // unit) + 1)
-        squares = tails(s) ** 2
+        squares = tail_norms(s) ** 2
         whole = squares[0] if squares[0] > 0 else 1.0
         bias = self._biases[name].size if name in self._biases else 0
         return Curve(np.append(smaller * unit, size) + bias, np.append(squares[smaller] / whole, 0.0))

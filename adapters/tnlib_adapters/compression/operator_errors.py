@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib import LowRank
-from tnlib.linalg.product import product_svd
+from tnlib.linalg.thin_svd import product_svd
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.report import HeadReport
 

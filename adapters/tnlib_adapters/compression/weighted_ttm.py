@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.product import product_svd
-from tnlib.linalg.svd import thin_svd
+from tnlib.linalg.thin_svd import product_svd, thin_svd
 from tnlib_adapters.checkpoints.factored import Piece
 from tnlib_adapters.checkpoints.projections import NAMES, Projections
 from tnlib_adapters.compression.allocate import Curve

@@ -13,8 +13,8 @@ import numpy as np
 
 from tnlib import LowRank
 from tnlib._typing import Array
-from tnlib.linalg.product import product_svd
-from tnlib.linalg.threads import own_threads
+from tnlib.linalg.thin_svd import product_svd
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.head_gauge import head_order
 from tnlib_adapters.attention.score_gauge import Columns
@@ -36,7 +36,7 @@ class Spectra:
     ov: Array
 
 
-@own_threads
+@single_threaded_blas
 def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spectra:
     """Return the Schmidt values of the QK operators at some distances and of the OV operators, biases included."""
 
@@ -80,7 +80,7 @@ class GaugeReport:
     order: tuple[int, ...]
 
 
-@own_threads
+@single_threaded_blas
 def gauge_report(layer: Attention) -> GaugeReport:
     """Return what is convention in the weights of a layer."""
     group = layer.n_heads // layer.kv_heads

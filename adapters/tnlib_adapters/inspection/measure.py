@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from tnlib import ArgumentError, TnlibError
+from tnlib._format import fits_in_memory
 from tnlib._typing import Array
-from tnlib.formats.base import fits_in_memory
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.checkpoint import Checkpoint
 from tnlib_adapters.attention.folding import fold

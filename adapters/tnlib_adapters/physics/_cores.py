@@ -10,12 +10,12 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit
+from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.formats.base import Dense
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.vidal import Vidal
-from tnlib.linalg.scale import largest, shift
+from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.vidal import Vidal
+from tnlib.linalg.scaling import largest, shift
 
 
 def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
@@ -74,7 +74,7 @@ def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
             hint = "pass its .value"
         case Vidal():
             hint = "pass value.train()"
-        case Dense():
+        case Format():
             hint = "convert it with tnlib.convert"
         case _:
             hint = "decompose it first"
@@ -88,22 +88,19 @@ def wrong_object(function: str, obj: Any, kinds: str) -> ArgumentTypeError:
 
 
 def with_scale(function: str, t: TensorTrain | TTMatrix) -> list[Array]:
-    """Return new cores of one dtype that hold exp(log_scale) too, for a library that keeps no scale apart.
+    """Return new cores that hold 2**exponent too, for a library that keeps no scale apart.
 
     The centre takes all of it, which leaves the gauge as it is; without one, all cores share it.
     """
     cores = [np.array(core, t.dtype, order="C") for core in t.cores]
-    if t.log_scale == 0.0:
+    if t.exponent == 0:
         return cores
-    twos = round(t.log_scale / math.log(2))
-    factor = math.exp(t.log_scale - twos * math.log(2))
     takes = range(len(cores)) if t.center is None else [t.center]
     for i, k in enumerate(takes):
-        share = (twos + i) // len(takes)  # they add up to twos
-        scaled = cores[k] * cores[k].real.dtype.type(factor if i == 0 else 1.0)
+        was_zero = not cores[k].any()
         with np.errstate(over="ignore", under="ignore"):
-            cores[k] = shift(scaled, max(-4000, min(4000, share)))
-        _refuse_out_of_range(function, t, cores[k], was_zero=not scaled.any())
+            cores[k] = shift(cores[k], (t.exponent + i) // len(takes))  # they add up to the exponent
+        _refuse_out_of_range(function, t, cores[k], was_zero=was_zero)
     return cores
 
 

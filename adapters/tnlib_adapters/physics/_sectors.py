@@ -14,37 +14,38 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.groups import fixing_turn
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.round import right_canonicalize
+from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.orthogonal import qr_positive
-from tnlib.linalg.rank import noise_level
-from tnlib.linalg.scale import norm
-from tnlib.linalg.svd import thin_svd
-from tnlib.sweeps.round import gather
+from tnlib.linalg.scaling import norm
+from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.truncation import noise_level
 
 
 @dataclass
 class Sectors:
-    """2**twos * size times a train of norm 1, its cores right-isometric; charges are those on the left of a bond."""
+    """2**exponent * size times a train of norm 1, its cores right-isometric; charges are those on the left of a bond."""
 
     cores: list[Array]
     spectra: list[Array]  # of all d + 1 bonds, descending within a charge
     charges: list[Array]  # of all d + 1 bonds, (r, number of charges)
     size: float
-    twos: int
+    exponent: int
     outside: float  # norm of the part that has not the most common total charge, which was left out
 
 
-def by_charge(cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Array], Array]) -> Sectors:
-    """Return cores (l, n, r) in bases of definite charge, numerical ranks; of zero, a basis state and size 0.
+def by_charge(train: TensorTrain, legs: Sequence[Array], valid: Callable[[Array], Array]) -> Sectors:
+    """Return the train in bases of definite charge, of numerical ranks; of zero, a basis state and size 0.
 
     `legs[k]` (n[k], number of charges) belongs to the entries of leg k; `valid` brings charges into their range. From
     left to right every bond state gets a charge, and the last core tells the total; what has another is left out there,
     and from right to left so is what led to it.
     """
-    given, twos = gather(cores)
-    dtype, size = given[0].dtype, norm(given[0])
+    gathered = right_canonicalize(train)
+    given, dtype, size = list(gathered.cores), train.dtype, norm(gathered.cores[0])
     if size == 0.0:
-        given = [np.eye(1, n, dtype=dtype)[..., None] for n in (core.shape[1] for core in cores)]
+        given = [np.eye(1, n, dtype=dtype)[..., None] for n in train.shape]
     noise = [noise_level(1.0, dtype, max(core.shape[-1], len(legs))) for core in given]
     rest = given[0] / given[0].real.dtype.type(size or 1.0)
     labelled, charges = [], [valid(np.zeros((1, legs[0].shape[1]), int))]
@@ -56,7 +57,7 @@ def by_charge(cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Ar
         rest = (carry @ following.reshape(right, -1)).reshape(len(carry), *following.shape[1:])  # r' [r] n r''
     rest, total, outside = _of_one_charge(rest, _after(charges[-1], legs[-1], valid))
     one = np.ones(1, rest.real.dtype)
-    found = Sectors([rest], [one], [total], size, twos, outside)
+    found = Sectors([rest], [one], [total], size, gathered.exponent, outside)
     for k in range(len(legs) - 1, 0, -1):
         left, n, right = found.cores[0].shape
         u, s, carry, begins = _split(
@@ -117,7 +118,7 @@ def _split(matrix: Array, rows: Array, noise: float) -> tuple[Array, Array, Arra
     for inside in _alike(rows):
         u, s, vh = thin_svd(matrix[inside])
         rank = int(np.count_nonzero(s > noise))
-        turn = fixing_turn(u[:, :rank], s[:rank], matrix.dtype)
+        turn = canonical_basis_change(u[:, :rank], s[:rank], matrix.dtype)
         parts.append((inside, turn.columns(u[:, :rank]), s[:rank], turn.rows(s[:rank, None] * vh[:rank])))
     values = np.concatenate([s for _, _, s, _ in parts])
     out, first = np.zeros((len(matrix), len(values)), matrix.dtype), 0

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import FileFormatError, MissingFileError
+from tnlib._files import write_whole
 from tnlib._typing import Array
-from tnlib._validate import as_path, as_target, need
-from tnlib.io import write_whole
+from tnlib._validate import as_path, as_target, import_optional
 
 # An isometry that was computed is off by a few eps per column; one that was multiplied by 1 + 1e-10 is no isometry.
 _ISOMETRIC = 1e4
@@ -50,7 +50,7 @@ def _is_isometry(a: Array) -> bool:
 def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[tuple[Path, Any]]:
     """Yield the path and the h5py.File that it names; whatever the file breaks inside the block is its own fault."""
     file = as_path(function, "path", path)
-    h5py = need(function, "h5py", "h5py")
+    h5py = import_optional(function, "h5py", "h5py")
     if not file.is_file():
         raise MissingFileError(f"{function}: path must be an HDF5 file, found none at {file}.")
     try:
@@ -72,7 +72,7 @@ def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[tuple[Pat
 def write_hdf5(function: str, path: str | os.PathLike[str], fill: Callable[[Any], None]) -> None:
     """Write the HDF5 file that `fill` makes of an empty h5py.File; it appears whole or not at all."""
     target = as_target(function, path)
-    h5py = need(function, "h5py", "h5py")
+    h5py = import_optional(function, "h5py", "h5py")
     with h5py.File("in memory", "w", driver="core", backing_store=False) as made:
         fill(made)
         made.flush()

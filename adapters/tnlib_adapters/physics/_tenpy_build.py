@@ -10,10 +10,9 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import need
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.vidal import Vidal
-from tnlib.ops.trains import take_apart
+from tnlib._validate import import_optional
+from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.vidal import Vidal
 from tnlib_adapters.physics._cores import with_scale
 from tnlib_adapters.physics._sectors import Sectors, by_charge, left_isometric
 from tnlib_adapters.physics._tenpy_parts import OPERATOR_LEGS, STATE_LEGS
@@ -42,8 +41,8 @@ def build(function: str, value: Any, sites: Any) -> Any:
 
 def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
     """Return one site per core, of the right size and with the same charges as the others."""
-    npc = need(function, "tenpy.linalg.np_conserved", PACKAGE)
-    site = need(function, "tenpy.networks.site", PACKAGE)
+    npc = import_optional(function, "tenpy.linalg.np_conserved", PACKAGE)
+    site = import_optional(function, "tenpy.networks.site", PACKAGE)
     if sites is None:
         no_charge = npc.ChargeInfo()
         plain = {n: site.Site(npc.LegCharge.from_trivial(n, no_charge)) for n in set(sizes)}
@@ -68,17 +67,15 @@ def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any:
-    mps = need(function, "tenpy.networks.mps", PACKAGE)
+    mps = import_optional(function, "tenpy.networks.mps", PACKAGE)
     if isinstance(value, Vidal) and sites[0].leg.chinfo.qnumber == 0:
         cores, spectra = _sorted(value.gammas, sites), [np.ones(1), *value.lambdas, np.ones(1)]
         charges, log_norm, forms = _no_charges(value.ranks), value.log_scale, ["G"] * len(cores)
     else:
         train = value.train() if isinstance(value, Vidal) else value
         center = 0 if isinstance(value, Vidal) else train.center or 0
-        given, twos, factor = take_apart(train)
         legs, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
-        found, log_norm = _in_sectors(function, _sorted(given, sites), legs, valid)
-        log_norm += twos * math.log(2) + math.log(factor)
+        found, log_norm = _in_sectors(function, TensorTrain.from_sweep(_sorted(train.cores, sites), None, train.exponent), legs, valid)
         left_isometric(found, legs, valid, center)
         cores, spectra, charges = found.cores, found.spectra, found.charges
         forms = ["A"] * center + ["B"] * (len(cores) - center)
@@ -93,7 +90,7 @@ def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any
 
 
 def _mpo(function: str, value: TTMatrix, sites: Sequence[Any]) -> Any:
-    mpo = need(function, "tenpy.networks.mpo", PACKAGE)
+    mpo = import_optional(function, "tenpy.networks.mpo", PACKAGE)
     charges = _no_charges(value.ranks)
     if sites[0].leg.chinfo.qnumber:
         value, charges = _operator_in_sectors(function, value, sites)
@@ -110,29 +107,28 @@ def _mpo(function: str, value: TTMatrix, sites: Sequence[Any]) -> Any:
 
 def _operator_in_sectors(function: str, value: TTMatrix, sites: Sequence[Any]) -> tuple[TTMatrix, list[Array]]:
     """Return the operator in the bases of the sites, on bonds of definite charge, and these charges."""
-    given, twos, factor = take_apart(value)
     pairs = [np.add.outer(site.dim * site.perm, site.perm).reshape(-1) for site in sites]
     moves = [(_charges(site)[:, None] - _charges(site)[None]).reshape(site.dim**2, -1) for site in sites]
     valid = sites[0].leg.chinfo.make_valid
-    cores = [a[:, pair] for a, pair in zip(given, pairs, strict=True)]  # l (m n) r
-    found, log_norm = _in_sectors(function, cores, [valid(move) for move in moves], valid)
+    cores = [a[:, pair] for a, pair in zip(value.fused().cores, pairs, strict=True)]  # l (m n) r
+    found, log_norm = _in_sectors(function, TensorTrain.from_sweep(cores, None, value.exponent), [valid(move) for move in moves], valid)
     split = [a.reshape(len(a), site.dim, site.dim, -1) for a, site in zip(found.cores, sites, strict=True)]
     if log_norm == -math.inf:
         return TTMatrix([0 * split[0], *split[1:]]), found.charges
-    return TTMatrix(split, None, log_norm + twos * math.log(2) + math.log(factor)), found.charges
+    return TTMatrix(split, None, log_norm), found.charges
 
 
 def _in_sectors(
-    function: str, cores: Sequence[Array], legs: Sequence[Array], valid: Callable[[Array], Array]
+    function: str, train: TensorTrain, legs: Sequence[Array], valid: Callable[[Array], Array]
 ) -> tuple[Sectors, float]:
     """Return the train on bonds of definite charge, and the logarithm of its norm."""
-    found = by_charge(cores, legs, valid)
-    if found.outside > _MIXED * np.finfo(cores[0].dtype).eps:
+    found = by_charge(train, legs, valid)
+    if found.outside > _MIXED * np.finfo(train.dtype).eps:
         raise ArgumentError(
             f"{function}: value must have one total charge where sites conserve it, got {found.outside:.1e} of its "
             "norm with another; pass sites without that charge, or project first."
         )
-    return found, math.log(found.size) + found.twos * math.log(2) if found.size else -math.inf
+    return found, math.log(found.size) + found.exponent * math.log(2) if found.size else -math.inf
 
 
 def _as_norm(function: str, log_norm: float) -> float:
@@ -147,7 +143,7 @@ def _as_norm(function: str, log_norm: float) -> float:
 
 def _blocks(a: Array, legs: Sequence[tuple[Any, int]], labels: Sequence[str]) -> Any:
     """Return `a` as an Array of TeNPy; a leg is one, or (with a sign) the charges of a bond."""
-    npc = need("to_tenpy", "tenpy.linalg.np_conserved", PACKAGE)
+    npc = import_optional("to_tenpy", "tenpy.linalg.np_conserved", PACKAGE)
     chinfo = next(leg.chinfo for leg, sign in legs if not sign)
     known = [npc.LegCharge.from_qflat(chinfo, leg, sign).bunch()[1] if sign else leg for leg, sign in legs]
     return npc.Array.from_ndarray(a, known, a.dtype, chinfo.make_valid(), labels=list(labels))

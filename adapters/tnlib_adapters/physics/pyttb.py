@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
-from tnlib._validate import need
-from tnlib.formats.cp import CP
-from tnlib.formats.tucker import Tucker
+from tnlib._validate import import_optional
+from tnlib.formats.cp.format import CP
+from tnlib.formats.tucker.format import Tucker
 from tnlib_adapters.physics._cores import as_copies, wrong_object, wrong_value
 
 
@@ -44,7 +44,7 @@ def from_pyttb(obj: Any) -> CP | Tucker:
     >>> value.shape, f"{value.full()[1, 2]:.1f}"
     ((2, 3), '5.0')
     """
-    ttb = need("from_pyttb", "pyttb", "pyttb")
+    ttb = import_optional("from_pyttb", "pyttb", "pyttb")
     if isinstance(obj, ttb.ktensor):
         weights, *factors = as_copies("from_pyttb", "array", [obj.weights, *obj.factor_matrices])
         return CP(weights, factors)
@@ -83,7 +83,7 @@ def to_pyttb(value: CP | Tucker) -> Any:
     """
     if not isinstance(value, CP | Tucker):
         raise wrong_value("to_pyttb", value, "a CP or a Tucker")
-    ttb = need("to_pyttb", "pyttb", "pyttb")
+    ttb = import_optional("to_pyttb", "pyttb", "pyttb")
     if isinstance(value, Tucker):
         core, *factors = (np.array(a, value.dtype, order="F") for a in value.arrays())
         return ttb.ttensor(ttb.tensor(core), factors)

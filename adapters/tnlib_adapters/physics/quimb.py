@@ -17,9 +17,9 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import need
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.vidal import Vidal
+from tnlib._validate import import_optional
+from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.vidal import Vidal
 from tnlib_adapters.physics._cores import as_one_precision
 from tnlib_adapters.physics._shared import find_center
 
@@ -56,7 +56,7 @@ def from_quimb(obj: Any) -> TensorTrain | TTMatrix:
     >>> ghz.ranks, ghz.center, f"{ghz.full()[1, 1, 1, 1]:.4f}"
     ((1, 2, 2, 2, 1), None, '0.7071')
     """
-    qtn = need("from_quimb", "quimb.tensor", "quimb")
+    qtn = import_optional("from_quimb", "quimb.tensor", "quimb")
     if isinstance(obj, qtn.MatrixProductState):
         ids = [obj.site_ind_id]
     elif isinstance(obj, qtn.MatrixProductOperator):
@@ -123,7 +123,7 @@ def to_quimb(value: TensorTrain | TTMatrix) -> Any:
         raise ArgumentTypeError(
             f"to_quimb: value must be a TensorTrain or a TTMatrix, got a {type(value).__name__}; {hint}."
         )
-    qtn = need("to_quimb", "quimb.tensor", "quimb")
+    qtn = import_optional("to_quimb", "quimb.tensor", "quimb")
     arrays = [np.array(core, value.dtype, order="C") for core in value.cores]
     arrays[0] = arrays[0][0]  # quimb knows an open chain by its first array
     arrays[-1] = arrays[-1][..., 0]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tnlib._errors import ArgumentTypeError
 from tnlib._typing import Array
-from tnlib.formats.train import TensorTrain
+from tnlib.formats.train.format import TensorTrain
 from tnlib_adapters.physics._cores import as_one_precision, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 

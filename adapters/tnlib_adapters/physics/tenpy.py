@@ -16,10 +16,10 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError, FileFormatError
 from tnlib._typing import Array
-from tnlib._validate import need
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.vidal import Vidal
-from tnlib.linalg.threads import own_threads
+from tnlib._validate import import_optional
+from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.vidal import Vidal
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.physics._shared import open_hdf5, write_hdf5
 from tnlib_adapters.physics._tenpy_build import PACKAGE, build
 from tnlib_adapters.physics._tenpy_file import parts_of_file
@@ -61,7 +61,7 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
     array([[0., 1.],
            [0., 0.]])
     """
-    mps, mpo = (need("from_tenpy", f"tenpy.networks.{name}", PACKAGE) for name in ("mps", "mpo"))
+    mps, mpo = (import_optional("from_tenpy", f"tenpy.networks.{name}", PACKAGE) for name in ("mps", "mpo"))
     if not isinstance(obj, mps.MPS | mpo.MPO) or getattr(obj, "_B_labels", STATE_LEGS) != STATE_LEGS:
         raise ArgumentTypeError(
             f"from_tenpy: obj must be an MPS of pure states or an MPO of TeNPy, got a {type(obj).__name__}; bring it "
@@ -78,7 +78,7 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
     return state("from_tenpy: obj", parts)
 
 
-@own_threads
+@single_threaded_blas
 def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     """Return `value` as a finite MPS or MPO of TeNPy.
 
@@ -156,7 +156,7 @@ def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal |
         raise FileFormatError(str(problem)) from None
 
 
-@own_threads
+@single_threaded_blas
 def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> None:
     """Write `value` to an HDF5 file that tenpy.tools.hdf5_io.load loads; it appears whole or not at all.
 
@@ -190,7 +190,7 @@ def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, s
             "tenpy.write: value must have two sites or more, got 1; TeNPy saves no state of one, use tnlib.save."
         )
     made = build("tenpy.write", value, sites)
-    hdf5_io = need("tenpy.write", "tenpy.tools.hdf5_io", PACKAGE)
+    hdf5_io = import_optional("tenpy.write", "tenpy.tools.hdf5_io", PACKAGE)
     write_hdf5("tenpy.write", path, lambda opened: hdf5_io.save_to_hdf5(opened, made))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._validate import need
-from tnlib.formats.train import TensorTrain, TTMatrix
+from tnlib._validate import import_optional
+from tnlib.formats.train.format import TensorTrain, TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 
@@ -53,7 +53,7 @@ def from_tensorkrowch(obj: Any) -> TensorTrain | TTMatrix:
     >>> value.ranks, f"{value.full()[0, 1, 0]:.1f}"
     ((1, 2, 2, 1), '4.0')
     """
-    tk = need("from_tensorkrowch", "tensorkrowch", "tensorkrowch")
+    tk = import_optional("from_tensorkrowch", "tensorkrowch", "tensorkrowch")
     if not isinstance(obj, tk.models.MPS | tk.models.MPO):
         raise wrong_object("from_tensorkrowch", obj, "an MPS or an MPO")
     if obj.boundary != "obc":
@@ -107,7 +107,7 @@ def to_tensorkrowch(value: TensorTrain | TTMatrix) -> Any:
     """
     if not isinstance(value, TensorTrain | TTMatrix):
         raise wrong_value("to_tensorkrowch", value, "a TensorTrain or a TTMatrix")
-    tk = need("to_tensorkrowch", "tensorkrowch", "tensorkrowch")
+    tk = import_optional("to_tensorkrowch", "tensorkrowch", "tensorkrowch")
     cores = with_scale("to_tensorkrowch", value)
     if isinstance(value, TTMatrix):
         cores = [core.swapaxes(2, 3) for core in cores]  # l m r n

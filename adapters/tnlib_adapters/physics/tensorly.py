@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._validate import need
-from tnlib.formats.cp import CP
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.tucker import Tucker
+from tnlib._validate import import_optional
+from tnlib.formats.cp.format import CP
+from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.tucker.format import Tucker
 from tnlib_adapters.physics._cores import as_copies, as_one_precision, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 
@@ -55,7 +55,7 @@ def from_tensorly(obj: Any) -> Value:
     >>> value.ranks, f"{np.linalg.norm(value.full() - x):.4f}"
     ((2, 2), '0.0000')
     """
-    tl = need("from_tensorly", "tensorly", "tensorly")
+    tl = import_optional("from_tensorly", "tensorly", "tensorly")
     if isinstance(obj, tl.cp_tensor.CPTensor):
         factors = as_copies("from_tensorly", "factor", list(obj.factors))
         if obj.weights is None:
@@ -105,7 +105,7 @@ def to_tensorly(value: Value) -> Any:
     >>> obj.rank, f"{obj.to_tensor().sum():.1f}"
     ((1, 1, 1, 1), '24.0')
     """
-    tl = need("to_tensorly", "tensorly", "tensorly")
+    tl = import_optional("to_tensorly", "tensorly", "tensorly")
     match value:
         case TensorTrain():
             return tl.tt_tensor.TTTensor([tl.tensor(core) for core in with_scale("to_tensorly", value)])

@@ -12,11 +12,11 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import need
-from tnlib.decompose.tt_svd import tt_svd
-from tnlib.formats.cp import CP
-from tnlib.formats.train import TensorTrain, TTMatrix
-from tnlib.formats.tucker import Tucker
+from tnlib._validate import import_optional
+from tnlib.formats.cp.format import CP
+from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.tt_svd import tt_svd
+from tnlib.formats.tucker.format import Tucker
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 
@@ -57,7 +57,7 @@ def from_tntorch(obj: Any) -> TensorTrain | TTMatrix | CP:
     >>> value.shape, value.ranks, f"{value.full()[0, 0, 0]:.1f}"
     ((2, 4, 5), (1, 3, 3, 1), '3.0')
     """
-    tn = need("from_tntorch", "tntorch", "tntorch")
+    tn = import_optional("from_tntorch", "tntorch", "tntorch")
     if not isinstance(obj, tn.Tensor | tn.TTMatrix | tn.CPMatrix):
         raise wrong_object("from_tntorch", obj, "a Tensor, a TTMatrix or a CPMatrix")
     if getattr(obj, "batch", False):
@@ -110,7 +110,7 @@ def to_tntorch(value: Value) -> Any:
     """
     if not isinstance(value, TensorTrain | TTMatrix | Tucker | CP):
         raise wrong_value("to_tntorch", value, "a TensorTrain, TTMatrix, Tucker or CP")
-    tn = need("to_tntorch", "tntorch", "tntorch")
+    tn = import_optional("to_tntorch", "tntorch", "tntorch")
     match value:
         case TensorTrain():
             return tn.Tensor(to_torch(with_scale("to_tntorch", value)))

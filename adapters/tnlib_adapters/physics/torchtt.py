@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 from tnlib._errors import ArgumentError
-from tnlib._validate import need
-from tnlib.formats.train import TensorTrain, TTMatrix
+from tnlib._validate import import_optional
+from tnlib.formats.train.format import TensorTrain, TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 
@@ -89,4 +89,4 @@ def to_torchtt(value: TensorTrain | TTMatrix) -> Any:
 def _import(function: str) -> Any:
     with warnings.catch_warnings():  # it warns where its compiled part is missing, which nothing here calls
         warnings.simplefilter("ignore", UserWarning)
-        return need(function, "torchtt", "torchTT")
+        return import_optional(function, "torchtt", "torchTT")

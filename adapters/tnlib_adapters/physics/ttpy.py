@@ -12,8 +12,8 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import need
-from tnlib.formats.train import TensorTrain, TTMatrix
+from tnlib._validate import import_optional
+from tnlib.formats.train.format import TensorTrain, TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 
@@ -111,7 +111,7 @@ def to_ttpy(value: TensorTrain | TTMatrix) -> Any:
             f"to_ttpy: value must be float64 or complex128, the dtypes of ttpy, got {value.dtype}; convert its cores "
             "first."
         )
-    tt = need("to_ttpy", "tt", "ttpy")
+    tt = import_optional("to_ttpy", "tt", "ttpy")
     made = tt.vector if isinstance(value, TensorTrain) else tt.matrix
     return made.from_list(with_scale("to_ttpy", value))
 

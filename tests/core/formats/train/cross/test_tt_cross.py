@@ -1,0 +1,491 @@
+"""tt_cross: trains found from their entries, errors estimated honestly, budgets kept, bad functions refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tnlib
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+class Counted:
+    """A function that remembers what it was asked."""
+
+    def __init__(self, f: Function) -> None:
+        self.f, self.n, self.seen = f, 0, set()
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        self.n += len(points)
+        self.seen |= {tuple(point) for point in points.tolist()}
+        return self.f(points)
+
+
+def of(x: np.ndarray) -> Function:
+    return lambda points: x[tuple(points.T)]
+
+
+def of_train(cores: Sequence[np.ndarray]) -> Function:
+    def f(points: np.ndarray) -> np.ndarray:
+        out = np.ones((len(points), 1))
+        for core, leg in zip(cores, points.T, strict=True):
+            out = np.einsum("ml,lmr->mr", out, core[:, leg])
+        return out[:, 0]
+
+    return f
+
+
+def place(points: np.ndarray) -> np.ndarray:
+    """The number in [0, 1) whose binary digits are the indices."""
+    return points @ 0.5 ** np.arange(1.0, points.shape[1] + 1)
+
+
+def sampled_error(f: Function, value: tnlib.TensorTrain, count: int = 50_000, seed: int = 77) -> float:
+    """The relative error over uniform indices that tt_cross never saw."""
+    rng = np.random.default_rng(seed)
+    points = np.stack([rng.integers(0, n, count) for n in value.shape], axis=1)
+    got = of_train([np.asarray(core) for core in value.cores])(points) * math.exp(value.log_scale)
+    want = f(points)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def solve(f: Function, shape: Sequence[int], rtol: float, **options: Any) -> tuple[Any, Counted]:
+    """Run, and hold what every result holds, converged or not."""
+    counted = Counted(f)
+    fit, warned = oracles.quietly(lambda: tnlib.tt_cross(counted, shape, rtol=rtol, **options))
+    assert isinstance(fit.value, tnlib.TensorTrain)
+    assert fit.value.shape == tuple(shape)
+    assert not fit.certified
+    assert fit.error >= 0
+    assert (tnlib.ConvergenceWarning in warned) == (not fit.converged)
+    assert set(warned) <= {tnlib.ConvergenceWarning}
+    assert counted.n == len(counted.seen), "an index was asked for twice"
+    assert all(0 <= i < n for point in counted.seen for i, n in zip(point, shape, strict=True))
+    oracles.assert_gauge(fit.value)
+    return fit, counted
+
+
+# ------------------------------------------------------------------------------------------------------- what is found
+
+
+@pytest.mark.parametrize("rtol", [1e-2, 1e-6, 1e-10])
+@pytest.mark.parametrize("shape", [(20, 20, 20, 20), (30, 30), (7, 5, 6, 4, 5), (4,) * 8], ids=str)
+def test_hilbert_tensors(shape: tuple[int, ...], rtol: float) -> None:
+    x = oracles.hilbert(shape)
+    fit, counted = solve(of(x), shape, rtol)
+    assert fit.converged
+    assert oracles.true_error(x, fit.value) <= 10 * rtol  # a few entries near the pole may hold nearly all of it
+    ranks = tnlib.tt_svd(x, rtol=rtol / 10).value.ranks
+    assert all(r <= s for r, s in zip(fit.value.ranks, ranks, strict=True))
+    assert counted.n < x.size or x.size < 2000
+
+
+def test_a_sine_over_a_hundred_binary_digits_has_rank_two() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return np.sin(20 * place(points) + 0.3)
+
+    fit, counted = solve(f, (2,) * 100, 1e-10)
+    assert fit.converged
+    assert max(fit.value.ranks) == 2
+    assert sampled_error(f, fit.value) < 1e-10
+    assert counted.n < 5000
+
+
+BULK = {
+    "a pole": lambda points: 1 / (1 + points.mean(axis=1)),
+    "a sine": lambda points: np.sin(points.sum(axis=1) / 10.0),
+    "a logarithm": lambda points: np.log(1.0 + points.sum(axis=1)),
+    "a steep power": lambda points: (1 + points.mean(axis=1)) ** -8.0,
+}
+
+
+@pytest.mark.parametrize("rtol", [1e-6, 1e-10])
+@pytest.mark.parametrize("kind", BULK)
+def test_norms_that_the_peak_has_no_part_in(kind: str, rtol: float) -> None:
+    """The largest entry lies in a corner; what counts is a narrow range of the sum that nearly all indices share."""
+    calls = []
+    for d in (25, 50):
+        fit, counted = solve(BULK[kind], (4,) * d, rtol)
+        assert fit.converged
+        assert sampled_error(BULK[kind], fit.value, 5000) <= 2 * rtol
+        assert max(fit.value.ranks) <= 12
+        calls.append(counted.n)
+    assert calls[1] <= 5 * calls[0]
+
+
+@pytest.mark.parametrize("shape", [(4,) * 100, tuple(2 + 7 * k % 31 for k in range(200))], ids=["4^100", "2 to 32"])
+def test_hundreds_of_legs(shape: tuple[int, ...]) -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1 / (1 + points.sum(axis=1) / len(shape))
+
+    fit, counted = solve(f, shape, 1e-6)
+    assert fit.converged
+    assert sampled_error(f, fit.value, 2000) <= 1e-6
+    rank = max(fit.value.ranks) + 4  # two rounds of it: what the cross held before it was rounded
+    assert counted.n <= 3 * rank**2 * sum(shape)
+
+
+def test_peaks_on_a_grid_of_a_billion_points() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        x = place(points)
+        return np.exp(-(((x - 0.3) / 1e-2) ** 2)) + 2 * np.exp(-(((x - 0.71) / 3e-2) ** 2))
+
+    fit, counted = solve(f, (2,) * 30, 1e-8)
+    assert fit.converged
+    assert sampled_error(f, fit.value) < 1e-8
+    assert counted.n < 20_000
+    integral = of_train([np.asarray(core).sum(axis=1, keepdims=True) for core in fit.value.cores])(
+        np.zeros((1, 30), int)
+    )
+    integral = integral[0] * math.exp(fit.value.log_scale) / 2**30
+    assert integral == pytest.approx(0.07 * math.sqrt(math.pi), rel=1e-7)
+
+
+def test_two_places_that_share_nothing() -> None:
+    """A peak that is no combination of rows and columns through the other one is found by its error."""
+
+    def f(points: np.ndarray) -> np.ndarray:
+        x = points / 15
+        return np.exp(-3 * (x**2).sum(axis=1)) + np.exp(-30 * ((x - 1) ** 2).sum(axis=1))
+
+    fit, _ = solve(f, (16,) * 6, 1e-6)
+    assert fit.value.ranks == (1, 2, 2, 2, 2, 2, 1)
+    assert sampled_error(f, fit.value) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "rank"), [((8,) * 8, 10), ((2,) * 20, 10), ((5, 1, 6, 7), 3)], ids=str)
+def test_a_train_is_found_again(shape: tuple[int, ...], rank: int, dtype: np.dtype) -> None:
+    sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
+    ranks = [min(rank, size, sizes[-1] // size) for size in sizes]
+    wider = np.complex128 if dtype.kind == "c" else np.float64
+    cores = [c / math.sqrt(c.shape[0] * c.shape[1]) for c in oracles.random_cores(shape, ranks, wider)]
+    exact = of_train([core.astype(wider) for core in cores])
+    rtol = 1e-4 if dtype.itemsize // (2 if dtype.kind == "c" else 1) == 4 else 1e-9
+    fit, counted = solve(lambda points: exact(points).astype(dtype), shape, rtol)
+    assert fit.converged
+    assert fit.value.dtype == dtype
+    assert sampled_error(exact, fit.value) <= rtol
+    assert fit.value.ranks == tuple(ranks)
+    stored = sum(a * n * b for a, n, b in zip(ranks[:-1], shape, ranks[1:], strict=True))
+    assert counted.n < 2 * stored + 4000
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_small_trains_of_any_shape(seed: int, shape: list[int], rank: int) -> None:
+    ranks = [1, *[rank] * (len(shape) - 1), 1]
+    x = oracles.random_train(shape, ranks, seed=seed)
+    fit, counted = solve(of(x), shape, 1e-8, rng=seed)
+    assert fit.converged
+    assert oracles.true_error(x, fit.value) <= 1e-8
+    assert counted.n <= x.size
+    assert all(r <= s for r, s in zip(fit.value.ranks, oracles.train_ranks(x), strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------- simple functions
+
+
+@pytest.mark.parametrize("shape", [(7,), (1,), (1, 1, 1), (3, 4), (1, 5, 1, 4, 1), (2,) * 12], ids=str)
+@pytest.mark.parametrize("value", [0.0, 3.5, -2.0, 1j], ids=str)
+def test_constants(shape: tuple[int, ...], value: complex) -> None:
+    fit, counted = solve(lambda points: np.full(len(points), value), shape, 1e-10)
+    assert fit.converged
+    assert max(fit.value.ranks) == 1
+    np.testing.assert_allclose(fit.value.full(), np.full(shape, value), rtol=1e-12)
+    assert bool(fit.notes) == (value == 0)
+    assert counted.n <= math.prod(shape)
+
+
+def test_a_product_has_rank_one() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return np.prod(1.0 / (1.0 + points), axis=1)
+
+    fit, counted = solve(f, (10,) * 12, 1e-12)
+    assert max(fit.value.ranks) == 1
+    assert counted.n < 3000
+    assert sampled_error(f, fit.value) < 1e-12
+
+
+@pytest.mark.parametrize("scale", [2.0**-660, 2.0**-100, -1.0, 2.0**100, 2.0**660])  # 1e-200 to 1e200, exact
+def test_scale(scale: float) -> None:
+    x = oracles.hilbert((9, 8, 7, 6))
+    plain, counted = solve(of(x), x.shape, 1e-8)
+    fit, again = solve(of(x * scale), x.shape, 1e-8)
+    assert fit.converged
+    assert fit.value.ranks == plain.value.ranks
+    assert counted.seen == again.seen
+    assert oracles.true_error(x * scale, fit.value) <= 1e-8
+
+
+def test_a_function_whose_scale_shows_late() -> None:
+    """A Gaussian on a grid of spins: nearly all entries are far below the few that count."""
+
+    def f(points: np.ndarray) -> np.ndarray:
+        return np.exp(-10.0 * ((points - 3) ** 2).sum(axis=1))
+
+    fit, _ = solve(f, (8,) * 10, 1e-8)
+    assert fit.converged
+    norm = (np.exp(-20.0 * (np.arange(8) - 3.0) ** 2).sum()) ** 5
+    assert fit.value.norm() == pytest.approx(norm, rel=1e-8)
+
+
+def test_integers_and_lists_are_numbers() -> None:
+    fit, _ = solve(lambda points: points.sum(axis=1), (6, 5, 4), 1e-10)
+    assert fit.value.dtype == np.float64
+    assert max(fit.value.ranks) == 2
+    listed, _ = solve(lambda points: points.sum(axis=1).tolist(), (6, 5, 4), 1e-10)
+    oracles.assert_same_bits(fit.value, listed.value)
+
+
+def test_values_may_become_complex_late() -> None:
+    x = oracles.hilbert((8, 8, 8)).astype(complex)
+    x[5:] *= 1j
+    seen: list[np.dtype] = []
+
+    def f(points: np.ndarray) -> np.ndarray:
+        values = x[tuple(points.T)]
+        values = values.real if (points[:, 0] < 5).all() else values
+        seen.append(values.dtype)
+        return values
+
+    fit, _ = solve(f, x.shape, 1e-8)
+    assert fit.value.dtype == np.complex128
+    assert oracles.true_error(x, fit.value) <= 1e-8
+    assert set(seen) == {np.dtype(float), np.dtype(complex)}
+
+
+# ------------------------------------------------------------------------------------------------ honesty and budgets
+
+
+def adversaries() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(4)
+    corner = oracles.hilbert((8,) * 4)
+    corner[-1, -1, -1, -1] += 5.0
+    sparse = np.zeros((6,) * 4)
+    sparse.reshape(-1)[rng.choice(sparse.size, 40, replace=False)] = rng.standard_normal(40)
+    wedge = np.abs(np.subtract.outer(*[np.add.outer(np.arange(6.0), np.arange(6.0) ** 2)] * 2))
+    return {
+        "noise": rng.standard_normal((6,) * 4),
+        "an entry that stands out": corner,
+        "forty entries": sparse,
+        "a kink": wedge,
+        "low rank and noise": oracles.random_train((6,) * 4, (1, 3, 3, 3, 1)) + 1e-5 * rng.standard_normal((6,) * 4),
+        "superdiagonal": oracles.ghz(4, 8),
+    }
+
+
+@pytest.mark.parametrize("kind", adversaries())
+@pytest.mark.parametrize("rtol", [1e-1, 1e-3, 1e-7])
+def test_the_estimate_is_that_of_the_errors_seen(kind: str, rtol: float) -> None:
+    """What is asked for is never missed by what was seen: the points that f was asked for agree with the estimate."""
+    x = adversaries()[kind]
+    fit, counted = solve(of(x), x.shape, rtol, rng=1)
+    seen = tuple(np.array(sorted(counted.seen)).T)
+    residual = np.linalg.norm((x - fit.value.full())[seen]) / np.linalg.norm(x[seen])
+    if fit.converged:
+        assert fit.error <= rtol
+        assert residual <= 3 * rtol
+    assert fit.error <= 1.5 * max(1.0, oracles.true_error(x, fit.value))
+
+
+@pytest.mark.parametrize("level", [1e-2, 1e-5])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_estimate_of_errors_that_are_everywhere(level: float, seed: int) -> None:
+    """They are known to what two standard errors leave."""
+    shape = (10,) * 4
+    x = oracles.random_train(shape, (1, 3, 3, 3, 1), seed=seed)
+    x = x + level / 100 * oracles.normal(shape, seed=seed + 9)
+    fit, _ = solve(of(x), shape, 10 * level, rng=seed)
+    true = oracles.true_error(x, fit.value)
+    assert 0.8 * true <= fit.error <= 1.5 * true
+
+
+def test_a_needle_is_seen_or_not_but_its_absence_is_not_certified() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1.0 * (points == 3).all(axis=1)
+
+    fit, counted = solve(f, (10,) * 12, 1e-6)
+    assert not fit.certified
+    assert (3,) * 12 not in counted.seen
+    assert fit.notes == (f"f is zero at all of the {counted.n} points where it was evaluated",)
+    assert fit.value.norm() == 0
+
+
+@pytest.mark.parametrize("max_calls", [1, 5, 50, 300, 1000, 3000, 10_000])
+def test_the_budget_is_kept(max_calls: int) -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1 / (1.0 + points.sum(axis=1))
+
+    fit, counted = solve(f, (12,) * 8, 1e-12, max_calls=max_calls)
+    assert counted.n <= max_calls
+    assert not fit.converged
+    if max_calls <= 50:
+        assert fit.value.norm() == 0
+        assert fit.error == 1
+    else:
+        assert fit.error <= 1
+    assert sampled_error(f, fit.value) <= 5 * fit.error  # cut short, it rests on few samples
+
+
+def test_more_calls_buy_smaller_errors() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1 / (1.0 + points.sum(axis=1))
+
+    errors = [solve(f, (12,) * 8, 1e-13, max_calls=10**k)[0].error for k in (2, 3, 4, 5)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
+
+
+def test_a_budget_that_is_spent_says_so() -> None:
+    with pytest.warns(
+        tnlib.ConvergenceWarning, match=r"tt_cross: .* misses rtol=1e-09: max_calls=400 is spent"
+    ) as caught:
+        tnlib.tt_cross(lambda points: 1 / (1.0 + points.sum(axis=1)), (9,) * 6, rtol=1e-9, max_calls=400)
+    assert caught[0].filename == __file__
+
+
+def test_noise_of_the_function_itself_ends_the_search() -> None:
+    """A function that is right to six digits is not asked for twelve without end."""
+    x = oracles.random_train((5, 5, 5, 5), (1, 2, 2, 2, 1))
+    rounded = x.astype(np.float32)
+    fit, _ = solve(of(rounded), x.shape, 0.0)
+    assert oracles.true_error(rounded, fit.value) < 1e-4
+    assert fit.value.dtype == np.float32
+
+
+@pytest.mark.parametrize("rtol", [0.0, 1e-16, 1e-14])
+def test_the_smallest_tolerances_end(rtol: float) -> None:
+    x = oracles.hilbert((10, 9, 8))
+    fit, _ = solve(of(x), x.shape, rtol)
+    assert oracles.true_error(x, fit.value) < 1e-12
+
+
+def test_seeds_decide_and_nothing_else() -> None:
+    x = oracles.hilbert((9, 8, 7, 6))
+    runs = [solve(of(x), x.shape, 1e-8, rng=rng) for rng in (None, 0, np.random.default_rng(0))]
+    for fit, counted in runs[1:]:
+        assert counted.seen == runs[0][1].seen
+        oracles.assert_same_bits(fit.value, runs[0][0].value)
+    other = solve(of(x), x.shape, 1e-8, rng=1)
+    assert other[1].seen != runs[0][1].seen
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_function_may_spoil_its_argument() -> None:
+    x = oracles.hilbert((6, 5, 4))
+
+    def f(points: np.ndarray) -> np.ndarray:
+        assert points.dtype == np.int64
+        values = x[tuple(points.T)]
+        points[:] = -1
+        return values
+
+    fit, _ = oracles.quietly(lambda: tnlib.tt_cross(f, x.shape, rtol=1e-8))
+    assert oracles.true_error(x, fit.value) <= 1e-8
+
+
+def test_a_function_may_return_one_array_again_and_again() -> None:
+    x = oracles.hilbert((6, 5, 4))
+    held = np.empty(100_000)
+
+    def f(points: np.ndarray) -> np.ndarray:
+        held[: len(points)] = x[tuple(points.T)]
+        return held[: len(points)]
+
+    fit, _ = oracles.quietly(lambda: tnlib.tt_cross(f, x.shape, rtol=1e-8))
+    assert oracles.true_error(x, fit.value) <= 1e-8
+
+
+BAD = {
+    "a column": (lambda p: np.ones((len(p), 1)), ValueError, "(n_points,)"),
+    "a number": (lambda p: 1.0, ValueError, "(n_points,)"),
+    "too few": (lambda p: np.ones(len(p) - 1), ValueError, "one value for each"),
+    "None": (lambda p: None, ValueError, "(n_points,)"),
+    "rows of their own lengths": (lambda p: [[1.0], [1.0, 2.0]], TypeError, "the return value of f"),
+    "NaN": (lambda p: np.where(p.sum(axis=1) == 5, np.nan, 1.0), ValueError, "must be finite"),
+    "inf": (lambda p: 1.0 / p.sum(axis=1).clip(0) if (p.sum(axis=1) > 0).all() else p[:, 0] * np.inf, ValueError, "f"),
+    "words": (lambda p: np.array(["x"] * len(p)), TypeError, "dtype <U1"),
+    "objects": (lambda p: np.array([None] * len(p)), TypeError, "dtype object"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_function_that_returns_something_else(kind: str) -> None:
+    f, error, words = BAD[kind]
+    with oracles.refused(error, "tt_cross", "f", words):
+        tnlib.tt_cross(f, (4, 4, 4), rtol=1e-6)
+
+
+def test_the_first_bad_index_is_named() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return np.where((points == (2, 3)).all(axis=1), np.inf, 1.0)
+
+    with oracles.refused(ValueError, "(2, 3)", "inf"):
+        tnlib.tt_cross(f, (4, 4), rtol=1e-6)
+
+
+def test_what_a_function_raises_passes_through() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        tnlib.tt_cross(f, (4, 4), rtol=1e-6)
+
+
+def ones(points: np.ndarray) -> np.ndarray:
+    return np.ones(len(points))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: tnlib.tt_cross(np.ones((3, 3)), (3, 3), rtol=1e-6), TypeError, ["f", "ndarray", "tnlib.tt_svd"]),
+        (lambda: tnlib.tt_cross(ones, 5, rtol=1e-6), TypeError, ["shape"]),
+        (lambda: tnlib.tt_cross(ones, (), rtol=1e-6), ValueError, ["shape"]),
+        (lambda: tnlib.tt_cross(ones, (3, 0), rtol=1e-6), ValueError, ["shape"]),
+        (lambda: tnlib.tt_cross(ones, (3, 2.5), rtol=1e-6), TypeError, ["shape"]),
+        (lambda: tnlib.tt_cross(ones, (3, 3), rtol=None), TypeError, ["rtol", "None"]),
+        (lambda: tnlib.tt_cross(ones, (3, 3), rtol=-1e-6), ValueError, ["rtol"]),
+        (lambda: tnlib.tt_cross(ones, (3, 3), rtol=math.nan), ValueError, ["rtol"]),
+        (lambda: tnlib.tt_cross(ones, (3, 3), rtol=1e-6, max_calls=0), ValueError, ["max_calls"]),
+        (lambda: tnlib.tt_cross(ones, (3, 3), rtol=1e-6, max_calls=1e6), TypeError, ["max_calls"]),
+        (lambda: tnlib.tt_cross(ones, (3, 3), rtol=1e-6, rng="0"), TypeError, ["rng"]),
+    ],
+)
+def test_arguments(call: Callable[[], object], error: type[Exception], words: list[str]) -> None:
+    with oracles.refused(error, "tt_cross", *words):
+        call()
+
+
+# ------------------------------------------------------------------------------------------------------------- a peer
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "rtol", "ours"),
+    [
+        (lambda points: 1 / (1.0 + points.sum(axis=1)), (20,) * 5, 1e-6, 2e-7),
+        (lambda points: np.exp(-(((place(points) - 0.3) / 1e-2) ** 2)), (2,) * 20, 1e-6, 2e-8),
+    ],
+    ids=["pole", "peak"],
+)
+def test_no_more_points_than_teneva_at_its_error(f: Function, shape: tuple[int, ...], rtol: float, ours: float) -> None:
+    teneva = pytest.importorskip("teneva")
+    theirs = Counted(f)
+    start = teneva.rand(list(shape), 1, seed=0)
+    cores = teneva.cross(lambda points: theirs(np.asarray(points)), start, e=rtol, m=200_000, cache={})
+    cores = teneva.truncate(cores, rtol / 10)
+    fit, counted = solve(f, shape, ours)
+    assert sampled_error(f, fit.value) <= sampled_error(f, tnlib.TensorTrain(cores))
+    assert counted.n <= len(theirs.seen)

@@ -1,0 +1,87 @@
+"""concatenate: numpy.concatenate of the dense arrays, and long trains cut and put together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tnlib
+
+dtypes = st.sampled_from(oracles.DTYPES)
+
+
+def train(shape: Any, rank: int, dtype: Any = np.float64, seed: int = 0, log_scale: float = 0.0) -> tnlib.TensorTrain:
+    ranks = [1, *[rank] * (len(shape) - 1), 1]
+    return tnlib.TensorTrain(oracles.random_cores(shape, ranks, dtype, seed), log_scale=log_scale)
+
+
+def reach(t: Any) -> float:
+    """What roundoff is relative to where terms cancel: the norm with moduli for entries of cores."""
+    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
+
+
+def assert_is(got: Any, want: Any, dtype: Any, size: float) -> None:
+    """Equal up to roundoff; a number where no leg is left."""
+    if np.ndim(want) == 0:
+        assert isinstance(got, float | complex)
+        assert abs(got - want) <= 400 * oracles.eps(dtype) * size
+    else:
+        assert got.shape == np.shape(want)
+        assert oracles.norm(got.full() - want) <= 400 * oracles.eps(dtype) * size
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+@given(
+    shapes, st.integers(0, 4), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3), dtypes
+)
+def test_concatenation(shape: list[int], leg: int, parts: list[tuple[int, int]], dtype: Any) -> None:
+    leg %= len(shape)
+    trains = [
+        train([*shape[:leg], n, *shape[leg + 1 :]], r, dtype, k, [0.0, 5.0, -30.0][k]) for k, (n, r) in enumerate(parts)
+    ]
+    want = np.concatenate([oracles.wide(oracles.contract(t)) for t in trains], axis=leg)
+    for name in (leg, leg - len(shape)):
+        got = tnlib.concatenate(trains, name)
+        assert got.dtype == dtype
+        assert_is(got, want, dtype, math.hypot(*(reach(t) for t in trains)))
+
+
+def test_a_long_train_is_cut_and_put_together() -> None:
+    t = train([2 + k % 31 for k in range(200)], 4)
+    t = tnlib.TensorTrain(t.cores, log_scale=-t.log_norm())
+    for leg in (0, 30, 199):
+        whole = (slice(None),) * leg
+        again = tnlib.concatenate([t[(*whole, slice(1))], t[(*whole, slice(1, None))]], leg)
+        assert tnlib.distance(again, t) <= 1e-12
+        assert tnlib.round(again).value.ranks[50] == 4
+
+
+T = train((2, 3), 2)
+A = tnlib.TTMatrix([np.ones((1, 2, 2, 1))])
+REFUSED = [
+    (lambda: tnlib.concatenate([T, train((3, 2), 1)]), ValueError, ["concatenate: all legs but leg 0", "train 1"]),
+    (lambda: tnlib.concatenate([T, train((2,), 1)]), ValueError, ["concatenate: all legs", "the number of legs"]),
+    (lambda: tnlib.concatenate([T], 2), ValueError, ["concatenate: axis must lie between -2 and 1", "2"]),
+    (lambda: tnlib.concatenate([T], -3), ValueError, ["concatenate: axis must lie between -2 and 1", "-3"]),
+    (lambda: tnlib.concatenate([T, A]), TypeError, ["concatenate: train 1 must be a TensorTrain", "TTMatrix"]),
+    (lambda: tnlib.concatenate([]), TypeError, ["concatenate: trains must be a non-empty"]),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "got", *words):
+        call()
+
+
+def test_the_old_keywords_work() -> None:
+    with pytest.warns(DeprecationWarning, match="concatenate: leg= is deprecated; use axis="):
+        assert tnlib.concatenate([T, T], leg=1).shape == (2, 6)  # type: ignore[call-arg]

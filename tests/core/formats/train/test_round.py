@@ -1,0 +1,563 @@
+"""round: tolerance, honest errors, the ranks and the gauge of a decomposition from scratch, at any scale and length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tnlib
+
+TOLERANCES = [None, 1e-13, 1e-10, 1e-7, 1e-4, 0.01, 0.1, 0.5, 1.0]
+SHAPES = [(4, 5, 6, 3), (2,) * 9, (6, 1, 7, 1), (5,), (1, 1, 1), (3, 8), (16, 4, 16)]
+
+
+# ----------------------------------------------------------------------------------------------------------- inputs
+
+
+def geometric(shape: Sequence[int], ratio: float = 0.3, dtype: Any = np.float64) -> np.ndarray:
+    """Every unfolding has singular values ratio ** k, as many as its legs allow: ranks and gauge are well defined."""
+    count = min((n for n in shape if n > 1), default=1)
+    legs = [oracles.isometry(n, count, dtype, seed=k) if n > 1 else np.ones((1, count)) for k, n in enumerate(shape)]
+    weights = ratio ** np.arange(count)
+    if not any(n > 1 for n in shape):
+        weights = weights[:1]
+    return oracles.contract(tnlib.CP(weights, legs)).astype(dtype)
+
+
+def exact_train(x: np.ndarray, dtype: Any = None) -> tnlib.TensorTrain:
+    """A train of `x` without truncation, by QR: its roundoff stays well below the noise level, unlike that of SVDs."""
+    cores, rest = [], oracles.wide(x).reshape(1, -1)
+    for n in x.shape[:-1]:
+        q, r = np.linalg.qr(rest.reshape(len(rest) * n, -1))
+        cores.append(q.reshape(len(rest), n, -1))
+        rest = r
+    cores.append(rest.reshape(len(rest), x.shape[-1], 1))
+    return tnlib.TensorTrain([core.astype(dtype or x.dtype) for core in cores])
+
+
+def regauged(t: tnlib.TensorTrain, seed: int = 0) -> tnlib.TensorTrain:
+    """The same tensor with a well conditioned matrix and its inverse between all cores."""
+    cores = [core.copy() for core in t.cores]
+    for k in range(1, len(cores)):
+        m = oracles.isometry(cores[k].shape[0], cores[k].shape[0], t.dtype, seed + k) * np.linspace(
+            0.5, 2, cores[k].shape[0]
+        )
+        cores[k - 1] = np.tensordot(cores[k - 1], m, 1)
+        cores[k] = np.tensordot(np.linalg.inv(m), cores[k], 1)
+    return tnlib.TensorTrain(cores)
+
+
+def padded(t: tnlib.TensorTrain, more: int = 3) -> tnlib.TensorTrain:
+    """The same tensor with `more` dead entries on every bond: zeros on one side, anything on the other."""
+    cores = []
+    for k, core in enumerate(t.cores):
+        left, right = (more if k > 0 else 0), (more if k < len(t.cores) - 1 else 0)
+        wider = np.zeros((core.shape[0] + left, core.shape[1], core.shape[2] + right), core.dtype)
+        wider[: core.shape[0], :, : core.shape[2]] = core
+        if right:
+            wider[:, :, core.shape[2] :] = oracles.normal((wider.shape[0], core.shape[1], right), core.dtype, seed=k)
+        cores.append(wider)
+    return tnlib.TensorTrain(cores)
+
+
+def plus(a: tnlib.TensorTrain, b: tnlib.TensorTrain, sign: float = 1.0) -> tnlib.TensorTrain:
+    """a + sign * b, ranks added."""
+    if len(a.cores) == 1:
+        return tnlib.TensorTrain([a.cores[0] + sign * b.cores[0]])
+    cores = []
+    for k, (one, other) in enumerate(zip(a.cores, b.cores, strict=True)):
+        rows, columns = (k > 0) * one.shape[0], (k < len(a.cores) - 1) * one.shape[2]
+        total = np.zeros((rows + other.shape[0], one.shape[1], columns + other.shape[2]), np.result_type(one, other))
+        total[: one.shape[0], :, : one.shape[2]] += one
+        total[rows:, :, columns:] += other * (sign if k == 0 else 1)
+        cores.append(total)
+    return tnlib.TensorTrain(cores)
+
+
+def as_matrix(t: tnlib.TensorTrain) -> tnlib.TTMatrix:
+    """Split every leg in two, the first factor as large as it goes below its root."""
+    cores = []
+    for core in t.cores:
+        m = next(m for m in range(math.isqrt(core.shape[1]), 0, -1) if core.shape[1] % m == 0)
+        cores.append(core.reshape(core.shape[0], m, -1, core.shape[2]))
+    return tnlib.TTMatrix(cores)
+
+
+def dense(t: Any) -> np.ndarray:
+    """The dense array in double precision, whatever precisions meet in `t`."""
+    return oracles.wide(t.astype(np.result_type(t.dtype, np.float64)).full())
+
+
+def check(t: Any, rtol: float | None, cap: int | None = None) -> Any:
+    """Round `t` and hold the contract on the dense arrays."""
+    with oracles.unchanged(*t.arrays()):
+        fit, warned = oracles.quietly(lambda: tnlib.round(t, rtol=rtol, max_rank=cap))
+    oracles.assert_fit(fit, dense(t), rtol=rtol)
+    oracles.assert_warned(fit, warned)
+    assert type(fit.value) is type(t)
+    assert fit.value.dtype == t.dtype
+    assert fit.n_iter == 0
+    if isinstance(t, tnlib.LowRank):
+        oracles.assert_isometric(fit.value.right.conj().T)
+    else:
+        oracles.assert_gauge(fit.value)
+    if cap is None:
+        assert fit.converged
+    else:
+        assert max(fit.value.ranks) <= max(1, cap)
+    return fit
+
+
+# ----------------------------------------------------------------------------------------------------------- trains
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_trains_keep_the_contract(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    for x in (oracles.normal(shape, dtype), geometric(shape, 0.1, dtype)):
+        for rtol in TOLERANCES:
+            for cap in (None, 2):
+                check(padded(regauged(exact_train(x))), rtol, cap)
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if len(s) > 1], ids=str)
+@pytest.mark.parametrize("ratio", [0.5, 0.1, 0.01])
+@pytest.mark.parametrize("rtol", [1e-12, 3e-9, 1e-6, 3e-4, 0.03, 0.4, None])
+def test_ranks_are_those_of_a_decomposition_from_scratch(
+    shape: tuple[int, ...], ratio: float, rtol: float | None
+) -> None:
+    x = geometric(shape, ratio)
+    want = tnlib.tt_svd(x, rtol=rtol)
+    for t in (exact_train(x), padded(regauged(exact_train(x))), plus(exact_train(x), exact_train(x))):
+        fit = check(t, rtol)
+        assert fit.value.ranks == want.value.ranks
+        assert fit.error == pytest.approx(want.error, rel=0.05, abs=1e-13)
+
+
+@pytest.mark.parametrize("rtol", [1e-8, 1e-3, 0.1, 0.6])
+def test_no_rank_exceeds_that_of_an_equal_share(rtol: float) -> None:
+    x = oracles.normal((4, 6, 5, 3), seed=1) + 20 * oracles.random_train((4, 6, 5, 3), [1] * 5)
+    fit = check(regauged(exact_train(x)), rtol)
+    share = rtol * np.linalg.norm(x) / np.sqrt(x.ndim - 1)
+    for k in range(1, x.ndim):
+        s = np.linalg.svd(x.reshape(math.prod(x.shape[:k]), -1), compute_uv=False)
+        tails = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
+        assert fit.value.ranks[k] <= max(1, np.count_nonzero(tails > share * (1 - 1e-6)))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("shape", [(4, 5, 6, 4), (3,) * 6, (5, 1, 6)], ids=str)
+def test_trains_of_one_tensor_become_the_same(dtype: type, shape: tuple[int, ...]) -> None:
+    """Left singular vectors with fixed phases on every bond: nothing of the gauge of the input is left."""
+    x = geometric(shape, 0.4, dtype)
+    t = exact_train(x)
+    zero = tnlib.TensorTrain([0 * core for core in t.cores])
+    others = [regauged(t), padded(t), plus(t, zero), plus(zero, t), plus(plus(t, t), t, -1.0)]
+    others.append(tnlib.TensorTrain([c * (2.0 if k else 0.5 ** (len(shape) - 1)) for k, c in enumerate(t.cores)]))
+    others.append(tnlib.TensorTrain([core / np.e for core in t.cores], log_scale=float(len(shape))))
+    want = tnlib.round(t, rtol=1e-9).value
+    for other in others:
+        got = tnlib.round(other, rtol=1e-9).value
+        assert got.ranks == want.ranks
+        assert got.log_scale == want.log_scale == 0
+        for one, two in zip(got.cores, want.cores, strict=True):
+            oracles.assert_close(one, two, factor=1e5)
+    decomposed = tnlib.tt_svd(x, rtol=1e-9).value
+    for one, two in zip(decomposed.cores, want.cores, strict=True):
+        oracles.assert_close(one, two, factor=1e5)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("rtol", [None, 1e-4])
+def test_rounding_twice_is_rounding_once(dtype: np.dtype, rtol: float | None) -> None:
+    for shape in SHAPES:
+        once = tnlib.round(exact_train(geometric(shape, 0.3, dtype)), rtol=rtol)
+        twice = tnlib.round(once.value, rtol=rtol if rtol is None else rtol / 100)
+        assert twice.value.ranks == once.value.ranks
+        assert twice.error <= 100 * oracles.eps(dtype)
+        for one, two in zip(once.value.cores, twice.value.cores, strict=True):
+            oracles.assert_close(two, one, dtype, factor=2e4)
+
+
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    rank=st.integers(1, 9),
+    dtype=st.sampled_from(oracles.DTYPES),
+    seed=st.integers(0, 99),
+    rtol=st.sampled_from(TOLERANCES),
+    cap=st.sampled_from([None, 1, 2, 4]),
+    kind=st.sampled_from(["normal", "zero", "one zero core", "repeated", "integers", "tiny bond"]),
+    matrix=st.booleans(),
+)
+def test_any_train(shape, rank, dtype, seed, rtol, cap, kind, matrix) -> None:
+    cores = oracles.random_cores(shape, [1, *[rank] * (len(shape) - 1), 1], dtype, seed)
+    if kind == "zero":
+        cores = [0 * core for core in cores]
+    if kind == "one zero core":
+        cores[seed % len(cores)][...] = 0
+    if kind == "repeated":
+        cores = [np.repeat(core[:1], core.shape[0], axis=0) for core in cores]
+    if kind == "integers":
+        cores = [np.round(core) for core in cores]
+    if kind == "tiny bond":
+        cores[-1] = cores[-1] * dtype.type(1e-7)
+        cores[0][..., -1:] *= dtype.type(1e-6)
+    t = tnlib.TensorTrain(cores)
+    check(as_matrix(t) if matrix else t, rtol, cap)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_zero_trains(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    t = tnlib.TensorTrain(
+        [0 * core for core in padded(exact_train(oracles.normal(shape, dtype))).cores], log_scale=-3.5
+    )
+    for kwargs in ({}, {"rtol": 0.1}, {"rtol": 0.0}, {"max_rank": 2}):
+        for value in (t, as_matrix(t)):
+            fit = tnlib.round(value, **kwargs)
+            assert fit.value.ranks == (1,) * (len(shape) + 1)
+            assert fit.error == 0
+            assert fit.converged
+            assert not fit.value.full().any()
+            assert fit.value.log_norm() == -math.inf
+
+
+def test_a_difference_that_cancels_is_zero_or_roundoff() -> None:
+    t = exact_train(oracles.normal((4, 5, 6)))
+    fit = tnlib.round(plus(t, t, -1.0), rtol=1e-6)
+    assert fit.value.norm() <= 1e-14 * t.norm()
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_a_single_core_keeps_its_numbers(dtype: np.dtype) -> None:
+    t = tnlib.TensorTrain([oracles.normal((1, 5, 1), dtype)])
+    for kwargs in ({}, {"rtol": 0.5}, {"max_rank": 1}):
+        fit = tnlib.round(t, **kwargs)
+        assert fit.error == 0
+        assert fit.value.center == 0
+        np.testing.assert_array_equal(fit.value.full(), t.full())
+        assert not np.shares_memory(fit.value.cores[0], t.cores[0])
+
+
+def test_a_result_does_not_follow_later_changes_of_its_input() -> None:
+    cores = oracles.random_cores((3, 4, 5), (1, 2, 2, 1))
+    for t in (
+        tnlib.TensorTrain(cores),
+        tnlib.LowRank(cores[0][0], cores[1][:, 0]),
+        tnlib.Tucker(cores[1][..., 0], [cores[0][0], cores[2][..., 0].T.copy() @ np.ones((2, 4))]),
+        tnlib.SVD(oracles.isometry(4, 2), np.array([2.0, 1.0]), oracles.isometry(5, 2).T.copy()),
+    ):
+        arrays = [a.base if a.base is not None else a for a in t.arrays()]
+        value = tnlib.round(t).value
+        before = value.full().copy()
+        for a in arrays:
+            if a.flags.writeable:
+                a[...] = 7
+        np.testing.assert_array_equal(value.full(), before)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_the_same_train_gives_the_same_bits(dtype: np.dtype) -> None:
+    t = tnlib.TensorTrain(oracles.random_cores((6, 7, 8, 5), (1, 9, 9, 9, 1), dtype))
+    want = tnlib.round(t, rtol=0.1)
+    for layout in oracles.LAYOUTS.values():
+        got = tnlib.round(tnlib.TensorTrain([layout(core) for core in t.cores]), rtol=0.1)
+        oracles.assert_same_bits(got.value, want.value)
+        assert got.error == want.error
+
+
+# ---------------------------------------------------------------------------------------------- scales and lengths
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("log_scale", [-1e6, -1000.0, -80.0, -0.3, 0.3, 80.0, 1000.0, 1e6])
+def test_any_log_scale(dtype: np.dtype, log_scale: float) -> None:
+    x = geometric((4, 5, 6), 0.1, dtype)
+    t = regauged(exact_train(x))
+    want = tnlib.round(t, rtol=0.03)
+    fit = tnlib.round(tnlib.TensorTrain(t.cores, log_scale=log_scale), rtol=0.03)
+    oracles.assert_gauge(fit.value)
+    assert fit.value.ranks == want.value.ranks
+    assert fit.error == pytest.approx(want.error, rel=1e-3)
+    assert fit.value.log_norm() == pytest.approx(want.value.log_norm() + log_scale, abs=2e-5, rel=1e-9)
+    assert all(np.isfinite(core).all() for core in fit.value.cores)
+    for one, two in zip(fit.value.cores[:-1], want.value.cores[:-1], strict=True):
+        oracles.assert_close(one, two, dtype, factor=1000)
+
+
+# what one core may be multiplied by; many of them in a row leave the range of the dtype by far
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("power", [-30, -20, -12, -9, -4, 4, 9, 12, 20, 30])
+def test_cores_of_any_size(dtype: np.dtype, power: int) -> None:
+    """Sixty entries wide and sixteen deep, so that bases of rows come from Gram matrices."""
+    x = geometric((16, 16, 16, 16), 0.02, dtype)
+    t = padded(regauged(exact_train(x[:, :, :, 0])), 0)
+    want = tnlib.round(t, rtol=0.01)
+    scaled = tnlib.TensorTrain([core * dtype.type(10.0**power) for core in t.cores])
+    fit = tnlib.round(scaled, rtol=0.01)
+    assert fit.value.ranks == want.value.ranks
+    assert fit.error == pytest.approx(want.error, rel=1e-3)
+    oracles.assert_gauge(fit.value)
+    shift = len(t.cores) * power * math.log(10)
+    assert fit.value.log_norm() == pytest.approx(want.value.log_norm() + shift, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("power", [-18, -9, 0, 9, 18])
+def test_wide_trains_of_any_size(dtype: np.dtype, power: int) -> None:
+    """Decay on every bond down to roundoff, in cores of any size: what is faint must not vanish in a square."""
+    cores = oracles.random_cores((32,) * 5, (1, 24, 24, 24, 24, 1), dtype)
+    decay = np.geomspace(1, 1e-6, 24).astype(dtype)
+    cores = [dtype.type(10.0**power) * (core * decay[: core.shape[2]]) for core in cores]
+    t = tnlib.TensorTrain(cores)
+    fit = tnlib.round(t, rtol=1e-3)
+    oracles.assert_gauge(fit.value)
+    assert fit.converged
+    plain = tnlib.round(
+        tnlib.TensorTrain([(c / dtype.type(10.0**power)).astype(np.complex128) for c in cores]), rtol=1e-3
+    )
+    assert fit.value.ranks == plain.value.ranks
+    assert fit.error == pytest.approx(plain.error, rel=0.01)
+
+
+def canonical(t: tnlib.TensorTrain) -> tuple[list[np.ndarray], float]:
+    """Left-isometric cores in double precision, the last one of norm 1, and the logarithm of the norm of `t`."""
+    cores, total, carry = [], t.log_scale, np.ones((1, 1))
+    for core in t.cores:
+        grown = np.tensordot(carry, oracles.wide(core), 1)
+        size = np.abs(grown).max()
+        q, carry = np.linalg.qr((grown / size).reshape(-1, core.shape[2]))
+        cores.append(q.reshape(len(grown), core.shape[1], -1))
+        total += math.log(size)
+    return [*cores[:-1], cores[-1] * carry / np.abs(carry)], total + math.log(np.abs(carry).item())
+
+
+def distance(a: tnlib.TensorTrain, b: tnlib.TensorTrain) -> float:
+    """norm(a - b) / norm(a), from triangles: no square, so no floor at the root of eps."""
+    (one, size), (other, other_size) = canonical(a), canonical(b)
+    other[-1] = other[-1] * math.exp(other_size - size)
+    return math.exp(canonical(plus(tnlib.TensorTrain(one), tnlib.TensorTrain(other), -1.0))[1])
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("count", "size"), [(60, 1e-3), (60, 1e3), (1000, 1e3)])
+def test_long_trains(dtype: np.dtype, count: int, size: float) -> None:
+    """Twice the same, and a little of another train: the ranks of the one are left, and the error is known."""
+    ranks = [1, *[4] * (count - 1), 1]
+    cores = oracles.random_cores((3,) * count, ranks, dtype)
+    other = oracles.random_cores((3,) * count, ranks, dtype, seed=count)
+    balance = math.exp((canonical(tnlib.TensorTrain(cores))[1] - canonical(tnlib.TensorTrain(other))[1]) / count)
+    one, other = ([c * dtype.type(f * size) for c in cs] for cs, f in ((cores, 1.0), (other, balance)))
+    other[0] = other[0] * dtype.type(1e-4)  # less than the share of one bond among a thousand
+    t = plus(plus(tnlib.TensorTrain(one), tnlib.TensorTrain(one)), tnlib.TensorTrain(other))
+    fit = tnlib.round(t, rtol=1e-2)
+    oracles.assert_gauge(fit.value)
+    assert fit.converged
+    assert max(fit.value.ranks) <= 4
+    assert math.isfinite(fit.value.log_scale)
+    true, unit = distance(t, fit.value), 32 * oracles.eps(dtype) * math.sqrt(count)
+    assert true <= fit.error + unit
+    assert 2e-5 < true <= 1e-2
+    assert fit.error <= 1.05 * true + unit
+
+
+def test_long_products_have_rank_one() -> None:
+    ones = tnlib.TensorTrain([np.ones((1 if k == 0 else 3, 2, 1 if k == 999 else 3)) for k in range(1000)])
+    fit = tnlib.round(ones)
+    assert fit.value.ranks == (1,) * 1001
+    assert fit.value.log_norm() == pytest.approx(999 * math.log(3) + 500 * math.log(2), rel=1e-12)
+    assert fit.error <= 1e-12
+
+
+# ------------------------------------------------------------------------------------------------------ TT-matrices
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_matrices_round_as_their_trains_do(dtype: np.dtype) -> None:
+    t = padded(regauged(exact_train(geometric((6, 8, 9, 4), 0.2, dtype))))
+    for rtol in (None, 1e-3, 0.1):
+        for cap in (None, 2):
+            fit = check(as_matrix(t), rtol, cap)
+            plain, _ = oracles.quietly(lambda rtol=rtol, cap=cap: tnlib.round(t, rtol=rtol, max_rank=cap))
+            assert fit.value.ranks == plain.value.ranks
+            assert fit.error == plain.error
+            for one, two in zip(fit.value.cores, plain.value.cores, strict=True):
+                np.testing.assert_array_equal(one.reshape(two.shape), two)
+
+
+def test_a_sum_of_operators_is_found_again() -> None:
+    """Three terms a site: the identity, twice."""
+    eye = tnlib.TTMatrix([np.eye(3).reshape(1, 3, 3, 1)] * 6)
+    both = plus(*(tnlib.TensorTrain([c.reshape(c.shape[0], 9, -1) for c in eye.cores]) for _ in range(2)))
+    t = tnlib.TTMatrix([c.reshape(c.shape[0], 3, 3, -1) for c in both.cores], log_scale=-math.log(2))
+    fit = tnlib.round(t)
+    assert fit.value.ranks == (1,) * 7
+    oracles.assert_close(fit.value.full(), np.eye(3**6), factor=200)
+
+
+# ----------------------------------------------------------------------------------------------------------- Tucker
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [((5, 6, 7), (3, 4, 2)), ((4, 3), (6, 5)), ((5,), (3,)), ((1, 4, 1), (2, 6, 1)), ((3, 3, 3, 3), (2, 5, 1, 4))],
+    ids=str,
+)
+def test_tucker_keeps_the_contract(dtype: np.dtype, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+    """Factors of any shape, wide ones and dependent columns included."""
+    core = oracles.normal(ranks, dtype)
+    factors = [oracles.normal((n, r), dtype, seed=k) for k, (n, r) in enumerate(zip(shape, ranks, strict=True))]
+    factors[0][:, -1] = factors[0][:, 0]
+    for rtol in TOLERANCES:
+        for cap in (None, 1, 2):
+            fit = check(tnlib.Tucker(core, factors), rtol, cap)
+            assert all(r <= min(n, m) for r, n, m in zip(fit.value.ranks, shape, ranks, strict=True))
+
+
+@pytest.mark.parametrize("rtol", [None, 1e-10, 1e-5, 1e-2, 0.3])
+def test_tucker_ranks_are_those_of_a_decomposition_from_scratch(rtol: float | None) -> None:
+    x = geometric((9, 10, 11), 0.1)
+    want = tnlib.tucker(x, rtol=rtol)
+    identity = tnlib.Tucker(x, [np.eye(n) for n in x.shape])
+    fit = check(identity, rtol)
+    assert fit.value.ranks == want.value.ranks
+    assert fit.error == pytest.approx(want.error, rel=0.05, abs=1e-13)
+    again = check(want.value, rtol if rtol is None else rtol / 100)
+    assert again.value.ranks == want.value.ranks
+    assert again.error <= 1e-13
+
+
+# ------------------------------------------------------------------------------------------------------- two factors
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "r", "n"), [(6, 3, 5), (3, 8, 4), (1, 2, 7), (9, 1, 9), (5, 5, 5), (1, 1, 1)])
+def test_low_rank_keeps_the_contract(dtype: np.dtype, m: int, r: int, n: int) -> None:
+    left, right = oracles.normal((m, r), dtype), oracles.normal((r, n), dtype, seed=1)
+    right[-1] = right[0]
+    for t in (tnlib.LowRank(left, right), tnlib.LowRank(0 * left, right)):
+        for rtol in TOLERANCES:
+            for cap in (None, 1, 2):
+                fit = check(t, rtol, cap)
+                s = np.linalg.svd(oracles.wide(left) @ oracles.wide(right), compute_uv=False)
+                assert fit.value.ranks[0] <= max(1, np.count_nonzero(s > 1e-6 * s[0]))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("rtol", [1e-5, 1e-3, 0.03, 0.4])
+def test_two_factors_have_the_best_error(dtype: np.dtype, rtol: float) -> None:
+    s = 0.3 ** np.arange(12)
+    a = oracles.with_spectrum(s, 30, 20, dtype)
+    tails = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1]) / np.linalg.norm(s)
+    rank = max(1, int(np.count_nonzero(tails > rtol)))
+    u, values, vh = tnlib.svd(a).value
+    m = oracles.isometry(len(values), len(values), dtype).astype(dtype)
+    for t in (tnlib.LowRank(u * values @ m, m.conj().T @ vh), tnlib.SVD(u, values, vh)):
+        fit = check(t, rtol)
+        assert fit.value.ranks == (rank,)
+        assert fit.error == pytest.approx(tails[rank], rel=0.01, abs=4 * oracles.eps(dtype))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_an_svd_keeps_its_legs(dtype: np.dtype) -> None:
+    x = oracles.normal((2, 3, 4, 5), dtype)
+    for left in ((0,), (3, 1), (2, 0, 1)):
+        t = tnlib.svd(x, left=left).value
+        for rtol in (None, 0.2, 0.8):
+            fit = check(t, rtol)
+            assert fit.value.left == left
+            want = tnlib.svd(x, left=left, rtol=rtol).value
+            assert fit.value.ranks == want.ranks
+            oracles.assert_close(fit.value.u, want.u, dtype)
+
+
+@pytest.mark.parametrize("c", [1e-150, 1e-30, 1e30, 1e150])
+def test_two_factors_and_tucker_are_free_of_scale(c: float) -> None:
+    left, right = oracles.normal((6, 4)), oracles.normal((4, 5), seed=1)
+    core, factors = oracles.normal((2, 3, 4)), [oracles.normal((5, r), seed=r) for r in (2, 3, 4)]
+    for rtol in (0.3, 1e-10):
+        pairs = [
+            (tnlib.LowRank(left, right), tnlib.LowRank(c * left, right / c)),
+            (tnlib.LowRank(left, right), tnlib.LowRank(left, c * right)),
+            (tnlib.Tucker(core, factors), tnlib.Tucker(c * core, [factors[0], factors[1] / c, factors[2]])),
+            (tnlib.Tucker(core, factors), tnlib.Tucker(core, [c * factors[0], *factors[1:]])),
+        ]
+        for plain, scaled in pairs:
+            want, got = tnlib.round(plain, rtol=rtol), check(scaled, rtol)
+            assert got.value.ranks == want.value.ranks
+            assert got.error == pytest.approx(want.error, rel=1e-6, abs=1e-14)
+
+
+# -------------------------------------------------------------------------------------------------------- the rest
+
+
+def test_mixed_dtypes_become_one() -> None:
+    a, b, c = oracles.random_cores((3, 4, 5), (1, 3, 3, 1))
+    for t in (
+        tnlib.TensorTrain([a.astype(np.float32), b, c]),
+        tnlib.TensorTrain([a, b.astype(np.complex64), c.astype(np.float32)]),
+        tnlib.TTMatrix([a.astype(np.float32)[:, :, None], b.astype(np.complex64)[:, :, None], c[:, :, None]]),
+        tnlib.LowRank(a[0].astype(np.float32), b[:, 0].astype(np.complex128)),
+        tnlib.LowRank(a[0].astype(np.complex64), b[:, 0]),
+        tnlib.Tucker(a[0].astype(np.float32), [oracles.normal((4, 3)), oracles.normal((5, 3), np.complex64)]),
+        tnlib.Tucker(a[0].astype(np.complex64), [oracles.normal((4, 3)), oracles.normal((5, 3), np.float32)]),
+    ):
+        for rtol in (None, 0.3):
+            fit = check(t, rtol)
+            kinds = {array.dtype for array in fit.value.arrays()}
+            assert kinds == {t.dtype}
+
+
+def test_a_cap_through_equal_values_is_reported() -> None:
+    t = exact_train(oracles.ghz(4, 3))
+    with pytest.warns(tnlib.DegenerateCutWarning, match="round: max_rank separates equal .* at bond 1"):
+        fit = tnlib.round(t, max_rank=2)
+    assert fit.error == pytest.approx(np.sqrt(1 / 3))
+    assert tnlib.round(t).notes == ()
+    with pytest.warns(tnlib.DegenerateCutWarning, match="round: max_rank separates equal"):
+        tnlib.round(tnlib.LowRank(np.eye(4), np.eye(4)), max_rank=2)
+
+
+def test_a_missed_tolerance_is_said() -> None:
+    t = exact_train(oracles.normal((4, 5, 6)))
+    with pytest.warns(tnlib.ConvergenceWarning, match="round: the error .* misses rtol=0.01"):
+        fit = tnlib.round(t, rtol=0.01, max_rank=2)
+    assert not fit.converged
+
+
+CALLS = [
+    *(
+        (lambda t=t: tnlib.round(t), TypeError, ["t must be a TensorTrain", "tt_svd"])
+        for t in (np.ones((2, 2)), None, 3)
+    ),
+    (lambda: tnlib.round(tnlib.CP(np.ones(1), [np.ones((2, 1))])), TypeError, ["t must", "KroneckerTerms, got a CP"]),
+    (lambda: tnlib.round(tnlib.tt_svd(np.ones((2, 2)))), TypeError, ["t must", "Fit"]),
+    *(
+        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), rtol=r), kind, ["rtol must"])
+        for r, kind in (
+            (-1.0, ValueError),
+            (1.5, ValueError),
+            (math.nan, ValueError),
+            ("a", TypeError),
+            (True, TypeError),
+        )
+    ),
+    *(
+        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), max_rank=r), kind, ["max_rank must"])
+        for r, kind in ((0, ValueError), (-2, ValueError), (1.0, TypeError), ("a", TypeError), (True, TypeError))
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), CALLS)
+def test_impossible_arguments_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "round: ", "got", *words):
+        call()

@@ -1,0 +1,126 @@
+"""tucker: multilinear ranks, the error budget over legs, rank caps, degenerate input."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+
+import tnlib
+
+
+def unfolding_values(x: np.ndarray, k: int) -> np.ndarray:
+    return np.linalg.svd(np.moveaxis(x, k, 0).reshape(x.shape[k], -1), compute_uv=False)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "ranks"), [((5, 6, 7), (2, 3, 4)), ((4, 4, 4, 4), (1, 2, 2, 3)), ((9, 3), (2, 2)), ((6,), (1,))], ids=str
+)
+def test_multilinear_ranks_are_recovered(dtype: np.dtype, shape: tuple, ranks: tuple) -> None:
+    x = oracles.random_tucker(shape, ranks, dtype)
+    fit = tnlib.tucker(x)
+    assert fit.value.ranks == ranks
+    oracles.assert_fit(fit, x)
+    oracles.assert_gauge(fit.value)
+    oracles.assert_close(fit.value.full(), x, dtype, factor=200)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_the_core_is_the_projection(dtype: np.dtype) -> None:
+    x = oracles.normal((4, 5, 6), dtype)
+    value = tnlib.tucker(x, ranks=(2, 3, 2)).value
+    core = np.einsum("ijk,ia,jb,kc->abc", x, *(f.conj() for f in value.factors))
+    oracles.assert_close(value.core, core, dtype, factor=200)
+
+
+@pytest.mark.parametrize("rtol", [1e-8, 1e-3, 0.1, 0.6])
+def test_no_rank_exceeds_that_of_an_equal_share(rtol: float) -> None:
+    for x in (oracles.hilbert((6, 7, 8)), oracles.normal((5, 6, 4, 3)) + 5):
+        fit = tnlib.tucker(x, rtol=rtol)
+        oracles.assert_fit(fit, x, rtol=rtol)
+        for k, rank in enumerate(fit.value.ranks):
+            tails = np.sqrt(np.cumsum(unfolding_values(x, k)[::-1] ** 2)[::-1])
+            share = rtol * np.linalg.norm(x) / np.sqrt(x.ndim)
+            assert rank <= max(1, np.count_nonzero(tails > share * (1 - 1e-6)))
+
+
+@pytest.mark.parametrize("n_iter", [0, 1, 5])
+def test_error_at_given_ranks_is_quasi_optimal(n_iter: int) -> None:
+    x = oracles.normal((5, 6, 7))
+    fit = tnlib.tucker(x, ranks=(2, 3, 3), n_iter=n_iter)
+    tails = [np.sum(unfolding_values(x, k)[r:] ** 2) for k, r in enumerate((2, 3, 3))]
+    oracles.assert_fit(fit, x)
+    assert np.sqrt(max(tails)) / np.linalg.norm(x) <= fit.error <= np.sqrt(sum(tails)) / np.linalg.norm(x)
+    assert fit.n_iter == n_iter
+
+
+@pytest.mark.parametrize("n_iter", [0, 2])
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_error_has_no_floor_at_the_root_of_eps(dtype: np.dtype, n_iter: int) -> None:
+    """sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits, iterated or not."""
+    e = oracles.eps(dtype)
+    exact = oracles.random_tucker((5, 6, 7), (1, 1, 1), dtype)
+    fit = tnlib.tucker(exact, ranks=1, n_iter=n_iter)
+    oracles.assert_fit(fit, exact)
+    assert fit.error < 20 * e
+    noise = oracles.normal(exact.shape, dtype, seed=3)
+    size = 2e4 * e * oracles.norm(exact) / oracles.norm(noise)
+    noisy = (exact + size * noise).astype(dtype)
+    fit = tnlib.tucker(noisy, ranks=1, n_iter=n_iter)
+    oracles.assert_fit(fit, noisy)
+    assert 1e4 * e < fit.error < 3e4 * e
+
+
+@pytest.mark.parametrize("keyword", ["max_rank", "ranks"])
+def test_caps_are_one_number_or_one_per_leg(keyword: str) -> None:
+    x = oracles.normal((4, 5, 6))
+    for cap, ranks in (
+        (2, (2, 2, 2)),
+        ((4, 9, 1), (4, 5, 1)),
+        ([3, 2, 2], (3, 2, 2)),
+        (np.array([3, 2, 2]), (3, 2, 2)),
+    ):
+        assert tnlib.tucker(x, **{keyword: cap}).value.ranks == ranks
+
+
+def test_both_names_of_the_cap_are_refused() -> None:
+    with oracles.refused(ValueError, "tucker: max_rank and ranks must not both be given", "got 2 and 3"):
+        tnlib.tucker(np.ones((3, 4, 5)), max_rank=2, ranks=3)
+
+
+@pytest.mark.parametrize("keyword", ["max_rank", "ranks"])
+@pytest.mark.parametrize("cap", [(2, 2), (2, 2, 2, 2), (), 0, (2, 0, 2)], ids=str)
+def test_caps_for_another_number_of_legs_are_refused(cap: tuple[int, ...], keyword: str) -> None:
+    with oracles.refused(ValueError, f"tucker: {keyword} must", "got"):
+        tnlib.tucker(np.ones((3, 4, 5)), **{keyword: cap})
+
+
+@pytest.mark.parametrize("keyword", ["max_rank", "ranks"])
+@pytest.mark.parametrize("cap", ["222", {2}, None.__class__, 2.5, True])
+def test_caps_of_another_type_are_refused(cap: object, keyword: str) -> None:
+    with oracles.refused(TypeError, f"tucker: {keyword} must", "got"):
+        tnlib.tucker(np.ones((3, 4, 5)), **{keyword: cap})
+
+
+@pytest.mark.parametrize("keyword", ["max_rank", "ranks"])
+def test_a_cap_through_equal_values_names_its_legs(keyword: str) -> None:
+    x = oracles.ghz(3, 4)
+    with pytest.warns(tnlib.DegenerateCutWarning, match=f"tucker: {keyword} separates .* at leg 0"):
+        fit = tnlib.tucker(x, **{keyword: 2})
+    oracles.assert_fit(fit, x)
+    assert tnlib.tucker(x).value.ranks == (4, 4, 4)
+
+
+@pytest.mark.parametrize("n_iter", [0, 2])
+def test_zero(n_iter: int) -> None:
+    fit = tnlib.tucker(np.zeros((3, 4, 5)), max_rank=2, n_iter=n_iter)
+    assert fit.value.ranks == (1, 1, 1)
+    assert fit.error == 0
+    oracles.assert_gauge(fit.value)
+
+
+def test_a_missed_tolerance_is_said() -> None:
+    with pytest.warns(tnlib.ConvergenceWarning, match="tucker: .* misses rtol=0.001"):
+        fit = tnlib.tucker(oracles.normal((4, 4, 4)), rtol=1e-3, max_rank=2)
+    assert not fit.converged

@@ -1,0 +1,166 @@
+"""Left singular vectors and values from Gram matrices: exact ones, and those of one Gram matrix with its estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import oracles
+import pytest
+import threadpoolctl
+
+from tnlib.linalg.gram import KERNEL_WORK
+from tnlib.linalg.gram_svd import LeftSVD, left_svd
+
+EPS = oracles.eps(np.float64)
+
+# of m values; each has a part that a Gram matrix alone does not see
+SPECTRA: dict[str, Callable[[int], np.ndarray]] = {
+    "geometric to 1e-16": lambda m: 10.0 ** -np.linspace(0, 16, m),
+    "geometric to 1e-40": lambda m: 10.0 ** -np.linspace(0, 40, m),
+    "clusters": lambda m: 10.0 ** -(4.0 * (np.arange(m) * 5 // m)),
+    "clusters of three": lambda m: 10.0 ** -(1.5 * (np.arange(m) // 3)),
+    "exact cut": lambda m: np.where(np.arange(m) < m // 3, 1.0, 0.0),
+    "cut at 1e-7": lambda m: np.where(np.arange(m) < m // 3, 1.0, 1e-7),
+    "cut at 1e-9": lambda m: np.where(np.arange(m) < m // 3, 1.0, 1e-9),
+    "one large": lambda m: np.where(np.arange(m) < 1, 1.0, 1e-8),
+    "rank one": lambda m: np.where(np.arange(m) < 1, 1.0, 0.0),
+    "flat": lambda m: np.ones(m),
+}
+
+
+def tails(s: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.append(np.cumsum(s[::-1] ** 2)[::-1], 0.0))
+
+
+def singular_values(a: np.ndarray) -> np.ndarray:
+    """Those of `a` (m, n), from triangles of short blocks: the QR of a long matrix rounds in one direction if all
+    of its entries are equal, and is off by n eps.
+    """
+    blocks = [np.linalg.qr(a[:, k : k + 64].T, mode="r") for k in range(0, a.shape[1], 64)]
+    while len(blocks) > 1:
+        blocks = [np.linalg.qr(np.concatenate(blocks[k : k + 2]), mode="r") for k in range(0, len(blocks), 2)]
+    return np.linalg.svd(blocks[0], compute_uv=False)
+
+
+def assert_left(svd: LeftSVD, a: np.ndarray, *, factor: float) -> None:
+    """`svd` holds left singular vectors and values of `a` (p, m, n) to `factor` eps of the norm, absolutely."""
+    flat = oracles.wide(a).transpose(1, 0, 2).reshape(a.shape[1], -1)
+    unit = factor * EPS * np.linalg.norm(flat)
+    want = np.zeros(len(svd.s))
+    true = singular_values(flat)
+    want[: len(true)] = true
+    assert len(svd.s) >= len(true)
+    assert (np.diff(svd.s) <= 0).all()
+    assert (svd.s >= 0).all()
+    oracles.assert_isometric(svd.u)
+    np.testing.assert_allclose(svd.s, want, rtol=0, atol=unit)
+    rows = svd.u.conj().T @ flat
+    products = rows @ rows.conj().T  # rows[i] of length s[i], orthogonal to each other
+    lengths = svd.s + unit
+    assert (np.abs(products - np.diag(svd.s**2)) <= 4 * unit * (lengths[:, None] + lengths)).all()
+    for r in range(0, len(true), max(1, len(true) // 16)):
+        lost = np.linalg.norm(flat - svd.u[:, :r] @ rows[:r])
+        assert lost == pytest.approx(tails(want)[r], rel=1e-9, abs=4 * unit)
+
+
+# (m, n) below the size from which kernels compute the Gram matrix, and above, where complex products are left to BLAS
+SHORT = [(dtype, m, n) for dtype in ("float64", "complex128") for m, n in ((8, 1100), (40, 300), (200, 600))]
+LONG = [("float64", 8, KERNEL_WORK // 64), ("float64", 40, KERNEL_WORK // 1600 + 1)]
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(("dtype", "m", "n"), SHORT + LONG)
+def test_exact_left_singular_vectors(spectrum: str, dtype: str, m: int, n: int) -> None:
+    a = oracles.with_spectrum(SPECTRA[spectrum](m), m, n, dtype)[None]
+    with oracles.unchanged(a), threadpoolctl.threadpool_limits(2):
+        svd = left_svd(a, exact=True)
+    assert svd.error_estimate == 0
+    # LAPACK's divide and conquer takes values for equal that differ by less than 64 eps
+    assert_left(svd, a, factor=160 if "clusters" in spectrum else 16)
+
+
+def structured(m: int, n: int) -> dict[str, np.ndarray]:
+    """Matrices whose rows lie in a space of few dimensions exactly, rounding errors and all."""
+    rng = np.random.default_rng(0)
+    half = np.zeros((m, n))
+    half[: m // 2] = np.outer(rng.standard_normal(m // 2), rng.standard_normal(n))
+    return {
+        "ones": np.ones((m, n)),
+        "zero but for half of the rows": half,
+        "integers of rank one": np.outer(rng.integers(-5, 6, m), rng.integers(-5, 6, n)).astype(float),
+        "integers of rank three": (rng.integers(-5, 6, (m, 3)) @ rng.integers(-5, 6, (3, n))).astype(float),
+        "equal rows": np.repeat(rng.standard_normal((2, n)), -(-m // 2), axis=0)[:m],
+        "equal columns": np.repeat(rng.standard_normal((m, 2)), n // 2, axis=1),
+        "sums": np.add.outer(np.arange(m), np.arange(n)) + 0.0,
+        "few columns": np.where(np.arange(n) < 3, rng.standard_normal((m, n)), 0.0),
+        "diagonal": np.eye(m, n),
+        "one entry": np.eye(m, n) * (np.arange(n) == 1),
+    }
+
+
+@pytest.mark.parametrize("kind", structured(4, 8))
+@pytest.mark.parametrize(("m", "n"), [(4, 4096), (16, 1024), (100, 300)])
+def test_exact_left_singular_vectors_of_exactly_low_rank(kind: str, m: int, n: int) -> None:
+    """The directions of singular value zero hold rounding errors, which may be parallel to large rows."""
+    a = structured(m, n)[kind][None]
+    assert_left(left_svd(a, exact=True), a, factor=32)
+
+
+@pytest.mark.parametrize("shape", [(12, 80), (60, 8), (16, 16)], ids=str)
+def test_exact_left_singular_vectors_of_hilbert_tensors(shape: tuple[int, int]) -> None:
+    a = oracles.hilbert((shape[0], shape[1], 40)).reshape(1, shape[0], -1)
+    assert_left(left_svd(a, exact=True), a, factor=16)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 2), (1, 1, 9000), (9000, 1, 1), (30, 4, 70), (700, 6, 3), (5, 40, 60)], ids=str
+)
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_left_singular_vectors_of_slabs(exact: bool, shape: tuple[int, int, int], dtype: np.dtype) -> None:
+    a = oracles.normal(shape, dtype)
+    with oracles.unchanged(a):
+        svd = left_svd(a, exact=exact)
+    if svd.u.dtype in (np.float64, np.complex128):
+        flat = oracles.wide(a).transpose(1, 0, 2).reshape(shape[1], -1)
+        np.testing.assert_allclose(
+            svd.s[: min(flat.shape)],
+            np.linalg.svd(flat, compute_uv=False),
+            rtol=1e-9,
+            atol=0 if exact else svd.error_estimate,
+        )
+    oracles.assert_isometric(svd.u)
+
+
+ESTIMATED = [
+    *((dtype, m, n) for dtype in map(str, oracles.DTYPES) for m, n in ((3, 4), (40, 300))),
+    ("float64", 200, 600),
+    *((dtype, 40, KERNEL_WORK // 1600 + 1) for dtype in ("float32", "float64")),
+]
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(("dtype", "m", "n"), ESTIMATED)
+def test_tails_from_one_gram_matrix_are_right_to_their_error_estimate(
+    spectrum: str, dtype: str, m: int, n: int
+) -> None:
+    a = oracles.with_spectrum(SPECTRA[spectrum](m), m, n, dtype)
+    with threadpoolctl.threadpool_limits(2):
+        svd = left_svd(a[None], exact=False)
+    assert 0 < svd.error_estimate < 1e-5 * oracles.norm(a)
+    oracles.assert_isometric(svd.u)
+    true = tails(np.linalg.svd(oracles.wide(a), compute_uv=False))
+    assert (np.abs(tails(svd.s) ** 2 - true**2) <= svd.error_estimate**2).all()
+    for r in range(0, m, max(1, m // 8)):  # the error of the vectors, not that of the values alone
+        left = svd.u[:, :r]
+        discarded = oracles.norm(oracles.wide(a) - left @ (left.conj().T @ oracles.wide(a)))
+        assert abs(discarded**2 - tails(svd.s)[r] ** 2) <= svd.error_estimate**2
+
+
+def test_the_error_estimate_of_zero_is_zero() -> None:
+    for exact in (False, True):
+        svd = left_svd(np.zeros((1, 4, 3000)), exact=exact)
+        oracles.assert_isometric(svd.u)
+        assert not svd.s.any()
+        assert svd.error_estimate == 0

@@ -1,0 +1,107 @@
+"""Row and column selection: volumes, bounds, dependent rows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import oracles
+import pytest
+
+from tnlib.linalg.maxvol import maxvol, pivot_rows, pivots
+
+
+def volume(a: np.ndarray) -> float:
+    return float(abs(np.linalg.det(oracles.wide(a))))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "r"), [(12, 3), (40, 8), (5, 5), (7, 1), (200, 20)])
+@pytest.mark.parametrize("bound", [1.01, 2.0, 10.0])
+def test_no_entry_of_the_interpolation_exceeds_the_bound(m: int, r: int, bound: float, dtype: np.dtype) -> None:
+    a = oracles.normal((m, r), dtype, seed=m + r)
+    with oracles.unchanged(a):
+        rows, interpolation = maxvol(a, np.arange(r), bound=bound)
+    assert len(set(rows.tolist())) == r
+    assert np.abs(interpolation).max() <= bound
+    assert volume(a[rows]) >= volume(a[:r]) * (1 - 1e-3)
+    np.testing.assert_array_equal(interpolation[rows], np.eye(r))
+    oracles.assert_close(interpolation @ a[rows], a, dtype, factor=1000 * r)
+
+
+def test_the_volume_is_within_a_factor_of_the_largest() -> None:
+    """Entries below b mean a volume of at least the largest over (b sqrt(r))^r."""
+    for seed in range(20):
+        a = oracles.normal((9, 3), seed=seed)
+        rows, _ = maxvol(a, np.arange(3), bound=1.01)
+        largest = max(volume(a[list(some)]) for some in itertools.combinations(range(9), 3))
+        assert volume(a[rows]) >= largest / (1.01 * np.sqrt(3)) ** 3
+
+
+def test_good_rows_are_kept() -> None:
+    a = np.concatenate([np.eye(4), 0.9 * oracles.isometry(10, 4)])
+    rows, _ = maxvol(a, np.arange(4), bound=1.01)
+    np.testing.assert_array_equal(rows, np.arange(4))
+
+
+def test_rows_that_grow_by_powers_are_swapped_for_the_largest() -> None:
+    a = (2.0 ** np.arange(30))[:, None]
+    rows, interpolation = maxvol(a, np.zeros(1, int), bound=1.5)
+    assert rows.tolist() == [29]
+    assert interpolation.max() == 1.0
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_scale(scale: float) -> None:
+    a = oracles.normal((30, 5))
+    rows, interpolation = maxvol(a * scale, np.arange(5), bound=2.0)
+    np.testing.assert_array_equal(rows, maxvol(a, np.arange(5), bound=2.0)[0])
+    oracles.assert_close(interpolation, maxvol(a, np.arange(5), bound=2.0)[1], factor=1e4)
+
+
+@pytest.mark.parametrize("kind", ["equal", "zero", "nearly"])
+def test_dependent_rows_to_begin_with_are_refused(kind: str) -> None:
+    a = oracles.normal((12, 3))
+    a[1] = {"equal": a[0], "zero": 0 * a[0], "nearly": a[0] * (1 + 1e-15)}[kind]
+    assert maxvol(a, np.arange(3), bound=2.0) is None
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_pivots_find_the_rank(rank: int, dtype: np.dtype) -> None:
+    a = oracles.with_spectrum(np.linspace(1, 0.5, rank), 20, 15, dtype, seed=rank)
+    with oracles.unchanged(a):
+        rows, columns = pivots(a, least=100 * oracles.eps(dtype), most=15)
+    assert len(rows) == len(columns) == rank
+    skeleton = a[:, columns] @ np.linalg.solve(a[np.ix_(rows, columns)], a[rows])
+    oracles.assert_close(skeleton, a, dtype, factor=1e4)
+
+
+def test_pivots_are_ordered_and_end_at_the_threshold() -> None:
+    a = np.diag([1e-3, 5.0, 1e-1, 2.0])
+    rows, columns = pivots(a, least=1e-2, most=4)
+    assert rows.tolist() == columns.tolist() == [1, 3, 2]
+    assert pivots(a, least=0.0, most=2)[0].tolist() == [1, 3]
+    assert len(pivots(a, least=10.0, most=4)[0]) == 0
+    assert len(pivots(np.zeros((3, 4)), least=0.0, most=3)[0]) == 0
+
+
+def test_the_schur_complement_is_below_the_threshold() -> None:
+    for seed in range(10):
+        a = oracles.with_spectrum(0.5 ** np.arange(12), 25, 18, seed=seed)
+        rows, columns = pivots(a, least=1e-2, most=12)
+        rest = a - a[:, columns] @ np.linalg.solve(a[np.ix_(rows, columns)], a[rows])
+        assert np.abs(rest).max() <= 1e-2
+        assert 2 <= len(rows) < 12
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "r"), [(12, 3), (5, 5), (7, 1), (200, 20)])
+def test_pivot_rows_are_independent(dtype: np.dtype, m: int, r: int) -> None:
+    a = oracles.normal((m, r), dtype)
+    with oracles.unchanged(a):
+        rows = pivot_rows(a)
+    assert len(set(rows.tolist())) == r
+    assert np.linalg.cond(oracles.wide(a)[rows]) < 1e4
+    assert pivot_rows(np.concatenate([a, a[:, :1]], axis=1)[: m + 1]) is None or m == r
+    assert pivot_rows(0 * a) is None

@@ -1,0 +1,39 @@
+"""Gram systems, regular and singular, damped systems, leading eigenvectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+
+from tnlib.linalg.solve import leading_eigenvectors, solve_damped, solve_gram
+
+
+@pytest.mark.parametrize("rank", [1, 4, 9])  # of a 6 x 6 Gram matrix: singular, singular, regular
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_gram_systems_are_solved_or_pseudo_solved(dtype: type, rank: int) -> None:
+    a, target = oracles.normal((rank, 6), dtype), oracles.normal((5, 6), dtype, 1)
+    gram = a.conj().T @ a
+    solved = solve_gram(target, gram)
+    rcond = 6 * np.finfo(dtype).eps
+    expected = target.astype(complex) @ np.linalg.pinv(gram.astype(complex), rcond=rcond, hermitian=True)
+    assert solved.dtype == dtype
+    assert np.linalg.norm(solved - expected) <= 1e3 * np.finfo(dtype).eps * np.linalg.cond(a) ** 2 * np.linalg.norm(
+        expected
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_damped_systems(dtype: type) -> None:
+    a, right = oracles.normal((5, 5), dtype), oracles.normal((5,), dtype, 1)
+    with oracles.unchanged(a, right):
+        x = solve_damped(a, 0.5, right)
+    oracles.assert_close((a + 0.5 * np.eye(5)) @ x, right, factor=1e4)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_leading_eigenvectors(dtype: type) -> None:
+    u = oracles.isometry(6, 6, dtype)
+    vectors = leading_eigenvectors((u * np.array([1.0, 9, 3, 7, 5, 2])) @ u.conj().T, 3)
+    oracles.assert_isometric(vectors)
+    np.testing.assert_allclose(np.abs(vectors.conj().T @ u[:, [1, 3, 4]]), np.eye(3), atol=1e-12)

@@ -1,0 +1,184 @@
+"""contract and sum_legs, against numpy and closed forms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tnlib
+
+dtypes = st.sampled_from(oracles.DTYPES)
+
+
+def train(shape: Any, rank: int, dtype: Any = np.float64, seed: int = 0, log_scale: float = 0.0) -> tnlib.TensorTrain:
+    ranks = [1, *[rank] * (len(shape) - 1), 1]
+    return tnlib.TensorTrain(oracles.random_cores(shape, ranks, dtype, seed), log_scale=log_scale)
+
+
+def reach(t: Any) -> float:
+    """What roundoff is relative to where terms cancel: the norm with moduli for entries of cores."""
+    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
+
+
+def assert_is(got: Any, want: Any, dtype: Any, size: float) -> None:
+    """Equal up to roundoff; a number where no leg is left."""
+    if np.ndim(want) == 0:
+        assert isinstance(got, float | complex)
+        assert abs(got - want) <= 400 * oracles.eps(dtype) * size
+    else:
+        assert got.shape == np.shape(want)
+        assert oracles.norm(got.full() - want) <= 400 * oracles.eps(dtype) * size
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+@given(shapes, st.integers(1, 4), dtypes, st.integers(0, 999), st.data())
+def test_vectors_take_legs_away(shape: list[int], rank: int, dtype: Any, seed: int, data: st.DataObject) -> None:
+    t = train(shape, rank, dtype, seed, data.draw(st.sampled_from([0.0, -3.0, 30.0])))
+    legs = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    scale = data.draw(st.sampled_from([1.0, 1e-80, 1e80]))
+    vectors = {k: scale * oracles.normal((shape[k],), np.complex128, seed + k) for k in legs}
+    want = oracles.wide(oracles.contract(t))
+    size = reach(t) * math.prod(oracles.norm(v) for v in vectors.values())
+    ones = want.sum(axis=tuple(legs))
+    for k in sorted(legs, reverse=True):
+        want = np.tensordot(want, vectors[k], axes=([k], [0]))
+    with oracles.unchanged(*t.cores, *vectors.values()):
+        assert_is(tnlib.contract(t, vectors), want, dtype, size)
+        assert_is(tnlib.sum_legs(t, sorted(legs)), ones, dtype, reach(t) * math.sqrt(math.prod(shape)))
+
+
+@given(shapes, st.integers(1, 3), st.integers(1, 3), dtypes, st.integers(0, 999), st.data())
+def test_trains_take_legs_away(shape: list[int], r: int, s: int, dtype: Any, seed: int, data: st.DataObject) -> None:
+    a = train(shape, r, dtype, seed, data.draw(st.sampled_from([0.0, -3.0, 30.0])))
+    legs = sorted(data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)))
+    b = train([shape[k] for k in legs], s, np.complex128, seed + 9)
+    x, y = (oracles.wide(oracles.contract(t)) for t in (a, b))
+    assert_is(tnlib.contract(a, b, legs), np.tensordot(x, y, axes=(legs, range(len(legs)))), dtype, reach(a) * reach(b))
+    wide = [n if k in legs else data.draw(st.integers(1, 3)) for k, n in enumerate(shape)]
+    c = train(wide, s, dtype, seed + 18)
+    z = oracles.wide(oracles.contract(c))
+    want = np.tensordot(x, z, axes=(legs, legs))
+    rows = math.prod(shape[k] for k in range(len(shape)) if k not in legs)
+    got = tnlib.contract(a, c, legs)
+    if len(legs) < len(shape):
+        assert isinstance(got, tnlib.TTMatrix)
+        want = want.reshape(rows, -1)
+    assert_is(got, want, dtype, reach(a) * reach(c))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_small_formats(dtype: np.dtype) -> None:
+    factors = [oracles.normal((n, 2), dtype, n) for n in (3, 4, 5)]
+    for value in (
+        tnlib.CP(oracles.normal((2,), dtype), factors),
+        tnlib.Tucker(oracles.normal((2, 2, 2), dtype), factors),
+    ):
+        dense, v = oracles.contract(value), oracles.normal((4,), dtype)
+        got = tnlib.contract(value, {-2: v})
+        assert type(got) is type(value)
+        oracles.assert_close(got.full(), np.einsum("ijk,j->ik", dense, v), dtype, 200)
+        oracles.assert_close(tnlib.sum_legs(value, (0, 2)).full(), dense.sum(axis=(0, 2)), dtype, 400)
+        oracles.assert_close(tnlib.sum_legs(value), dense.sum(), dtype, 4000)
+        oracles.assert_close(tnlib.sum_legs(value, 1).full(), dense.sum(axis=1), dtype, 400)
+
+
+def ghz(d: int, n: int = 2) -> tnlib.TensorTrain:
+    return tnlib.convert(tnlib.CP(np.full(n, n**-0.5), [np.eye(n)] * d), tnlib.TensorTrain)
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_reduced_density_matrices_of_200_cores(n: int) -> None:
+    """Of a GHZ state all but three legs are summed: n equal weights on the diagonal, wherever the three are."""
+    state = ghz(200, n)
+    for kept in ((0, 1, 2), (0, 100, 199), (50, 51, 120)):
+        legs = [k for k in range(200) if k not in kept]
+        rho = tnlib.contract(state, state.conj(), legs)
+        assert rho.row_shape == rho.col_shape == (n,) * 3
+        assert rho.norm() == pytest.approx(n**-0.5, rel=1e-12)
+        points = [[[i, i]] * 3 for i in range(n)]
+        np.testing.assert_allclose(tnlib.entries(rho, points), 1 / n, rtol=1e-12)
+        assert tnlib.entries(rho, [[0, 1], [0, 1], [0, 1]]) == 0
+
+
+def test_sums_of_200_cores() -> None:
+    for n in (2, 32):
+        legs = [np.linspace(1, 2, n) / (1.5 * n) for _ in range(200)]  # each sums to one
+        t = tnlib.TensorTrain([leg.reshape(1, -1, 1) for leg in legs])
+        assert tnlib.sum_legs(t) == pytest.approx(1, rel=1e-12)
+        np.testing.assert_allclose(tnlib.sum_legs(t, [k for k in range(200) if k != 77]).full(), legs[77], rtol=1e-12)
+    big = tnlib.TensorTrain([np.ones((1, 2, 1))] * 3, log_scale=1000.0)
+    assert tnlib.sum_legs(big, (0, 1)).log_norm() == pytest.approx(1000 + math.log(4) + math.log(2) / 2)
+    with oracles.refused(ValueError, "sum_legs: the result", "log_scale"):
+        tnlib.sum_legs(big)
+
+
+T = train((2, 3), 2)
+A = tnlib.TTMatrix([np.ones((1, 2, 2, 1))])
+REFUSED = [
+    (lambda: tnlib.contract(T, {0: np.ones(3)}), ValueError, ["contract: the vector of leg 0", "(2,)", "(3,)"]),
+    (lambda: tnlib.contract(T, {2: np.ones(3)}), ValueError, ["contract: legs must lie between -2 and 1", "2"]),
+    (lambda: tnlib.contract(T, {1: np.ones(3), -1: np.ones(3)}), ValueError, ["contract: leg 1 must be named once"]),
+    (lambda: tnlib.contract(T, {0: np.ones((2, 1))}), ValueError, ["contract: the vector of leg 0", "(2, 1)"]),
+    (lambda: tnlib.contract(T, {0: [1.0, np.nan]}), ValueError, ["contract: the vector of leg 0", "finite"]),
+    (lambda: tnlib.contract(T, {0: np.ones(2)}, [0]), TypeError, ["contract: legs must be left out"]),
+    (lambda: tnlib.contract(A, {0: np.ones(2)}), TypeError, ["contract: t must", "TTMatrix"]),
+    (lambda: tnlib.contract(T, T), TypeError, ["contract: legs must name"]),
+    (lambda: tnlib.contract(T, np.ones(2), [0]), TypeError, ["contract: other must be a TensorTrain", "ndarray"]),
+    (lambda: tnlib.contract(T, train((3,), 1), [0]), ValueError, ["contract: leg 0 must have one size", "2 and 3"]),
+    (lambda: tnlib.contract(T, train((2, 2, 2), 1), [0]), ValueError, ["contract: other must have one leg", "or 2"]),
+    (lambda: tnlib.contract(T, T, [1, 0]), ValueError, ["contract: legs", "ascending", "[1, 0]"]),
+    (lambda: tnlib.contract(T, T, []), ValueError, ["contract: legs", "at least one"]),
+    (lambda: tnlib.sum_legs(T, "0"), TypeError, ["sum_legs: axis must be leg numbers"]),
+    (lambda: tnlib.sum_legs(T, np.array(0.0)), TypeError, ["sum_legs: axis must be leg numbers"]),
+    (lambda: tnlib.sum_legs(train((2,), 0), 1), ValueError, ["sum_legs: axis must lie", "t has one leg."]),
+    (lambda: tnlib.sum_legs(T, 2), ValueError, ["sum_legs: axis must lie", "2 legs"]),
+    (lambda: tnlib.sum_legs(A), TypeError, ["sum_legs: t must", "TTMatrix"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "got", *words):
+        call()
+
+
+@pytest.mark.parametrize("value", [T, tnlib.convert(T, tnlib.Tucker)], ids=["train", "Tucker"])
+def test_summing_over_no_leg_changes_nothing(value: Any) -> None:
+    for out in (tnlib.sum_legs(value, ()), tnlib.contract(value, {})):
+        assert type(out) is type(value)
+        oracles.assert_close(out.full(), value.full(), factor=100)
+
+
+def test_the_old_keywords_work() -> None:
+    with pytest.warns(DeprecationWarning, match="sum_legs: legs= is deprecated; use axis="):
+        assert tnlib.sum_legs(T, legs=0).shape == (3,)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="contract: value= is deprecated; use t="):
+        assert tnlib.contract(value=T, other={0: np.ones(2)}).shape == (3,)  # type: ignore[call-overload]
+    with oracles.refused(TypeError, "sum_legs: axis must be passed once", "legs="):
+        tnlib.sum_legs(T, axis=0, legs=0)  # type: ignore[call-arg]
+
+
+def test_axes_in_any_order() -> None:
+    t = train((2, 3, 4), 2)
+    oracles.assert_close(tnlib.sum_legs(t, (2, 0)).full(), t.full().sum(axis=(2, 0)), factor=200)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_vectors_of_any_scale(dtype: type) -> None:
+    c = 1e30 if dtype == np.float32 else 1e200
+    factors = [oracles.normal((n, 2), dtype, n) for n in (2, 3, 4)]
+    for value in (train((2, 3, 4), 2, dtype), tnlib.CP(np.ones(2, dtype), factors)):
+        plain = tnlib.contract(value, {0: np.ones(2, dtype), 2: np.ones(4, dtype)})
+        scaled = tnlib.contract(value, {0: np.full(2, c, dtype), 2: np.full(4, 1 / c, dtype)})
+        oracles.assert_close(scaled.full(), plain.full(), dtype, 200)
+        large = tnlib.contract(value, {0: np.full(2, c, dtype)})
+        oracles.assert_close(large.full() / dtype(c), tnlib.sum_legs(value, 0).full(), dtype, 200)
+        assert not tnlib.contract(0 * value, {0: np.full(2, c, dtype)}).full().any()

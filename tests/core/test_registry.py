@@ -1,0 +1,93 @@
+"""Verbs by registration: base classes, references by name, messages that list the formats of a verb."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import oracles
+import pytest
+
+import tnlib
+from tnlib import _registry
+from tnlib._format import Format
+
+# The formats of every verb: a new one is added here and in one folder.
+TRAINS, ALL = "TensorTrain, TTMatrix", "TensorTrain, TTMatrix, Tucker, CP, SVD, LowRank or KroneckerTerms"
+FORMATS = {
+    "round": f"{TRAINS}, Tucker, SVD, LowRank or KroneckerTerms",
+    "inner": f"{TRAINS}, Tucker, CP, LowRank or KroneckerTerms",
+    "kron": ALL,
+    "outer": "TensorTrain, Tucker, CP or SVD",
+    "canonical_form": f"{TRAINS}, Tucker, CP, SVD or LowRank",
+    "contract_vectors": "TensorTrain, Tucker or CP",
+    "schmidt_values": "KroneckerTerms",
+    "ttm_svd": "KroneckerTerms",
+    "to_TTMatrix": "TensorTrain or KroneckerTerms",
+    "to_LowRank": "TensorTrain, Tucker, CP or SVD",
+}
+
+
+def test_every_verb_lists_its_formats() -> None:
+    code = f"from tnlib._registry import list_formats; print([list_formats(v) for v in {list(FORMATS)}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == str([f"a {names}" for names in FORMATS.values()])
+
+
+def test_every_reference_resolves() -> None:
+    kinds = {getattr(tnlib, name) for name in tnlib.__all__}
+    kinds = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Format)}
+    conversions = [f"to_{kind.__name__}" for kind in kinds]
+    for kind in kinds:
+        for verb in (*FORMATS, "entries", "diagram", "sweep_steps", *conversions):
+            implementation = _registry.implementation(verb, kind)  # imports it
+            assert implementation is None or callable(implementation), (kind, verb)
+        assert _registry.implementation("diagram", kind)
+        assert _registry.format_class(kind.__name__) is kind
+
+
+class Base:
+    """Has one verb."""
+
+
+class Derived(Base):
+    """Has another."""
+
+
+def test_a_class_has_the_verbs_of_its_bases() -> None:
+    _registry.register(Base, first=abs)
+    _registry.register(Derived, second=len)
+    assert _registry.implementation("first", Derived) is abs
+    assert _registry.implementation("second", Derived) is len
+    assert _registry.implementation("second", Base) is None
+    _registry.register(Derived, first=len)  # known to be another one before
+    assert _registry.implementation("first", Derived) is len
+    assert _registry.implementation("first", Base) is abs
+    assert _registry.format_class("Derived") is Derived
+    assert _registry.format_class("NoSuchFormat") is None
+    assert _registry.list_formats("first") == "a Base or Derived"
+    assert _registry.list_formats("no such verb") == "a format"
+
+
+@pytest.mark.parametrize("function", [tnlib.round, tnlib.canonical_form, tnlib.nearest_tie, tnlib.degenerate_groups])
+def test_a_fit_in_the_place_of_its_value_is_recognised(function) -> None:
+    with oracles.refused(TypeError, "got a Fit; pass fit.value."):
+        function(tnlib.svd(np.eye(2)))
+
+
+def test_so_is_it_by_functions_of_two() -> None:
+    fit = tnlib.svd(np.eye(2))
+    for call in (
+        lambda: tnlib.inner(fit, fit),
+        lambda: tnlib.distance(fit.value, fit),
+        lambda: tnlib.convert(fit, tnlib.LowRank),
+        lambda: tnlib.contract(fit, {0: np.ones(2)}),
+        lambda: tnlib.sum_legs(fit),
+    ):
+        with pytest.raises(tnlib.ArgumentTypeError):
+            call()
+    with oracles.refused(TypeError, "pass fit.value"):
+        tnlib.convert(fit, tnlib.LowRank)
+    with oracles.refused(TypeError, "pass fit.value"):
+        tnlib.inner(fit, fit)

@@ -1,0 +1,73 @@
+"""Old names that keep working with a DeprecationWarning: keyword arguments, modules, names in modules."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from tnlib._errors import ArgumentTypeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that accepts old keywords: `renamed_arguments(value="t")` passes `value=` on as `t=`.
+
+    Both names at once, or the old one beside a positional argument, raise as a repeated argument does.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            for old in new_names.keys() & kwargs.keys():
+                new = new_names[old]
+                if new in kwargs:
+                    raise ArgumentTypeError(
+                        f"{function.__name__}: {new} must be passed once, got {old}= and {new}=; drop {old}=."
+                    )
+                text = f"{function.__name__}: {old}= is deprecated; use {new}= instead."
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def deprecated_names(module: str, targets: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module `__getattr__` for old names of `module`; targets are "new_module:name", or a bare module.
+
+    >>> __getattr__ = deprecated_names("tnlib.ops.join", {"kron": "tnlib.ops.kron:kron"})
+    """
+
+    def load(name: str) -> Any:
+        if name not in targets:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        target, _, attribute = targets[name].partition(":")
+        new = f"{target}.{attribute}" if attribute else target
+        warnings.warn(f"{module}.{name} is deprecated; use {new} instead.", DeprecationWarning, stacklevel=2)
+        value = importlib.import_module(target)
+        return getattr(value, attribute) if attribute else value
+
+    return load
+
+
+def deprecated_module(old: str, new: str) -> Callable[[str], Any]:
+    """Return a module `__getattr__` that forwards every name of the module `old` to the module `new`.
+
+    >>> __getattr__ = deprecated_module("tnlib.network", "tnlib.interop.quimb")
+    """
+
+    def load(name: str) -> Any:
+        if name.startswith("__"):  # asked for by the import system and by inspection
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(new), name)
+        warnings.warn(f"{old}.{name} is deprecated; use {new}.{name} instead.", DeprecationWarning, stacklevel=2)
+        return value
+
+    return load

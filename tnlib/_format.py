@@ -1,0 +1,358 @@
+"""Base classes of formats: what every format offers, arithmetic, and matrices as linear operators."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import shorten
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_dtype, is_list, to_numpy
+
+MAX_NDIM = 64  # of a numpy array
+
+
+class Format(ABC):
+    """A tensor in factored form: arrays whose contraction is a dense array."""
+
+    # Without this numpy would multiply `array @ value` out before we are asked.
+    __array_ufunc__ = None
+
+    @abstractmethod
+    def named_arrays(self) -> dict[str, Array]:
+        """Return the stored arrays by the names that files give them, in a fixed order."""
+
+    @classmethod
+    @abstractmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Self:
+        """Return the value with these `named_arrays` and `attributes`."""
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what a value stores beside its arrays, as JSON values."""
+        return {}
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense array."""
+
+    @property
+    @abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """Sizes of the inner legs."""
+
+    @abstractmethod
+    def full(self) -> Array:
+        """Contract to the dense array."""
+
+    @abstractmethod
+    def norm(self) -> float:
+        """Frobenius norm."""
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Return the stored arrays, in a fixed order."""
+        return tuple(self.named_arrays().values())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Common dtype of the stored arrays."""
+        return np.result_type(*self.arrays())
+
+    @property
+    def ndim(self) -> int:
+        """Number of legs."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the dense array."""
+        return math.prod(self.shape)
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of stored numbers, every factor included."""
+        return sum(a.size for a in self.arrays())
+
+    def astype(self, dtype: npt.DTypeLike) -> Self:
+        """Return the same tensor with arrays of `dtype`: float32, float64, complex64 or complex128.
+
+        Arrays that are real by definition, such as singular values, get the real dtype of the same precision.
+        """
+        target = self._target_dtype(dtype)
+        cast = {name: a.astype(self._dtype_of(name, target)) for name, a in self.named_arrays().items()}
+        return self.from_named_arrays(cast, self.attributes())
+
+    def _target_dtype(self, dtype: npt.DTypeLike) -> np.dtype[Any]:
+        """Return `dtype` if the arrays can be cast to it."""
+        target = as_dtype(f"{type(self).__name__}.astype", dtype)
+        if self.dtype.kind == "c" and target.kind != "c":
+            raise ArgumentTypeError(
+                f"{type(self).__name__}.astype: dtype must be complex for complex arrays, got {target}; "
+                "take .real to drop the imaginary part."
+            )
+        return target
+
+    def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype of the array `name` in a value of this `dtype`."""
+        return dtype
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ArgumentError(f"{type(self).__name__}: copy must not be False, a dense array of it is always new.")
+        return self.full().astype(dtype or self.dtype, copy=False)
+
+    def __repr__(self) -> str:
+        name, sizes, ranks = (
+            type(self).__name__,
+            shorten(self.shape, " x "),
+            self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", "),
+        )
+        return f"{name}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
+
+
+class LinearFormat(Format):
+    """A format closed under addition and multiplication by numbers: exact, ranks add up."""
+
+    @abstractmethod
+    def conj(self) -> Self:
+        """Return the complex conjugate."""
+
+    @property
+    @abstractmethod
+    def real(self) -> Self:
+        """The real part, of a real dtype; itself for real data."""
+
+    @property
+    @abstractmethod
+    def imag(self) -> Self:
+        """The imaginary part, of a real dtype."""
+
+    @abstractmethod
+    def _multiplied(self, number: Any) -> Self:
+        """Return number * self."""
+
+    @abstractmethod
+    def _added(self, other: Self) -> Self:
+        """Return self + other, of the same legs."""
+
+    def _constant(self, number: Any) -> Self:
+        """Return the array of these legs with `number` in every entry."""
+        raise ArgumentTypeError(
+            f"{type(self).__name__}: a number cannot be added to an operator, got {number!r}; it could mean every "
+            "entry or the identity: add a format of the one you mean."
+        )
+
+    @property
+    def _legs(self) -> tuple[Any, ...]:
+        """Sizes of the legs that must agree."""
+        return self.shape
+
+    def __neg__(self) -> Self:
+        return self._multiplied(-1)
+
+    def __pos__(self) -> Self:
+        return self
+
+    def __mul__(self, other: Any) -> Self:
+        number = as_number(type(self).__name__, other)
+        return NotImplemented if number is None else self._multiplied(number)
+
+    def __rmul__(self, other: Any) -> Self:
+        return self.__mul__(other)
+
+    def __truediv__(self, other: Any) -> Self:
+        number = as_number(type(self).__name__, other)
+        if number is None:
+            return NotImplemented
+        if number == 0:
+            raise ArgumentError(f"{type(self).__name__}: the divisor must not be zero, got {other!r}; check it first.")
+        dtype = np.result_type(self.dtype, number)  # not the divisor's own, which may be coarser
+        return self._multiplied(dtype.type(1 / (complex(number) if np.iscomplexobj(number) else float(number))))
+
+    def __add__(self, other: Any) -> Self:
+        if isinstance(other, type(self)):
+            refuse_different_legs(f"{type(self).__name__} + {type(other).__name__}", self, other)
+            return self._added(other)
+        refuse_other_format("+", self, other)
+        number = as_number(type(self).__name__, other)
+        if number is None:
+            return NotImplemented
+        return self if number == 0 else self._added(self._constant(number))  # sum() begins with 0
+
+    def __radd__(self, other: Any) -> Self:
+        return self.__add__(other)
+
+    def __sub__(self, other: Any) -> Self:
+        if isinstance(other, type(self)):
+            return self.__add__(-other)
+        refuse_other_format("-", self, other)
+        number = as_number(type(self).__name__, other)
+        return NotImplemented if number is None else self.__add__(-number)
+
+    def __rsub__(self, other: Any) -> Self:
+        number = as_number(type(self).__name__, other)
+        return NotImplemented if number is None else (-self).__add__(number)
+
+
+class Operator(Format):
+    """A matrix in factored form; `scipy.sparse.linalg.aslinearoperator` accepts it."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Shape (m, n) of the matrix."""
+
+    @abstractmethod
+    def _matmat(self, x: Array) -> Array:
+        """Return self @ x for a validated x (n, k), without multiplying out."""
+
+    @abstractmethod
+    def _rmatmat(self, x: Array) -> Array:
+        """Return self^H @ x for a validated x (m, k), without multiplying out."""
+
+    def matmat(self, x: Array) -> Array:
+        """Return self @ x for x of shape (n, k), without multiplying out."""
+        return self._matmat(self._operand("matmat", x, self.shape[1]))
+
+    def rmatmat(self, x: Array) -> Array:
+        """Return self^H @ x for x of shape (m, k), without multiplying out."""
+        return self._rmatmat(self._operand("rmatmat", x, self.shape[0]))
+
+    def matvec(self, x: Array) -> Array:
+        """Return self @ x for x of shape (n,)."""
+        return self._matmat(self._operand("matvec", x, self.shape[1], columns=1))[:, 0]
+
+    def rmatvec(self, x: Array) -> Array:
+        """Return self^H @ x for x of shape (m,)."""
+        return self._rmatmat(self._operand("rmatvec", x, self.shape[0], columns=1))[:, 0]
+
+    def _operand(self, method: str, x: Any, rows: int, columns: int | None = None) -> Array:
+        """Return `x` as a matrix of `rows` rows; reshaping anything else would give a wrong result."""
+        a, name = self._numbers(method, x), f"{type(self).__name__}.{method}"
+        matrix = a[:, None] if a.ndim == columns else a
+        if matrix.ndim != 2 or len(matrix) != rows or columns not in (None, matrix.shape[1]):
+            expected = f"({rows},)" if columns else f"({rows}, k)"
+            raise ArgumentError(f"{name}: x must have shape {expected}, got {a.shape}; legs are flattened row by row.")
+        return matrix
+
+    def _numbers(self, method: str, x: Any) -> Array:
+        name = f"{type(self).__name__}.{method}"
+        a = to_numpy(name, "x", x)
+        if a.dtype.kind not in "biufc":
+            raise ArgumentTypeError(f"{name}: x must hold numbers, got dtype {a.dtype}; convert it first.")
+        return a
+
+    def __matmul__(self, x: Any) -> Any:
+        if not self._accepts("@", x):
+            return NotImplemented
+        x = self._numbers("@", x)
+        return self.matvec(x) if x.ndim == 1 else self.matmat(x)
+
+    def __rmatmul__(self, x: Any) -> Any:
+        if not self._accepts("on the right of @", x):
+            return NotImplemented
+        x = self._numbers("@", x).conj()
+        return self.rmatvec(x).conj() if x.ndim == 1 else self.rmatmat(x.T).conj().T
+
+    def _accepts(self, sign: str, x: Any) -> bool:
+        """Whether `x` is an array to numpy; another format would be multiplied out without notice."""
+        refuse_other_format(sign, self, x)
+        return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
+
+
+def as_number(name: str, other: Any) -> Any:
+    """Return a finite number, Python's or numpy's, or None where `other` is none."""
+    if isinstance(other, np.ndarray) and other.ndim == 0:
+        other = other[()]
+    if isinstance(other, np.ndarray):
+        raise ArgumentTypeError(
+            f"{name}: the other must be a format or a number, got an array of shape {other.shape}; "
+            "decompose it first, or take numpy.asarray of this one."
+        )
+    if isinstance(other, bool | np.bool_):
+        other = int(other)
+    if not isinstance(other, int | float | complex | np.number):
+        return None
+    try:
+        finite = math.isfinite(other.real) and math.isfinite(other.imag)
+    except OverflowError:  # an integer beyond every float
+        finite = False
+    if not finite:
+        raise ArgumentError(f"{name}: a number must be finite, got {other}; replace NaN and inf first.")
+    return float(other) if isinstance(other, int) else other
+
+
+def refuse_different_legs(name: str, a: LinearFormat, b: LinearFormat) -> None:
+    """Raise where two formats do not have the same legs, naming the first one that differs."""
+    if len(a._legs) != len(b._legs):
+        raise ArgumentError(
+            f"{name}: both must have as many legs, got {len(a._legs)} and {len(b._legs)}; "
+            "a leg of size 1 can take the place of a missing one."
+        )
+    for k, (n, m) in enumerate(zip(a._legs, b._legs, strict=True)):
+        if n != m:
+            raise ArgumentError(f"{name}: leg {k} must have one size, got {n} and {m}; legs are not broadcast.")
+
+
+def refuse_other_format(sign: str, a: Format, b: Any) -> None:
+    """Raise where `b` is a format that `a` cannot be combined with."""
+    if isinstance(b, Format):
+        raise ArgumentTypeError(
+            f"{type(a).__name__} {sign} {type(b).__name__}: both must be of kinds that go together, got others; "
+            "make one of the other with tnlib.convert."
+        )
+
+
+def refuse_too_large(value: Format) -> None:
+    """Raise where the dense array of `value` has more legs than numpy allows, or does not fit into memory."""
+    name, ndim, size = type(value).__name__, value.ndim, value.size
+    if ndim > MAX_NDIM:
+        raise ArgumentError(
+            f"{name}.full: a dense array must have at most {MAX_NDIM} legs, got {ndim}; contract some of them first."
+        )
+    if not fits_in_memory(size, value.dtype):
+        raise ArgumentError(
+            f"{name}.full: the dense array must fit into memory, got 2**{size.bit_length() - 1} numbers or more; "
+            "slice or contract it first."
+        )
+
+
+def fits_in_memory(size: int, dtype: np.dtype[Any]) -> bool:
+    """Whether an array of `size` numbers can be allocated: before a contraction fills memory piece by piece."""
+    try:
+        np.empty(size, dtype)  # reserved, and given back untouched
+    except (MemoryError, OverflowError, ValueError):
+        return False
+    return True
+
+
+def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int) -> Array:
+    """Return a read-only view of one stored array, finite and of a native dtype (a copy where that needs one)."""
+    return read_only(as_array(format_name, parameter, a, ndim=ndim))
+
+
+def as_stored_list(format_name: str, parameter: Callable[[int], str], arrays: Any, *, ndim: int) -> tuple[Array, ...]:
+    """Return a non-empty tuple of read-only views; `parameter` names the k-th array in messages."""
+    if not is_list(arrays) or len(arrays) == 0:
+        raise ArgumentTypeError(
+            f"{format_name}: expected a non-empty sequence of arrays, got {type(arrays).__name__}; pass a list."
+        )
+    return tuple(as_stored(format_name, parameter(k), a, ndim=ndim) for k, a in enumerate(arrays))
+
+
+def read_only(a: Array) -> Array:
+    """Return a view of `a` that cannot be written to."""
+    view = a.view()
+    view.flags.writeable = False
+    return view
+
+
+def numbered(arrays: Mapping[str, Array], prefix: str) -> tuple[Array, ...]:
+    """Return the arrays named `prefix`.0, `prefix`.1, ... in order."""
+    return tuple(arrays[f"{prefix}.{k}"] for k in range(sum(key.startswith(f"{prefix}.") for key in arrays)))

@@ -1,0 +1,102 @@
+"""Registry of formats: the functions that implement a verb, such as `round` or `inner`, for each format.
+
+The folder of a format registers its implementations in `__init__.py`, as "module:function" so that nothing is imported
+before it is used. `register` accepts classes and functions as well, for formats defined outside tnlib.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from tnlib._errors import ArgumentTypeError
+from tnlib._fit import Fit
+
+Implementation: TypeAlias = Callable[..., Any]
+Reference: TypeAlias = str | Implementation  # "module:name", or the object itself
+
+# Packages that register formats. Importing one of them costs nothing but its entries here.
+_PROVIDERS = (
+    "tnlib.formats.train",
+    "tnlib.formats.tucker",
+    "tnlib.formats.cp",
+    "tnlib.formats.matrix",
+    "tnlib.interop.quimb",
+)
+
+_VERBS: dict[str, dict[str, Reference]] = {}  # class -> verb -> implementation
+_CLASSES: dict[str, Reference] = {}  # name of a class -> class
+_LOOKUPS: dict[tuple[str, type], Implementation | None] = {}  # earlier results of `implementation`
+
+
+def register(kind: type | str, **verbs: Reference) -> None:
+    """Register implementations of verbs for the class `kind`, or for the class named "module:Class".
+
+    Verbs are the names of the public functions (round, inner, kron, ...), `diagram` for `tnlib.draw`, and
+    `to_<Class>` for conversions. An implementation is called with the arguments of the public function, validated.
+    """
+    key = kind if isinstance(kind, str) else _key(kind)
+    _CLASSES.setdefault(_class_name(key), kind)
+    _VERBS.setdefault(key, {}).update(verbs)
+    _LOOKUPS.clear()
+
+
+def implementation(verb: str, kind: type) -> Implementation | None:
+    """Return the implementation of `verb` for `kind` or its nearest base class, None where there is none."""
+    if (verb, kind) not in _LOOKUPS:
+        _load_providers()
+        keys = (_key(base) for base in kind.__mro__)
+        reference = next((_VERBS[key][verb] for key in keys if verb in _VERBS.get(key, {})), None)
+        _LOOKUPS[verb, kind] = None if reference is None else _resolve(reference)
+    return _LOOKUPS[verb, kind]
+
+
+def require(function: str, verb: str, parameter: str, value: object, advice: str) -> Implementation:
+    """Return the implementation of `verb` for `value`, or raise with a list of the formats that have one."""
+    target = implementation(verb, type(value))
+    if target is None:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be {list_formats(verb)}, got a {type(value).__name__}; "
+            f"{'pass fit.value' if isinstance(value, Fit) else advice}."
+        )
+    return target
+
+
+def list_formats(verb: str) -> str:
+    """Return "a TensorTrain, Tucker or CP": the formats that implement `verb`, those of tnlib first."""
+    _load_providers()
+    keys = sorted((key for key, verbs in _VERBS.items() if verb in verbs), key=_provider_number)
+    *names, last = [_class_name(key) for key in keys] or ["format"]
+    return f"a {', '.join(names)} or {last}" if names else f"a {last}"
+
+
+def format_class(name: str) -> Any:
+    """Return the registered class of this name, None where there is none."""
+    _load_providers()
+    return _resolve(_CLASSES[name]) if name in _CLASSES else None
+
+
+def _load_providers() -> None:
+    for package in _PROVIDERS:
+        importlib.import_module(package)
+
+
+def _provider_number(key: str) -> int:
+    return next((k for k, package in enumerate(_PROVIDERS) if key.startswith(package)), len(_PROVIDERS))
+
+
+def _key(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _class_name(key: str) -> str:
+    return key.rpartition(":")[2].rpartition(".")[2]
+
+
+def _resolve(reference: Reference) -> Any:
+    if not isinstance(reference, str):
+        return reference
+    module, _, path = reference.partition(":")
+    return functools.reduce(getattr, path.split("."), importlib.import_module(module))

@@ -1,1 +1,0 @@
-"""Dense arrays to formats; every function returns a `Fit`."""

@@ -1,0 +1,108 @@
+"""Placement of nodes: chains in rows, factors in a star around a core, fans of open legs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tnlib._fit import shorten
+from tnlib._format import Format
+from tnlib._typing import Array
+from tnlib.drawing.diagram import Diagram, Leg, Node, Point
+from tnlib.drawing.node_kinds import array_node
+
+STEP = 1.5  # between neighbours
+REACH = 1.0  # length of an open leg
+
+
+@dataclass(frozen=True)
+class ChainRows:
+    """Positions of the nodes of a chain, in rows of equal length that are read like text."""
+
+    count: int
+    row_height: float
+    step: float
+    longest_row: int = 10
+    turn: float = 0.58  # height of the bond to the next row, as a fraction of row_height: below labels of open legs
+
+    @classmethod
+    def of_cores(cls, count: int, step: float, *, is_operator: bool) -> ChainRows:
+        """Return the rows of cores that have open legs below or, of an operator, above and below."""
+        return cls(count, 3.5, step, turn=0.5) if is_operator else cls(count, 2.7, step)
+
+    def position(self, k: int) -> Point:
+        """Return the position of node k."""
+        n_rows = math.ceil(self.count / self.longest_row)
+        row, column = divmod(k, math.ceil(self.count / n_rows))
+        return column * self.step, -row * self.row_height
+
+    def bond_points(self, k: int) -> tuple[Point, ...]:
+        """Return the points through which the bond from node k to node k + 1 runs: none unless a new row begins."""
+        (x, y), (x_next, y_next) = self.position(k), self.position(k + 1)
+        if y == y_next:
+            return ()
+        middle = y - self.turn * self.row_height
+        right, left = x + 0.6, x_next - 0.6
+        return (right, y), (right, middle), (left, middle), (left, y_next)
+
+
+def star(
+    center: Node, factors: Sequence[Array], ranks: Sequence[int], bond: str, title: str, *, weights: bool = False
+) -> Diagram:
+    """Return the diagram of factors (n, r) on a circle around a node at the origin, each with its open leg.
+
+    Bond k is named `bond.format(k)`. Arrows lead from isometric factors to the centre. With `weights`, a node of
+    weights stands on top of the circle, and there are no arrows.
+    """
+    count = len(factors) + weights
+    radius = max(STEP, 1.15 * count / (2 * math.pi))
+    nodes, legs = [center], []
+    for k, factor in enumerate(factors):
+        angle = circle_angle(k + weights, count)
+        x, y = math.cos(angle), math.sin(angle)
+        nodes.append(array_node(str(k), factor, 1, (radius * x, radius * y), (-x, -y)))
+        towards = 0 if nodes[-1].kind in ("isometry", "unitary") and not weights else None
+        end = ((radius + REACH) * x, (radius + REACH) * y)
+        legs += [
+            Leg(len(nodes) - 1, 0, bond.format(k), ranks[k], towards=towards),
+            Leg(len(nodes) - 1, None, f"k{k}", len(factor), end),
+        ]
+    if weights:
+        angle = circle_angle(0, count)
+        nodes.append(Node("weights", "w", (radius * math.cos(angle), radius * math.sin(angle))))
+        legs.append(Leg(len(nodes) - 1, 0, bond, ranks[0]))
+    return Diagram(tuple(nodes), tuple(legs), title)
+
+
+def fan(node: int, legs: Sequence[int], shape: Sequence[int], position: Point, angle: float) -> list[Leg]:
+    """Return the open legs `legs` of a tensor of this shape, side by side around `angle`; the first is the topmost."""
+    spread = min(math.pi / 5, math.pi * 0.8 / max(1, len(legs) - 1))
+    side = -1 if math.cos(angle) >= 0 else 1
+    angles = [angle + side * spread * (j - (len(legs) - 1) / 2) for j in range(len(legs))]
+    x, y = position
+    return [
+        Leg(node, None, f"k{k}", shape[k], (x + REACH * math.cos(a), y + REACH * math.sin(a)))
+        for k, a in zip(legs, angles, strict=True)
+    ]
+
+
+def point_towards(start: Point, target: Point, length: float) -> Point:
+    """Return the point at `length` from `start` in the direction of `target`, below `start` if they coincide."""
+    x, y = target[0] - start[0], target[1] - start[1]
+    distance = math.hypot(x, y)
+    return (
+        (start[0] + length * x / distance, start[1] + length * y / distance)
+        if distance
+        else (start[0], start[1] - length)
+    )
+
+
+def circle_angle(k: int, count: int) -> float:
+    """Return the angle of the k-th of `count` nodes on a circle: clockwise from the top, two of them side by side."""
+    return math.pi * (1 - k) if count == 2 else math.pi / 2 - 2 * math.pi * k / count
+
+
+def format_title(value: Format) -> str:
+    """Return the class and the shape of a format."""
+    return f"{type(value).__name__}, {shorten(value.shape, ' x ')}"

@@ -1,0 +1,124 @@
+"""Alternating least squares for the CP format, on factors (n[k], R) without separate weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.gram import times_adjoint
+from tnlib.linalg.multilinear import contract_columns, khatri_rao
+from tnlib.linalg.projection import adjoint_times, residual_norm
+from tnlib.linalg.solve import solve_gram
+
+_LITTLE_CANCELLATION = 1e-7  # a difference above this fraction of its terms is right to six digits or more
+_ROUNDING = 1e-13  # of the terms, added so that the residual is an upper bound
+
+
+class Iterate(NamedTuple):
+    """Result of an iteration."""
+
+    factors: list[Array]  # (n[k], R); the last one carries the weights
+    residual: float  # norm(x - y)
+    n_iter: int
+    stationary: bool
+
+
+def als(x: Array, size: float, factors: Sequence[Array], *, n_iter: int, target: float, slow: float) -> Iterate:
+    """Sweep over the legs of `x`, of norm `size`; each step solves for one factor with the others fixed.
+
+    With K the Khatri-Rao product of the other factors, the least squares problem X_k = A_k K^T has the normal
+    equations A_k (K^T conj(K)) = X_k conj(K), and K^T conj(K) is the entrywise product of their Gram matrices.
+
+    The legs form two halves, and X_k conj(K) starts for all legs of one half with the same matrix product, that
+    of x with the Khatri-Rao product of the other half: two such products a sweep, for any number of legs
+    (Phan, Tichavsky and Cichocki, "Fast alternating LS algorithms for high order CANDECOMP/PARAFAC tensor
+    factorizations", IEEE Trans. Signal Process. 61 (2013)). The iteration ends where the residual falls to
+    `target`, or a sweep lowers it by less than the fraction `slow`.
+    """
+    split = _balanced_split(x.shape)
+    halves = (range(split), range(split, x.ndim))
+    matrix = x.reshape(math.prod(x.shape[:split]), -1)  # (left legs) (right legs)
+    factors = list(factors)
+    right = khatri_rao(factors[split:])
+    previous = np.inf
+    for sweep in range(1, n_iter + 1):
+        before = factors
+        factors, _ = _update(factors, halves[0], times_adjoint(matrix, right.T))  # (left legs) [(right legs)] R
+        left = khatri_rao(factors[:split])
+        partial = adjoint_times(left, matrix[None])[0].T  # (right legs) [(left legs)] R
+        factors, projected = _update(factors, halves[1], partial)
+        right = khatri_rao(factors[split:])
+        residual = _residual(matrix, size, factors, projected, left, right)
+        if residual > previous:  # by rounding alone, where components are nearly collinear
+            return Iterate(before, previous, sweep, True)
+        if residual <= target or previous - residual <= slow * residual:
+            return Iterate(factors, residual, sweep, True)
+        previous = residual
+    return Iterate(factors, previous, n_iter, False)
+
+
+def grams(factors: Sequence[Array]) -> list[Array]:
+    """Return A_k^T conj(A_k), (R, R), of every factor."""
+    return [factor.T @ factor.conj() for factor in factors]
+
+
+def product_except(matrices: Sequence[Array], *excluded: int) -> Array:
+    """Return the entrywise product of all `matrices` (R, R) but those at the `excluded` positions."""
+    out = np.ones_like(matrices[0])
+    for k, matrix in enumerate(matrices):
+        if k not in excluded:
+            out = out * matrix
+    return out
+
+
+def unit_columns(factor: Array) -> Array:
+    """Divide every column by its norm, unless that is zero."""
+    lengths = np.linalg.norm(factor, axis=0)
+    return np.asarray(factor / np.where(lengths > 0, lengths, 1))
+
+
+def cp_residual(x: Array, factors: Sequence[Array]) -> float:
+    """Return norm(x - y) of the CP y with these factors, from the entries of the difference."""
+    half = x.ndim // 2
+    left, right = khatri_rao(factors[:half]), khatri_rao(factors[half:])
+    return residual_norm(x.reshape(len(left), -1), left, right.T)
+
+
+def _balanced_split(shape: tuple[int, ...]) -> int:
+    """Return the number of legs on the left for which the two Khatri-Rao products have the fewest rows in total."""
+    return min(range(1, len(shape)), key=lambda k: math.prod(shape[:k]) + math.prod(shape[k:]))
+
+
+def _update(factors: Sequence[Array], half: range, partial: Array) -> tuple[list[Array], Array]:
+    """Solve for the factors of one half; return them and X_k conj(K) of its last leg.
+
+    `partial` (legs of the half, R) is x contracted with the conjugate factors of the other half.
+    """
+    factors, rank = list(factors), partial.shape[-1]
+    partial = partial.reshape(*(len(factors[k]) for k in half), rank)
+    projected = partial
+    for k in half:
+        gram = product_except(grams(factors), k)
+        projected = contract_columns(partial, [factors[j].conj() for j in half], k - half.start)  # nk R
+        factors[k] = solve_gram(projected, gram)
+        if k < len(factors) - 1:  # the last factor carries the weights
+            factors[k] = unit_columns(factors[k])
+    return factors, projected
+
+
+def _residual(matrix: Array, size: float, factors: list[Array], projected: Array, left: Array, right: Array) -> float:
+    """Return norm(x - y), or an upper bound at most 1e-6 larger.
+
+    With <y, x> from the last solve its square is norm(x)^2 - 2 Re <y, x> + norm(y)^2, and norm(y)^2 the sum of the
+    inner products of all components. Where these cancel, the difference is computed entry by entry.
+    """
+    overlaps = product_except(grams(factors))
+    square = size**2 - 2 * float(np.vdot(factors[-1], projected).real) + float(overlaps.sum().real)
+    terms = size**2 + float(np.abs(overlaps).sum())
+    if square > _LITTLE_CANCELLATION * terms:
+        return math.sqrt(square + _ROUNDING * terms)
+    return residual_norm(matrix, left, right.T)

@@ -1,0 +1,216 @@
+"""CP decomposition of a dense array: starts, alternating least squares, Levenberg-Marquardt on a Tucker core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit, report, roundoff
+from tnlib._typing import Array
+from tnlib._validate import as_count, as_rng, as_rtol, is_one_of
+from tnlib.formats.cp.als import Iterate, als, cp_residual, unit_columns
+from tnlib.formats.cp.constrained import CONSTRAINTS, constrained_cp
+from tnlib.formats.cp.format import CP
+from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
+from tnlib.formats.cp.normalization import normalize_components
+from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
+from tnlib.linalg.gram import gram
+from tnlib.linalg.scaling import norm, prepare, shift
+from tnlib.linalg.solve import leading_eigenvectors
+from tnlib.linalg.threads import single_threaded_blas
+
+_STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
+_ALTERNATING_SWEEPS = 30  # before Gauss-Newton steps take over
+_NEARLY_EXACT = 1e-6  # residual, relative to the norm, below which rounding ends the sweeps rather than a minimum
+_NEWTON_UNKNOWNS = 1600  # largest dense system of a Gauss-Newton step
+_NEWTON_ENTRIES = 1 << 20
+_CORE_SAVING = 8  # factor by which a Tucker core must have fewer entries, for the iteration to run on it
+_LARGE_RESIDUAL = 1e-3  # of the norm: rounding the factors to single precision changes a larger one by little
+_LARGE_WEIGHTS = 3  # times the norm: components cancel each other, and their rounding does not
+_START_NOISE = 0.1  # length of the random columns added to unit vectors
+
+
+@single_threaded_blas
+def cp(
+    x: ArrayLike,
+    rank: int,
+    *,
+    rtol: float | None = None,
+    n_iter: int = 500,
+    n_starts: int = 1,
+    rng: np.random.Generator | int | None = None,
+    constraint: str | None = None,
+) -> Fit[CP]:
+    """Fit a sum of `rank` rank-one tensors to `x`; `fit.error` is norm(x - fit.value.full()) / norm(x).
+
+    Parameters
+    ----------
+    x
+        (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component.
+    rank
+        Number R of components. More than the tensor needs is allowed.
+    rtol
+        Relative Frobenius error of the whole at which to stop; a warning is issued if it is missed. Without it the
+        iteration stops where the error does.
+    n_iter
+        Largest number of sweeps, for each start.
+    n_starts
+        Number of initial guesses; the best result is returned. The first guess holds singular vectors of the
+        unfoldings, the others are random.
+    rng
+        A numpy random generator or a seed for it; None always draws the same numbers.
+    constraint
+        Constraint on every column of every factor, for real data: "nonnegative", "monotone" (no entry below the one
+        before it), "unimodal" (rising to one place and falling from there) or None. The iterations are tensorly's.
+
+    Returns
+    -------
+    Fit[CP]
+        Unit columns, non-negative weights in descending order; leading entries are positive in every factor but
+        the last, unless a constraint decides the signs. The minimum need not be the global one.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `x` is not a finite array of at least two legs, or another argument is invalid.
+
+    References
+    ----------
+    T. G. Kolda, B. W. Bader, "Tensor decompositions and applications", SIAM Review 51 (2009), section 3.4.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> i = np.arange(1.0, 5.0)
+    >>> fit = tnlib.cp(np.multiply.outer(np.multiply.outer(i, i), i), 1)
+    >>> fit.value.weights.round(3), fit.error < 1e-14
+    (array([164.317]), True)
+    """
+    rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
+    n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
+    scaled, exponent, size = prepare("cp", "x", x)
+    if scaled.ndim < 2:
+        raise ArgumentError(f"cp: x must have at least two legs, got shape {scaled.shape}; a vector has no components.")
+    if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
+        known = ", ".join(f'"{name}"' for name in CONSTRAINTS)
+        raise ArgumentError(f"cp: constraint must be None or one of {known}, got {constraint!r}; choose one of them.")
+    if constraint is not None and np.iscomplexobj(scaled):
+        raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
+
+    starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng))
+    target = max(rtol or 0.0, roundoff(scaled.dtype)) * size
+    if constraint is None or size == 0:  # zero meets every constraint
+        best = _unconstrained(scaled, size, rank, starts, n_iter=n_iter, target=target)
+    else:
+        run = partial(constrained_cp, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
+        best = _best(run, starts(scaled), target)
+
+    rounded = [factor.astype(scaled.dtype) for factor in best.factors]
+    weights, factors = normalize_components(np.ones(rank, scaled.dtype), rounded, signs=constraint is None)
+    weights = weights.astype(scaled.real.dtype)
+    residual = _rounded_residual(scaled, size, best.residual, weights, factors)
+    return report(
+        "cp",
+        CP(shift(weights, exponent), tuple(factors)),
+        error=residual / size if size > 0 else 0.0,
+        rtol=rtol,
+        n_iter=best.n_iter,
+        stationary=best.stationary,
+    )
+
+
+def _rounded_residual(x: Array, size: float, residual: float, weights: Array, factors: Sequence[Array]) -> float:
+    """Return norm(x - y) of the arrays in their dtype: the `residual` before rounding, where that changes little."""
+    if residual > _LARGE_RESIDUAL * size and norm(weights) <= _LARGE_WEIGHTS * size:
+        return residual
+    return cp_residual(x, [factors[0] * weights, *factors[1:]])
+
+
+def core_ranks(shape: Sequence[int], rank: int) -> list[int] | None:
+    """Return the multilinear ranks of the Tucker core that a CP of `rank` is fitted on, None where it saves too little.
+
+    A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
+    """
+    ranks = [min(n, rank + rank // 4 + 2) for n in shape]
+    return ranks if math.prod(ranks) * _CORE_SAVING <= math.prod(shape) else None
+
+
+def _unconstrained(
+    x: Array, size: float, rank: int, starts: Callable[[Array], Iterator[list[Array]]], *, n_iter: int, target: float
+) -> Iterate:
+    """Iterate on a Tucker core of `x`, of norm `size`: from the factors of its CP, x itself needs a few sweeps."""
+    ranks = core_ranks(x.shape, rank)
+    if ranks is None or n_iter == 1:
+        return _best(partial(_iterate, x, size, n_iter=n_iter, target=target), starts(x), target)
+    core, bases, budget = st_hosvd(x, size, None, ranks)
+    core_target = math.sqrt(max(0.0, target**2 - budget.discarded**2))  # the discarded part is orthogonal to the core
+    run = partial(_iterate, core, norm(core), n_iter=n_iter - 1, target=core_target)
+    on_core = _best(run, starts(core), core_target)
+    factors = [basis @ factor for basis, factor in zip(bases, on_core.factors, strict=True)]  # n [r'] R
+    last = als(x, size, factors, n_iter=n_iter - on_core.n_iter, target=target, slow=_STATIONARY)
+    return last._replace(n_iter=last.n_iter + on_core.n_iter)
+
+
+def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target: float) -> Iterate:
+    """Alternate while that is fast, then take Gauss-Newton steps where their system is small enough to solve."""
+    newton = sum(factor.size for factor in factors) <= _NEWTON_UNKNOWNS and x.size <= _NEWTON_ENTRIES
+    sweeps = min(n_iter, _ALTERNATING_SWEEPS) if newton else n_iter
+    current = als(x, size, factors, n_iter=sweeps, target=target, slow=_STATIONARY)
+    at_minimum = current.stationary and current.residual > _NEARLY_EXACT * size
+    if not newton or current.residual <= target or at_minimum or current.n_iter == n_iter:
+        return current
+    steps = levenberg_marquardt(x, current.factors, n_iter=n_iter - current.n_iter, target=target, slow=_STATIONARY)
+    used = current.n_iter + steps.n_iter
+    current = min(steps, current, key=lambda iterate: iterate.residual)
+    if current.residual > target and used < n_iter:  # sweeps go on where large components end the steps
+        more = als(x, size, current.factors, n_iter=n_iter - used, target=target, slow=_STATIONARY)
+        used += more.n_iter
+        current = min(more, current, key=lambda iterate: iterate.residual)
+    return current._replace(n_iter=used)
+
+
+def _best(run: Callable[[list[Array]], Iterate], starts: Iterator[list[Array]], target: float) -> Iterate:
+    """Return the iterate of the smallest residual; the first one within `target` ends the search."""
+    best = run(next(starts))
+    while best.residual > target:
+        start = next(starts, None)
+        if start is None:
+            break
+        best = min(best, run(start), key=lambda iterate: iterate.residual)
+    return best
+
+
+def _starts(x: Array, rank: int, n_starts: int, rng: np.random.Generator) -> Iterator[list[Array]]:
+    """Yield one guess from singular vectors, then random ones: unit columns (n[k], R)."""
+    yield _singular_vectors(x, rank, rng)
+    for _ in range(n_starts - 1):
+        yield _random_columns(x, rank, rng)
+
+
+def _singular_vectors(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
+    """Return leading left singular vectors of every unfolding, and random columns where there are too few.
+
+    A little noise is added: singular vectors share the symmetries of x, and can be a saddle point that least squares
+    never leaves.
+    """
+    factors = _random_columns(x, rank, rng)
+    for k, columns in enumerate(factors):
+        count = min(rank, len(columns))
+        columns[:, :count] *= _START_NOISE
+        columns[:, :count] += leading_eigenvectors(gram(unfold_slabs(x, k)), count)
+    return factors
+
+
+def _random_columns(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
+    return [unit_columns(_normal((n, rank), x.dtype, rng)) for n in x.shape]
+
+
+def _normal(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+    draw = rng.standard_normal(shape)
+    return draw + 1j * rng.standard_normal(shape) if dtype.kind == "c" else draw

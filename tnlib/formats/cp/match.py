@@ -1,0 +1,136 @@
+"""Matching of two CPs: the pairing of their components with the largest factor match score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_flag
+from tnlib.formats.cp.format import CP
+from tnlib.formats.cp.normalization import unit_components
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """One CP in the order and with the signs of another.
+
+    Parameters
+    ----------
+    value
+        The first CP with unit columns and non-negative weights; component j is the one matched with the second CP's
+        component partners[j], components without a partner come last.
+    permutation
+        (R,), the position of each component of `value` in the first CP.
+    partners
+        (min(R, R'),), the components of the second CP that the leading components of `value` are matched with,
+        ascending: all of its components unless it has more than the first.
+    congruences
+        (min(R, R'),), for each pair the product over all legs of the moduli of the cosines between columns.
+    score
+        The factor match score, from 0 to 1: the mean over pairs of the congruence, times the weight penalty if any.
+    """
+
+    value: CP
+    permutation: Array
+    partners: Array
+    congruences: Array
+    score: float
+
+
+def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
+    """Pair the components of `a` with those of `b` so that the factor match score is the largest of all pairings.
+
+    Parameters
+    ----------
+    a, b
+        CPs of the same shape, in any gauge and of any two ranks; the score is over the smaller one.
+    weight_penalty
+        Multiply the congruence of a pair by min(w, w') / max(w, w'), w and w' being the weights beside unit columns;
+        two zero weights count in full. Without it the weights, and the scales of `a` and `b`, do not matter.
+
+    Returns
+    -------
+    Match
+        `.value` is `a`, reordered and with phases that make every cosine with the partner positive real; where they
+        do not multiply to 1, the factor with the smallest cosine takes the rest, so that the tensor stays the same.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `a` or `b` is no CP, or they differ in shape.
+
+    References
+    ----------
+    G. Tomasi, R. Bro, "A comparison of algorithms for fitting the PARAFAC model", Comput. Stat. Data Anal. 50 (2006),
+    for the congruence. E. Acar, D. M. Dunlavy, T. G. Kolda, M. Morup, "Scalable tensor factorizations for incomplete
+    data", Chemom. Intell. Lab. Syst. 106 (2011), section 4.2, for the score.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> a = tnlib.CP([3.0, 2.0], [np.eye(4)[:, :2]] * 3)
+    >>> b = tnlib.CP([2.0, 4.0], [np.eye(4)[:, 1::-1], -np.eye(4)[:, 1::-1], -np.eye(4)[:, 1::-1]])
+    >>> pairing = tnlib.match(a, b)
+    >>> pairing.permutation, pairing.score
+    (array([1, 0]), 0.875)
+    """
+    for name, value in (("a", a), ("b", b)):
+        if not isinstance(value, CP):
+            raise ArgumentTypeError(
+                f"match: {name} must be a CP, got a {type(value).__name__}; decompose it first, with tnlib.cp."
+            )
+    if a.shape != b.shape:
+        raise ArgumentError(
+            f"match: a and b must have one shape, got {a.shape} and {b.shape}; compare two models of one tensor."
+        )
+    weight_penalty = as_flag("match", "weight_penalty", weight_penalty)
+    (weights, factors), (b_weights, b_factors) = _normalized(a), _normalized(b)
+    cosines = np.stack([x.conj().T @ y for x, y in zip(factors, b_factors, strict=True)])  # leg R R'
+    congruences = np.abs(cosines).prod(axis=0)
+    scores = congruences * _weight_ratios(weights, b_weights) if weight_penalty else congruences
+    rows, partners = _best_pairs(scores)
+    order = np.concatenate([rows, np.setdiff1d(np.arange(len(weights)), rows)])
+    phases = np.ones((len(factors), len(order)), factors[0].dtype)
+    phases[:, : len(rows)] = _aligning_phases(cosines[:, rows, partners])
+    value = CP(weights[order], tuple(factor[:, order] * phase for factor, phase in zip(factors, phases, strict=True)))
+    score = min(1.0, float(scores[rows, partners].mean()))
+    return Match(value, order, partners, congruences[rows, partners], score)
+
+
+def _normalized(value: CP) -> tuple[Array, Sequence[Array]]:
+    factors = [factor.astype(value.dtype, copy=False) for factor in value.factors]
+    with np.errstate(over="ignore"):  # the format refuses weights outside the range of its dtype
+        unit = CP(*unit_components(value.weights, factors))
+    return unit.weights, unit.factors
+
+
+def _weight_ratios(w: Array, v: Array) -> Array:
+    """Return min(w, v) / max(w, v) for all pairs (R, R'), 1 for two zeros."""
+    larger = np.maximum.outer(w, v)
+    return np.asarray(np.where(larger > 0, np.minimum.outer(w, v) / np.where(larger > 0, larger, 1), 1))
+
+
+def _best_pairs(scores: Array) -> tuple[Array, Array]:
+    """Return the rows and the columns of the pairs with the largest sum of `scores`, by ascending column."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(scores, maximize=True)
+    order = np.argsort(columns)
+    return rows[order], columns[order]
+
+
+def _aligning_phases(cosines: Array) -> Array:
+    """Return phases (d, R) of product 1 for the columns of a CP that make its `cosines` (d, R) with another positive.
+
+    Where the phases of the cosines do not multiply to 1, the factor of the smallest modulus takes the remaining phase.
+    """
+    size = np.abs(cosines)
+    phases = np.where(size > 0, cosines, 1) / np.where(size > 0, size, 1)
+    columns, least = np.arange(cosines.shape[1]), np.argmin(size, axis=0)
+    phases[least, columns] = 1
+    phases[least, columns] = phases.prod(axis=0).conj()
+    return np.asarray(phases)

@@ -1,0 +1,73 @@
+"""Verbs of the CP format: inner, kron, outer, entries, contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.formats.cp.format import CP
+from tnlib.formats.train.entries import normalize_rows
+from tnlib.linalg.scaling import Scaled, normalize, shift
+
+_BATCH = 1 << 20  # numbers in the rows of products
+
+
+def inner_cp(a: CP, b: CP) -> Scaled:
+    """Return the inner product: the sum of the entrywise product of the matrices A_k^H B_k, weights included."""
+    overlaps = Scaled(np.ones((len(a.weights), len(b.weights))))  # R S
+    for left, right in zip((a.weights[None], *a.factors), (b.weights[None], *b.factors), strict=True):
+        (x, e), (y, f) = normalize(left), normalize(right)
+        product = overlaps.array * (x.conj().T @ y)  # R [n] S
+        overlaps = Scaled(overlaps.array, overlaps.exponent + e + f).update(product)
+    return Scaled(np.atleast_1d(overlaps.array.sum()), overlaps.exponent)
+
+
+def kron_cp(a: CP, b: CP) -> CP:
+    """Return the Kronecker product, R S components: the Kronecker products of all pairs of columns."""
+    factors = tuple(np.kron(left, right) for left, right in zip(a.factors, b.factors, strict=True))
+    return CP(np.kron(a.weights, b.weights), factors)
+
+
+def outer_cp(a: CP, b: CP) -> CP:
+    """Return the outer product, R S components, the legs of `b` behind those of `a`."""
+    left = (np.repeat(factor, len(b.weights), axis=1) for factor in a.factors)  # n (R S)
+    right = (np.tile(factor, len(a.weights)) for factor in b.factors)
+    return CP(np.kron(a.weights, b.weights), (*left, *right))
+
+
+def cp_entries(t: CP, points: Array) -> tuple[Array, Array]:
+    """Return x and e: entry i of `t` is x[i] * 2**e[i] at points[i], (N, d)."""
+    factors = [normalize(a.astype(t.dtype, copy=False)) for a in (t.weights[None], *t.factors)]
+    x, exponents = np.empty(len(points), t.dtype), np.zeros(len(points), np.int64)
+    step = max(1, _BATCH // len(t.weights))
+    for i in range(0, len(points), step):
+        batch = slice(i, i + step)
+        rows, e = _multiply_rows(factors, points[batch])
+        x[batch], exponents[batch] = rows.sum(axis=1), e
+    return x, exponents
+
+
+def _multiply_rows(factors: list[Scaled], points: Array) -> tuple[Array, Array]:
+    """Return the products (N, R) of the weights and of one row of every factor, and their powers of two (N,)."""
+    weights, *others = factors
+    rows = np.repeat(weights.array, len(points), axis=0)
+    exponents = np.full(len(points), sum(factor.exponent for factor in factors), np.int64)
+    for factor, index in zip(others, points.T, strict=True):
+        rows, e = normalize_rows(rows * factor.array[index])  # N R
+        exponents += e
+    return rows, exponents
+
+
+def contract_vectors(t: CP, vectors: Mapping[int, Array]) -> CP | Scaled:
+    """Return `t` with legs summed against vectors (n[k],): a CP, or a `Scaled` number where no leg is left."""
+    weights = normalize(t.weights)
+    for k, vector in vectors.items():
+        (v, e), (factor, f) = normalize(vector), normalize(t.factors[k])
+        product = weights.array * (v @ factor)  # [n] R
+        weights = Scaled(weights.array, weights.exponent + e + f).update(product)
+    kept = tuple(factor for k, factor in enumerate(t.factors) if k not in vectors)
+    if not kept:
+        return Scaled(np.atleast_1d(weights.array.sum()), weights.exponent)
+    return CP(shift(*weights), kept)

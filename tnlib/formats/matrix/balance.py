@@ -1,0 +1,108 @@
+r"""Gauges of a product A B: A G and G^-1 B for any invertible G.
+
+The product has an SVD, U S V^H, that does not depend on G. Distributed as A = U S^p and B = S^(1-p) V^H, it is
+
+    p = 1/2   balanced: A^H A = B B^H = S, the split of the smallest norm(A)^2 + norm(B)^2
+    p = 0     A isometric, the columns of A orthonormal
+    p = 1     B isometric, the rows of B orthonormal
+
+and phases, and bases of equal singular values, are fixed on the left. Several matrices that share one B, and with it
+one G, are one A, stacked: [A1; A2; ...] B.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._deprecation import renamed_arguments
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit
+from tnlib._typing import Array
+from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.linalg.canonical_basis import group_basis_change
+from tnlib.linalg.scaling import column_exponents, norm, shift
+from tnlib.linalg.thin_svd import product_svd
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import choose_rank, noise_level
+
+
+@renamed_arguments(value="t")
+@single_threaded_blas
+def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
+    """Return the same product in the gauge U S^power, S^(1 - power) V^H, which does not depend on how it was split.
+
+    The products A B^T and (A G) (B G^-T)^T are equal for any invertible G; the query and key maps of an attention
+    head are such a pair. Several matrices that share one B, and with it one G, are one A: stack their rows.
+
+    Parameters
+    ----------
+    t
+        The product, of any scale on either side and any rank. The dense matrix is never formed.
+    power
+        Of the singular values S, the power in the left factor. 1/2: balanced, left^H left = right right^H = diag(S),
+        the smallest sum of squares of all splits. 0: `left` has orthonormal columns. 1: `right` has orthonormal rows.
+
+    Returns
+    -------
+    LowRank
+        At the numerical rank; columns of `left` in the order of S, descending, its signs and its bases of equal values
+        fixed. The SVD itself is `tnlib.convert(t, tnlib.SVD)`.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `t` is no LowRank, or `power` is not from 0 to 1.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> balanced = tnlib.balance(tnlib.LowRank([[8.0], [0.0]], [[0.5, 0.0]]))
+    >>> balanced.left[:, 0], balanced.right[0]
+    (array([2., 0.]), array([2., 0.]))
+    """
+    if not isinstance(t, LowRank):
+        advice = "pass fit.value" if isinstance(t, Fit) else "pass tnlib.LowRank(A, B.T) for A B^T"
+        raise ArgumentTypeError(f"balance: t must be a LowRank, got a {type(t).__name__}; {advice}.")
+    if not isinstance(power, numbers.Real) or isinstance(power, bool):
+        raise ArgumentTypeError(f"balance: power must be a real number, got {power!r}; pass for example power=0.5.")
+    if not 0.0 <= power <= 1.0:
+        raise ArgumentError(f"balance: power must lie between 0 and 1, got {power}; 0.5 is balanced.")
+    left, right = (a.astype(t.dtype, copy=False) for a in t.arrays())
+    with np.errstate(over="ignore"):  # the format refuses what leaves the range of its dtype
+        return LowRank(*distribute(*truncated_product_svd(left, right), float(power)))
+
+
+def truncated_product_svd(left: Array, right: Array) -> tuple[Array, Array, Array, int]:
+    """Return u, s, vh of left (m, r) @ right (r, n) at its numerical rank, and e: s is 2**e times too small."""
+    u, s, vh, exponent = scaled_product_svd(left, right)
+    rank = choose_rank(s, budget=None, noise=noise_level(norm(s), s.dtype, min(len(u), vh.shape[1])))
+    return u[:, :rank], s[:rank], vh[:rank], exponent
+
+
+def scaled_product_svd(left: Array, right: Array) -> tuple[Array, Array, Array, int]:
+    """Return u, s, vh of left (m, r) @ right (r, n), and e: s is 2**e times too small.
+
+    Every column of `left` and row of `right` may have a scale of its own; the product is never formed.
+    """
+    e, f = column_exponents(left), column_exponents(right.T)
+    nonzero = (np.abs(left).max(axis=0) > 0) & (np.abs(right).max(axis=1) > 0)
+    top = int((e + f)[nonzero].max()) if nonzero.any() else 0
+    below = np.where(nonzero, e + f - top, 0)  # at most 0: a term that underflows is negligible beside the largest
+    return *product_svd(shift(left, -e), shift(right.T, below - f).T), top
+
+
+def distribute(
+    u: Array, s: Array, vh: Array, exponent: int, power: float, groups: Sequence[slice] | None = None
+) -> tuple[Array, Array]:
+    """Return A = u S^power and B = S^(1 - power) vh with S = 2**exponent diag(s), in canonical bases of `groups`."""
+    left, right = u * s**power, s[:, None] ** (1.0 - power) * vh
+    if groups:
+        change = group_basis_change(u, groups)
+        left, right = change.columns(left), change.rows(right)
+    to_left = math.floor(exponent * power)
+    factor = s.dtype.type(2.0 ** (exponent * power - to_left))
+    return shift(left * factor, to_left), shift(right / factor, exponent - to_left)

@@ -1,0 +1,145 @@
+"""The LowRank format: a matrix as the product of a tall and a wide one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large
+from tnlib._typing import Array
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.scaling import norm
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRank(LinearFormat, Operator):
+    """The matrix left @ right.
+
+    Parameters
+    ----------
+    left
+        (m, r).
+    right
+        (r, n). For a product A B^T pass B.T.
+
+    Raises
+    ------
+    ArgumentError
+        If the inner sizes differ.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> a = tnlib.LowRank(np.ones((100, 2)), np.ones((2, 50)))
+    >>> a.shape, a.n_parameters, round(a.norm(), 3)
+    ((100, 50), 300, 141.421)
+    """
+
+    left: Array
+    right: Array
+
+    def __post_init__(self) -> None:
+        left = as_stored("LowRank", "left", self.left, ndim=2)
+        right = as_stored("LowRank", "right", self.right, ndim=2)
+        if left.shape[1] != right.shape[0]:
+            raise ArgumentError(
+                f"LowRank: left (m, r) and right (r, n) must share r, got shapes {left.shape} and {right.shape}; "
+                "for a product A B^T pass B.T as right."
+            )
+        object.__setattr__(self, "left", left)
+        object.__setattr__(self, "right", right)
+
+    def named_arrays(self) -> dict[str, Array]:
+        """Return left, right."""
+        return {"left": self.left, "right": self.right}
+
+    @classmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> LowRank:
+        """Return the product of these factors."""
+        return cls(arrays["left"], arrays["right"])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (m, n) of the product."""
+        return self.left.shape[0], self.right.shape[1]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The one inner size, (r,)."""
+        return (self.left.shape[1],)
+
+    @property
+    def T(self) -> LowRank:
+        """The transpose, right^T @ left^T."""
+        return LowRank(self.right.T, self.left.T)
+
+    @property
+    def H(self) -> LowRank:
+        """The adjoint, right^H @ left^H."""
+        return LowRank(self.right.conj().T, self.left.conj().T)
+
+    def conj(self) -> LowRank:
+        """Return the complex conjugate."""
+        return LowRank(self.left.conj(), self.right.conj())
+
+    @property
+    def real(self) -> LowRank:
+        """The real part, of a real dtype; the rank of complex data doubles."""
+        if self.dtype.kind != "c":
+            return self
+        return self._product_of_parts([self.left.real, -self.left.imag])
+
+    @property
+    def imag(self) -> LowRank:
+        """The imaginary part, of a real dtype; the rank of complex data doubles."""
+        if self.dtype.kind != "c":
+            return self._multiplied(0)
+        return self._product_of_parts([self.left.imag, self.left.real])
+
+    def _product_of_parts(self, left: list[Array]) -> LowRank:
+        """Return left[0] @ Re(right) + left[1] @ Im(right)."""
+        return LowRank(np.concatenate(left, axis=1), np.concatenate([self.right.real, self.right.imag]))
+
+    @overload
+    def __matmul__(self, x: LowRank) -> LowRank: ...
+    @overload
+    def __matmul__(self, x: Array) -> Array: ...
+    def __matmul__(self, x: Any) -> Any:
+        """Multiply with a LowRank, at the smaller of both ranks, or with a dense array."""
+        if not isinstance(x, LowRank):
+            return super().__matmul__(x)
+        if self.shape[1] != x.shape[0]:
+            raise ArgumentError(
+                f"LowRank @ LowRank: the inner legs must have one size, got {self.shape[1]} and {x.shape[0]}; "
+                "transpose one of them."
+            )
+        between = self.right @ x.left  # r [n] s
+        if self.ranks[0] <= x.ranks[0]:
+            return LowRank(self.left, between @ x.right)
+        return LowRank(self.left @ between, x.right)
+
+    def _multiplied(self, number: Any) -> LowRank:
+        return LowRank(number * self.left, self.right)
+
+    def _added(self, other: LowRank) -> LowRank:
+        left = np.concatenate([self.left, other.left], axis=1)
+        return LowRank(left, np.concatenate([self.right, other.right], axis=0))
+
+    def full(self) -> Array:
+        """Contract to the dense matrix (m, n)."""
+        refuse_too_large(self)
+        return self.left @ self.right  # m [r] n
+
+    def norm(self) -> float:
+        """Frobenius norm, from the triangular factors of both sides: no (m, n) array and no cancellation."""
+        return norm(r_factor(self.left) @ r_factor(self.right.T).T)
+
+    def _matmat(self, x: Array) -> Array:
+        return np.asarray(self.left @ (self.right @ x))  # m [r] [n] k
+
+    def _rmatmat(self, x: Array) -> Array:
+        return np.asarray(self.right.conj().T @ (self.left.conj().T @ x))  # n [r] [m] k

@@ -1,0 +1,33 @@
+"""Tensor trains (matrix product states) and TT-matrices (matrix product operators)."""
+
+from tnlib._registry import register
+
+_SHARED = {
+    "round": "tnlib.formats.train.round:round_train",
+    "inner": "tnlib.formats.train.inner:inner_trains",
+    "entries": "tnlib.formats.train.entries:train_entries",
+    "canonical_form": "tnlib.formats.train.round:canonical_train",
+    "diagram": "tnlib.formats.train.diagram:train_diagram",
+}
+
+register(
+    "tnlib.formats.train.format:TensorTrain",
+    **_SHARED,
+    kron="tnlib.formats.train.operations:kron_trains",
+    outer="tnlib.formats.train.operations:outer_trains",
+    contract_vectors="tnlib.formats.train.contract:contract_vectors",
+    to_TTMatrix="tnlib.formats.train.format:as_column",
+    to_Vidal="tnlib.formats.train.vidal:vidal",
+    sweep_steps="tnlib.formats.train.sweep_diagrams:sweep_steps",
+)
+register(
+    "tnlib.formats.train.format:TTMatrix",
+    **_SHARED,
+    kron="tnlib.formats.train.operations:kron_matrices",
+    to_TensorTrain="tnlib.formats.train.operations:matrix_to_train",
+)
+register(
+    "tnlib.formats.train.vidal:Vidal",
+    to_TensorTrain="tnlib.formats.train.vidal:Vidal.train",
+    diagram="tnlib.formats.train.diagram:vidal_diagram",
+)

@@ -1,0 +1,145 @@
+r"""Canonical forms of trains: all cores isometric towards one of them, the orthogonality centre.
+
+Cores left of the centre are left-isometric, those right of it right-isometric,
+
+    |>--|>--(C)--<|--<|         sum over l, n of conj(A[l, n, r]) A[l, n, r'] = 1
+    |   |    |    |   |         sum over n, r of B[l, n, r] conj(B[l', n, r]) = 1
+
+so that the norm, the Schmidt values and the best truncation of the whole are those of the centre alone. Schollwoeck,
+"The density-matrix renormalization group in the age of matrix product states", Annals of Physics 326 (2011), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_position
+from tnlib.formats.train.format import TensorTrain, TTMatrix, as_train
+from tnlib.linalg.canonical_basis import group_basis_change
+from tnlib.linalg.orthogonal import isometry_error, qr_positive
+from tnlib.linalg.scaling import Scaled, rescale
+from tnlib.linalg.threads import single_threaded_blas
+
+T = TypeVar("T", TensorTrain, TTMatrix)
+
+
+@single_threaded_blas
+def canonicalize(tt: T, center: int) -> T:
+    """Return the same train with all cores isometric towards core `center`.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain or TTMatrix. Where its own `center` is known, one QR per core in between is all the work.
+    center
+        0 for right-canonical, d - 1 or -1 for left-canonical, anything between for mixed.
+
+    Returns
+    -------
+    TensorTrain | TTMatrix
+        The same tensor; bonds are no larger than the number of rows on their isometric side. The triangular factors
+        that moved have positive diagonals; for a gauge that depends on the tensor alone see `canonical_form`.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `tt` is no train, or `center` names none of its cores.
+
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.4.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> ghz = tnlib.TensorTrain([np.eye(2)[None], np.eye(2)[:, :, None] * np.eye(2)[:, None], np.eye(2)[..., None]])
+    >>> mixed = tnlib.canonicalize(ghz, 1)
+    >>> mixed.center, f"{np.linalg.norm(mixed.cores[1]):.4f}", max(tnlib.isometry_errors(mixed)) < 1e-15
+    (1, '1.4142', True)
+    """
+    as_train("canonicalize", "tt", tt)
+    center = as_position("canonicalize", "center", center, len(tt.cores), "cores")
+    return tt.unfused(move_center(tt.fused(), center))
+
+
+def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> list[float]:
+    """Return, core by core, norm(Q^H Q - 1) of the core as a matrix towards the centre; 0 for the centre itself.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain or TTMatrix.
+    center
+        The core that the others should point to; the train's own by default.
+
+    Returns
+    -------
+    list of float
+        Of the cores as they are stored, `log_scale` aside.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `tt` is no train, or neither it nor the caller names a centre.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> tt = tnlib.TensorTrain([np.ones((1, 2, 1)), np.ones((1, 2, 1))])
+    >>> tnlib.isometry_errors(tt, center=1)
+    [1.0, 0.0]
+    """
+    as_train("isometry_errors", "tt", tt)
+    center = tt.center if center is None else as_position("isometry_errors", "center", center, len(tt.cores), "cores")
+    if center is None:
+        raise ArgumentError("isometry_errors: center must name a core of a train without a centre, got None; pass one.")
+    cores = tt.fused().cores
+    left = [isometry_error(core.reshape(-1, core.shape[-1])) for core in cores[:center]]
+    right = [isometry_error(core.reshape(len(core), -1).T) for core in cores[center + 1 :]]
+    return [*left, 0.0, *right]
+
+
+def move_center(train: TensorTrain, center: int) -> TensorTrain:
+    """Return the train with its orthogonality centre at core `center`, by one QR per core on the way."""
+    cores, exponent = list(train.cores), train.exponent
+    first, last = (0, len(cores) - 1) if train.center is None else (train.center, train.center)
+    for k in range(first, center):
+        left, n, right = cores[k].shape
+        q, r = qr_positive(cores[k].reshape(left * n, right))
+        cores[k] = q.reshape(left, n, -1)
+        carried = (r @ cores[k + 1].reshape(right, -1)).reshape(-1, *cores[k + 1].shape[1:])  # r' [r] n r''
+        cores[k + 1], exponent = rescale(carried, exponent)
+    for k in range(last, center, -1):
+        left, n, right = cores[k].shape
+        q, r = qr_positive(np.ascontiguousarray(cores[k].reshape(left, n * right).T))  # core = r^T q^T
+        cores[k] = np.ascontiguousarray(q.T).reshape(-1, n, right)
+        cores[k - 1], exponent = rescale(cores[k - 1] @ r.T, exponent)  # l n [l'] l''
+    return TensorTrain.from_sweep(cores, center, exponent)
+
+
+def change_bond_bases(cores: Sequence[Array], groups: Sequence[Sequence[slice]]) -> list[Array]:
+    """Return the left-canonical train with a canonical basis in the `groups` of every bond (`group_basis_change`)."""
+    out = list(cores)
+    for k, of_bond in enumerate(groups):
+        left, n, right = out[k].shape
+        flat = out[k].reshape(left * n, right)
+        change = group_basis_change(flat, of_bond)
+        out[k] = change.columns(flat).reshape(left, n, right)
+        following = out[k + 1]
+        out[k + 1] = change.rows(following.reshape(right, -1)).reshape(following.shape)
+    return out
+
+
+def scaled_bond_matrix(train: TensorTrain, bond: int) -> Scaled:
+    """Return a matrix with the singular values of the train cut at `bond`: the centre, moved next to the bond."""
+    on_the_right = train.center is not None and train.center >= bond
+    moved = move_center(train, bond if on_the_right else bond - 1)
+    core = moved.cores[bond] if on_the_right else moved.cores[bond - 1]
+    matrix = core.reshape(len(core), -1).T if on_the_right else core.reshape(-1, core.shape[-1])
+    return Scaled(matrix, moved.exponent)

@@ -1,0 +1,171 @@
+"""Lists of train cores: contraction to dense arrays, sums, products, real parts, legs of matrices in pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.scaling import Scaled, largest, shift
+
+_FAR = 1 << 14  # powers of two; a term this much smaller than another one is lost in the sum
+
+
+def contract_cores(cores: Sequence[Array]) -> Scaled:
+    """Contract cores (r[k], n[k], r[k+1]) to the matrix (r[0] n[0] ... n[d-1], r[d]).
+
+    Two halves first, then one product of the size of the result.
+    """
+    if len(cores) == 1:
+        return Scaled(cores[0].reshape(-1, cores[0].shape[-1]))
+    left_sizes = np.cumsum([math.log(core.shape[1]) for core in cores])
+    half = 1 + int(np.argmin(np.abs(left_sizes[:-1] - left_sizes[-1] / 2)))
+    left = Scaled(cores[0].reshape(-1, cores[0].shape[-1]))  # (r0 n0) r
+    for core in cores[1:half]:
+        left = left.update((left.array @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1]))
+    right = Scaled(cores[-1].reshape(len(cores[-1]), -1))  # r (n(d-1) rd)
+    for core in cores[half:-1][::-1]:
+        right = right.update((core.reshape(-1, core.shape[-1]) @ right.array).reshape(len(core), -1))
+    product = left.array @ right.array  # (r0 n0 ...) [r] (... n(d-1) rd)
+    return Scaled(product.reshape(-1, cores[-1].shape[-1]), left.exponent + right.exponent)
+
+
+def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
+    """Return the cores of a train without the contracted legs, and e: they are 2**e times smaller.
+
+    `parts` are cores (l, n, r), and matrices (l, r) where a leg is contracted. A matrix goes into the core on its
+    right, those behind the last core into that one. Matrices alone leave one core without a leg, (1, 1).
+    """
+    cores: list[Array] = []
+    carry = Scaled(np.ones((1, 1), parts[0].dtype))
+    pending = False
+    for part in parts:
+        product = np.tensordot(carry.array, part, 1) if pending else part  # l [r] n r' or l [r] r'
+        if part.ndim == 2:
+            carry, pending = carry.update(product), True
+        else:
+            core, e = carry.update(product) if pending else (part, carry.exponent)
+            carry, pending = Scaled(carry.array, e), False
+            cores.append(core)
+    if pending and cores:
+        cores[-1], e = carry.update(np.tensordot(cores[-1], carry.array, 1))  # l n [r] r'
+        return cores, e
+    return cores or [carry.array], carry.exponent
+
+
+def merge_cores(cores: Sequence[Array]) -> Array:
+    """Return isometric cores (l, n, r) ... (r', n', r'') as one matrix (l n ... n', r'')."""
+    out = cores[0].reshape(-1, cores[0].shape[-1])
+    for core in cores[1:]:
+        out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (l n [r]) [r] n' r'
+    return out
+
+
+def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:
+    """Return the matrix of `cores` (r[k], m[k], n[k], r[k+1]) times x (prod n, K), shape (prod m, K).
+
+    Core by core: the column leg n[k] of x is exchanged for the row leg m[k], which joins the end.
+    """
+    columns = x.shape[1]
+    y = Scaled(x)  # (l n0) (n1 ... K)
+    for core in cores:
+        left, m, n, right = core.shape
+        exchange = core.transpose(0, 2, 1, 3).reshape(left * n, m * right)  # (l nk) (mk r)
+        product = y.array.reshape(left * n, -1).T @ exchange  # (n(k+1) ... K m0 ...) [(l nk)] (mk r)
+        y = y.update(product.reshape(-1, right).T)  # r (n(k+1) ... K m0 ... mk)
+    return Scaled(y.array.reshape(columns, -1).T, y.exponent)  # (m0 ... m(d-1)) K
+
+
+def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -> list[Array]:
+    """Return the cores (l, n, r) of the sum of trains, blocks along the diagonal.
+
+    Along leg `stacked` the terms are concatenated instead of added.
+    """
+    dtype, last = np.result_type(*(core for cores in terms for core in cores)), len(terms[0]) - 1
+    out = []
+    for k in range(last + 1):
+        blocks = [cores[k] for cores in terms]
+        steps = [int(k > 0), int(k == stacked), int(k < last)]  # legs along which blocks follow each other
+        sizes = [sum(b.shape[i] for b in blocks) if steps[i] else blocks[0].shape[i] for i in range(3)]
+        core, at = np.zeros(sizes, dtype), [0, 0, 0]
+        for block in blocks:
+            core[tuple(slice(start, start + n) for start, n in zip(at, block.shape, strict=True))] += block
+            at = [start + n * step for start, n, step in zip(at, block.shape, steps, strict=True)]
+        out.append(core)
+    return out
+
+
+def with_common_exponent(trains: Sequence[tuple[Sequence[Array], int]]) -> tuple[list[list[Array]], int]:
+    """Return the cores of trains (cores, exponent) for one exponent, the largest of those that are not zero.
+
+    A power of two is spread over all cores of a train: a thousand cores of size 1e3 and an exponent that compensates
+    them must not meet in one of them.
+    """
+    top = max((e for cores, e in trains if all(largest(core) > 0 for core in cores)), default=0)
+    out = []
+    for cores, exponent in trains:
+        d, behind = len(cores), max(-_FAR * len(cores), min(0, exponent - top))
+        steps = [behind // d + (k < behind % d) for k in range(d)]
+        out.append([shift(core, e) for core, e in zip(cores, steps, strict=True)])
+    return out, top
+
+
+def multiply_entries(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
+    """Return the cores of the entrywise product of two trains of cores (l, n, r)."""
+    out = []
+    for x, y in zip(a, b, strict=True):
+        (l, n, r), (m, _, s) = x.shape, y.shape
+        # la 1 n ra 1 times 1 lb n 1 rb
+        out.append((x[:, None, :, :, None] * y[None, :, :, None, :]).reshape(l * m, n, r * s))
+    return out
+
+
+def multiply_matrices(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
+    """Return the cores (la lb, m, p, ra rb) of the matrix product of cores (la, m, n, ra) and (lb, n, p, rb)."""
+    out = []
+    for x, y in zip(a, b, strict=True):
+        (l, m, _, r), (k, _, p, s) = x.shape, y.shape
+        product = np.tensordot(x, y, axes=([2], [1]))  # la m [n] ra lb [n] p rb
+        out.append(product.transpose(0, 3, 1, 4, 2, 5).reshape(l * k, m, p, r * s))
+    return out
+
+
+def real_part(cores: Sequence[Array], *, imaginary: bool = False) -> list[Array]:
+    """Return real cores (2 l, ..., 2 r) of the real, or imaginary, part of a train of complex cores (l, ..., r).
+
+    Multiplication by a complex number is the real matrix [[Re, -Im], [Im, Re]]; the first core takes one row of it,
+    the last one the column that begins with 1.
+    """
+    if len(cores) == 1:
+        return [np.ascontiguousarray(cores[0].imag if imaginary else cores[0].real)]
+    out = []
+    for k, core in enumerate(cores):
+        rows = [np.concatenate([core.real, -core.imag], axis=-1), np.concatenate([core.imag, core.real], axis=-1)]
+        if k == len(cores) - 1:
+            rows = [core.real, core.imag]
+        out.append(rows[int(imaginary)] if k == 0 else np.concatenate(rows, axis=0))
+    return out
+
+
+def fuse_legs(cores: Sequence[Array]) -> list[Array]:
+    """Return TT-matrix cores (r, m, n, r') as train cores (r, m n, r')."""
+    return [core.reshape(len(core), -1, core.shape[-1]) for core in cores]
+
+
+def pair_legs(a: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
+    """Return a matrix (prod m, prod n) as the array (m[0] n[0], m[1] n[1], ...) with paired legs."""
+    d = len(row_shape)
+    order = [leg for k in range(d) for leg in (k, d + k)]  # m0 n0 m1 n1 ...
+    pairs = [m * n for m, n in zip(row_shape, col_shape, strict=True)]
+    return a.reshape(*row_shape, *col_shape).transpose(order).reshape(pairs)
+
+
+def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
+    """Undo `pair_legs`: the array (m[0] n[0], m[1] n[1], ...), flat or not, as the matrix (prod m, prod n)."""
+    pairs = [(m, n) for m, n in zip(row_shape, col_shape, strict=True) if m * n > 1]  # numpy has at most 64 legs
+    d = len(pairs)
+    split = [size for pair in pairs for size in pair]  # m0 n0 m1 n1 ...
+    order = [*range(0, 2 * d, 2), *range(1, 2 * d, 2)]  # m0 m1 ... n0 n1 ...
+    return np.ascontiguousarray(x.reshape(split).transpose(order)).reshape(math.prod(row_shape), -1)

@@ -1,0 +1,1 @@
+"""TT-cross: interpolation of a function of indices by a tensor train."""

@@ -1,0 +1,118 @@
+"""A caller's function of indices: validated values, a call budget, and no index evaluated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_numbers, to_numpy
+
+_BATCH = 1 << 16  # points in one call
+
+
+class CallBudgetExceeded(Exception):
+    """More evaluations are needed than the budget allows."""
+
+
+class CachedFunction:
+    """Entries of f at indices (m, d), each evaluated once.
+
+    Parameters
+    ----------
+    function
+        Name of the public function, for messages.
+    f
+        Takes an integer array (m, d), which it may change, and returns (m,) numbers.
+    shape
+        (n[0], ..., n[d-1]).
+    max_calls
+        Number of points that may be evaluated.
+    reserved
+        Number of these that may be evaluated after `release` only.
+    """
+
+    def __init__(
+        self, function: str, f: Callable[[Array], Any], shape: Sequence[int], max_calls: int, reserved: int
+    ) -> None:
+        self._function, self._f = function, f
+        self.remaining, self._reserved = max_calls - reserved, reserved
+        self._key_dtype = np.min_scalar_type(max(shape) - 1)  # short keys
+        self._positions: dict[bytes, int] = {}
+        self._values, self._n_values = np.empty(1024), 0
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)  # of the values of f, after the first call
+        self.largest = 0.0  # modulus so far
+
+    @property
+    def n_calls(self) -> int:
+        """Number of points evaluated."""
+        return len(self._positions)
+
+    def release(self) -> None:
+        """Make the reserved evaluations available."""
+        self.remaining, self._reserved = self.remaining + self._reserved, 0
+
+    def __call__(self, indices: Array) -> Array:
+        """Return the entries (m,) in double precision."""
+        width = indices.shape[1] * self._key_dtype.itemsize
+        raw = indices.astype(self._key_dtype).tobytes()
+        keys = [raw[k : k + width] for k in range(0, len(raw), width)]
+        new = {key: row for row, key in enumerate(keys) if key not in self._positions}
+        if len(new) > self.remaining:
+            raise CallBudgetExceeded
+        if new:
+            self._evaluate(new, indices[list(new.values())])
+        return self._values[[self._positions[key] for key in keys]]
+
+    def _evaluate(self, keys: dict[bytes, int], indices: Array) -> None:
+        for start in range(0, len(indices), _BATCH):
+            batch = np.array(indices[start : start + _BATCH], np.int64)
+            self.remaining -= len(batch)
+            values = self._validated(self._f(batch.copy()), batch)  # f may change its copy
+            self._store(values)
+            self.largest = max(self.largest, float(np.abs(values).max()))
+        for position, key in enumerate(keys, len(self._positions)):
+            self._positions[key] = position
+
+    def _store(self, values: Array) -> None:
+        stop = self._n_values + len(values)
+        dtype = np.result_type(self._values, values)
+        if stop > len(self._values) or dtype != self._values.dtype:
+            larger = np.empty(max(len(self._values), 2 * stop), dtype)
+            larger[: self._n_values] = self._values[: self._n_values]
+            self._values = larger
+        self._values[self._n_values : stop] = values
+        self._n_values = stop
+
+    def _validated(self, values: Any, indices: Array) -> Array:
+        """Return the values that f returned for `indices`, finite and of a native dtype."""
+        name = self._function
+        a = to_numpy(name, "the return value of f", values)
+        if a.shape != (len(indices),):
+            raise ArgumentError(
+                f"{name}: f must return one value for each of its (n_points, d) indices, got shape {a.shape} "
+                f"for {len(indices)} points; return an array (n_points,)."
+            )
+        a = as_numbers(name, "the return value of f", a)
+        if not np.isfinite(a).all():
+            bad = int(np.argmax(~np.isfinite(a)))
+            index = tuple(int(i) for i in indices[bad])
+            raise ArgumentError(
+                f"{name}: f must be finite, got {a[bad]} at index {index}; return a number there, for example 0."
+            )
+        self.dtype = np.result_type(self.dtype, a.dtype)
+        return a
+
+
+def as_function(function: str, f: Any) -> Callable[[Array], Any]:
+    """Return `f` if it can be called."""
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"{function}: f must be a function of an integer array (n_points, d), got a {type(f).__name__}; "
+            "to decompose an array use tnlib.tt_svd."
+        )
+    checked: Callable[[Array], Any] = f
+    return checked

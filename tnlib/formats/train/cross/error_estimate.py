@@ -1,0 +1,139 @@
+"""Error of a train against a function of indices, estimated from samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.formats.train.cross.cached_function import CachedFunction
+from tnlib.formats.train.cross.interpolation import CrossInterpolation
+from tnlib.formats.train.cross.sampling import (
+    log_density_beside,
+    log_density_of_products,
+    sample_beside,
+    sample_products,
+    sample_train,
+    sample_uniform,
+)
+from tnlib.formats.train.entries import train_entries
+from tnlib.formats.train.format import TensorTrain
+from tnlib.linalg.scaling import norm
+
+_STANDARD_ERRORS = 2.0  # added to the estimate
+_HEAVIEST = 16  # points of a final estimate that are returned for further pivots
+
+
+@dataclass
+class Sample:
+    """Errors at sampled points."""
+
+    points: Array  # (m, d)
+    errors: Array  # (m,), moduli
+    weighted: Array  # (m,), errors times the root of the importance weight of their points
+
+    def __add__(self, other: Sample) -> Sample:
+        pairs = ((self.points, other.points), (self.errors, other.errors), (self.weighted, other.weighted))
+        return Sample(*map(np.concatenate, pairs))
+
+    def largest(self, count: int) -> Sample:
+        """Return the distinct points of the `count` largest errors."""
+        return self._top(count, self.errors)
+
+    def heaviest(self, count: int) -> Sample:
+        """Return the distinct points of the `count` largest weighted errors."""
+        return self._top(count, self.weighted)
+
+    def _top(self, count: int, key: Array) -> Sample:
+        distinct = np.unique(self.points, axis=0, return_index=True)[1]
+        top = distinct[np.argsort(-key[distinct], kind="stable")[:count]]
+        return Sample(self.points[top], self.errors[top], self.weighted[top])
+
+
+class ErrorEstimator:
+    """Errors of trains against one function; all points compared so far are remembered."""
+
+    def __init__(self, f: CachedFunction, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+        self._f, self._shape, self._rng = f, shape, rng
+        self._sampled = np.empty((0, len(shape)), np.intp)
+
+    def compare(self, points: Array, train: TensorTrain) -> Sample:
+        """Return the errors at `points` (m, d)."""
+        if len(points) == 0:
+            return Sample(points, np.empty(0), np.empty(0))
+        values = self._f(points)
+        self._sampled = np.concatenate([self._sampled, points])
+        errors = np.abs(values - _entries(train, points))
+        return Sample(points, errors, errors)
+
+    def compare_all(self, train: TensorTrain) -> tuple[Sample, float]:
+        """Return the errors at all points so far, and their norm relative to that of the train: a lower bound."""
+        self._sampled = np.unique(self._sampled, axis=0)
+        errors = np.abs(self._f(self._sampled) - _entries(train, self._sampled))
+        size = norm(errors)
+        return Sample(self._sampled, errors, errors), math.exp(math.log(size) - train.log_norm()) if size > 0 else 0.0
+
+    def estimate(
+        self, train: TensorTrain, count: int, cross: CrossInterpolation | None = None, profiles: Sequence[Array] = ()
+    ) -> tuple[Sample, float]:
+        r"""Return a fresh sample of about `count` points, and the relative error estimated from it.
+
+        With `profiles`, the sample is that of the few points that contribute most to the error.
+
+        Of N entries, those at points drawn with the density w / N estimate norms without bias (importance sampling),
+
+            norm(a)^2 = N <|a(i)|^2 / w(i)>,        w = (1 + N |t|^2 / norm(t)^2 + h + p + q) / 5.
+
+        The uniform part finds errors that are frequent, the part drawn from the train t those on its peaks. The density
+        h of points whose first or last legs are those of a row or a column of `cross` finds errors in neighbourhoods of
+        these, of all sizes. Products p of errors along lines through peaks of the error (`profiles`), and q of their
+        means with constants, find errors around those peaks. Densities without an argument are left out.
+        """
+        wide = [profile + profile.mean(axis=1, keepdims=True) for profile in profiles]
+        products = [p for p in (list(profiles), wide) if p]
+        beside = []
+        if cross is not None and len(train.cores) > 1:
+            beside = [(cross.rows, [cross.columns[0][:0], *cross.columns], self._shape)]
+        each = count // (2 + len(beside) + len(products))
+        drawn = [sample_uniform(self._shape, each, self._rng), sample_train(train.cores, each, self._rng)]
+        drawn += [sample_products(p, each, self._rng) for p in products]
+        drawn += [sample_beside(*neighbours, each, self._rng) for neighbours in beside]
+        points = np.concatenate(drawn)
+        sample, values = self.compare(points, train), np.abs(self._f(points))
+        with np.errstate(divide="ignore"):
+            t = np.log(np.abs(_entries(train, points)))
+        logs = [np.zeros(len(points)), math.fsum(map(math.log, self._shape)) + 2 * (t - train.log_norm())]
+        logs += [log_density_of_products(p, points) for p in products]
+        logs += [log_density_beside(*neighbours, points) for neighbours in beside]
+        log_w = np.logaddexp.reduce(logs, axis=0)
+        weights, scale = np.exp(log_w.min() - log_w), self._f.largest
+        squares, total = np.square(sample.errors / scale) * weights, np.square(values / scale) * weights
+        upper = squares.mean() + _STANDARD_ERRORS * squares.std() / math.sqrt(len(points))
+        error = math.sqrt(upper / total.mean()) if total.any() else math.inf
+        sample = Sample(points, sample.errors, sample.errors * np.sqrt(weights))
+        return sample.heaviest(_HEAVIEST) if profiles else sample, error
+
+    def climb(self, points: Array, train: TensorTrain) -> tuple[Array, list[Array]]:
+        """Move every point (m, d) to the largest error along each leg in turn.
+
+        Return them, and for every leg the errors (m, n) along it, relative to the largest.
+        """
+        points, profiles = points.copy(), [np.empty(0)] * len(self._shape)
+        for k in self._rng.permutation(len(self._shape)):
+            line = np.repeat(points, self._shape[k], axis=0)
+            line[:, k] = np.tile(np.arange(self._shape[k]), len(points))
+            errors = self.compare(line, train).errors.reshape(len(points), -1)  # m n
+            points[:, k] = errors.argmax(axis=1)
+            peaks = errors.max(axis=1)
+            profiles[k] = errors / np.where(peaks > 0, peaks, 1)[:, None] + (peaks == 0)[:, None]
+        return points, profiles
+
+
+def _entries(train: TensorTrain, points: Array) -> Array:
+    """Return the entries (m,) of `train` at `points` (m, d) in double precision."""
+    x, e = train_entries(train.astype(np.result_type(train.dtype, np.float64)), points)
+    parts = np.ldexp(np.ascontiguousarray(x)[:, None].view(np.float64), e[:, None])  # m, real and imaginary
+    return np.asarray(parts.view(x.dtype)[:, 0])

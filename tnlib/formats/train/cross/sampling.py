@@ -1,0 +1,92 @@
+"""Random indices of a tensor: drawn from a train, from product distributions, and uniformly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+
+Rng = np.random.Generator
+
+
+def sample_train(cores: Sequence[Array], count: int, rng: Rng) -> Array:
+    """Return `count` indices (count, d), drawn independently with the probability |t|^2 / norm(t)^2.
+
+    `cores` are left-isometric but the last, so that all legs on the left of one sum to the identity: from the right,
+    the weight of a leg's value given those behind it is a norm. Ferris and Vidal, "Perfect sampling with unitary tensor
+    networks", Phys. Rev. B 85 (2012). The train must not be zero.
+    """
+    indices = np.empty((count, len(cores)), np.intp)
+    behind = np.ones((count, 1), cores[-1].dtype)
+    for k in range(len(cores) - 1, -1, -1):
+        rows = np.tensordot(behind, cores[k], ([1], [2]))  # m l n [r]
+        weights = np.cumsum(np.square(np.abs(rows)).sum(axis=1), axis=1)  # m n
+        drawn = (weights <= (rng.random(count) * weights[:, -1])[:, None]).sum(axis=1)
+        indices[:, k] = np.minimum(drawn, cores[k].shape[1] - 1)
+        behind = rows[np.arange(count), :, indices[:, k]]  # m l
+        behind = behind / np.linalg.norm(behind, axis=1, keepdims=True)
+    return indices
+
+
+def sample_uniform(shape: Sequence[int], count: int, rng: Rng) -> Array:
+    """Return `count` uniform indices (count, d) in which every leg takes all its values nearly equally often."""
+    columns = [rng.permuted(np.resize(rng.permutation(n), count)) for n in shape]
+    return np.stack(columns, axis=1)
+
+
+def sample_products(profiles: Sequence[Array], count: int, rng: Rng) -> Array:
+    """Return `count` indices (count, d) from the mean of s product distributions, `profiles[k]` (s, n[k]) of leg k."""
+    component = rng.integers(0, len(profiles[0]), count)
+    columns = []
+    for profile in profiles:
+        sums = np.cumsum(profile, axis=1)[component]  # m n
+        drawn = (sums <= (rng.random(count) * sums[:, -1])[:, None]).sum(axis=1)
+        columns.append(np.minimum(drawn, profile.shape[1] - 1))
+    return np.stack(columns, axis=1)
+
+
+def log_density_of_products(profiles: Sequence[Array], points: Array) -> Array:
+    """Return the logarithm (m,) of the density of `sample_products` at `points` (m, d), relative to the uniform one."""
+    logs = np.zeros((len(profiles[0]), len(points)))
+    for profile, leg in zip(profiles, points.T, strict=True):
+        p = profile * (profile.shape[1] / profile.sum(axis=1, keepdims=True))
+        with np.errstate(divide="ignore"):
+            logs += np.log(p)[:, leg]  # s m
+    return np.asarray(np.logaddexp.reduce(logs, axis=0) - math.log(len(logs)))
+
+
+def sample_beside(heads: Sequence[Array], tails: Sequence[Array], shape: Sequence[int], count: int, rng: Rng) -> Array:
+    """Return `count` indices (count, d), half with the first legs of a head, half with the last legs of a tail.
+
+    `heads[k]` (r, k) and `tails[k]` (s, d - k) are those of bond k = 1 ... d-1, all bonds are equally likely, and the
+    other legs uniform. The indices fill neighbourhoods of all sizes around the chosen ones.
+    """
+    points = np.stack([rng.integers(0, n, count) for n in shape], axis=1)
+    for point, k, use_head in zip(
+        points, rng.integers(1, len(shape), count), rng.permuted(np.arange(count) % 2), strict=True
+    ):
+        if use_head:
+            point[:k] = heads[k][rng.integers(len(heads[k]))]
+        else:
+            point[k:] = tails[k][rng.integers(len(tails[k]))]
+    return points
+
+
+def log_density_beside(heads: Sequence[Array], tails: Sequence[Array], shape: Sequence[int], points: Array) -> Array:
+    """Return the logarithm (m,) of the density of `sample_beside` at `points` (m, d), relative to the uniform one."""
+    hashes = np.random.default_rng(0).integers(
+        1, 2**63, len(shape), dtype=np.uint64
+    )  # hashes of parts of indices, as sums
+    sizes = np.concatenate([[0.0], np.cumsum(np.log(shape))])
+    hashed = points.astype(np.uint64) * hashes
+    first, last = np.cumsum(hashed, axis=1), np.cumsum(hashed[:, ::-1], axis=1)[:, ::-1]
+    logs = []
+    for k in range(1, len(shape)):
+        head = np.isin(first[:, k - 1], (heads[k].astype(np.uint64) * hashes[:k]).sum(axis=1))
+        tail = np.isin(last[:, k], (tails[k].astype(np.uint64) * hashes[k:]).sum(axis=1))
+        logs.append(np.where(head, sizes[k] - math.log(len(heads[k])), -np.inf))
+        logs.append(np.where(tail, sizes[-1] - sizes[k] - math.log(len(tails[k])), -np.inf))
+    return np.asarray(np.logaddexp.reduce(logs, axis=0) - math.log(len(logs)))

@@ -1,0 +1,484 @@
+"""Tensor trains (matrix product states) and TT-matrices (matrix product operators)."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._format import (
+    LinearFormat,
+    Operator,
+    as_stored_list,
+    numbered,
+    read_only,
+    refuse_different_legs,
+    refuse_other_format,
+    refuse_too_large,
+)
+from tnlib._typing import Array
+from tnlib._validate import as_count, as_position
+from tnlib.formats.train import cores as raw
+from tnlib.formats.train.indexing import entry_of, flat_to_legs, parse_index, selects_all
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.scaling import Scaled, fold, normalize, rescale, shift, split_exponential
+
+_LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to rounding
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Train(LinearFormat):
+    """Cores of one dtype, the core that the others are isometric towards, and an integer power of two.
+
+    Cores are in range: products of a core with itself neither overflow nor underflow. Whatever a core has beyond goes
+    into `exponent` when the train is made, so that sweeps work on plain arrays.
+    """
+
+    cores: tuple[Array, ...]
+    center: int | None
+    exponent: int
+
+    _core_ndim: ClassVar[int]
+
+    def __init__(
+        self, cores: Sequence[Array], center: int | None = None, log_scale: float = 0.0, *, exponent: int = 0
+    ) -> None:
+        name = type(self).__name__
+        stored = as_stored_list(name, lambda k: f"core {k}", cores, ndim=self._core_ndim)
+        _check_bonds(name, stored)
+        center = None if center is None else as_position(name, "center", center, len(stored), "cores")
+        dtype = np.result_type(*stored)
+        scaled = [rescale(core.astype(dtype, copy=False)) for core in stored]
+        arrays, twos = [core for core, _ in scaled], sum(e for _, e in scaled)
+        whole, factor = _split_log_scale(name, log_scale)
+        if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
+            arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
+        self._set(arrays, center, twos + whole + _as_exponent(name, exponent))
+
+    @classmethod
+    def from_sweep(cls, cores: Sequence[Array], center: int | None = None, exponent: int = 0) -> Self:
+        """Return 2**exponent times the train of `cores` that are in range; nothing is validated."""
+        self = object.__new__(cls)
+        self._set(cores, center, exponent)
+        return self
+
+    @classmethod
+    def from_products(cls, cores: Sequence[Array], exponent: int = 0) -> Self:
+        """Return 2**exponent times the train of `cores` whose entries are products of two entries in range."""
+        scaled = [rescale(core) for core in cores]
+        return cls.from_sweep([core for core, _ in scaled], None, exponent + sum(e for _, e in scaled)).folded()
+
+    def folded(self) -> Self:
+        """Return the same train with the power of two in the centre, or in core 0, if that array can carry it."""
+        if self.exponent == 0:
+            return self
+        cores, k = list(self.cores), self.center or 0
+        cores[k], exponent = fold(cores[k], self.exponent)
+        return self.from_sweep(cores, self.center, exponent)
+
+    def _set(self, cores: Sequence[Array], center: int | None, exponent: int) -> None:
+        object.__setattr__(self, "cores", tuple(map(read_only, cores)))
+        object.__setattr__(self, "center", center)
+        object.__setattr__(self, "exponent", exponent)
+
+    def fused(self) -> TensorTrain:
+        """Return the train of cores (l, n, r), the two legs of TT-matrix cores as one."""
+        return TensorTrain.from_sweep(raw.fuse_legs(self.cores), self.center, self.exponent)
+
+    def unfused(self, train: TensorTrain) -> Self:
+        """Return `train`, of the legs of `self.fused()`, as a train of this kind, `folded`."""
+        split = [
+            np.ascontiguousarray(core).reshape(len(core), *mine.shape[1:-1], core.shape[-1])
+            for core, mine in zip(train.cores, self.cores, strict=True)
+        ]
+        return self.from_sweep(split, train.center, train.exponent).folded()
+
+    def named_arrays(self) -> dict[str, Array]:
+        """Return the cores."""
+        return {f"cores.{k}": core for k, core in enumerate(self.cores)}
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the centre and the power of two."""
+        return {"center": self.center, "exponent": self.exponent}
+
+    @classmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Self:
+        """Return the train with these cores; files of version 1 have `log_scale` in the place of `exponent`."""
+        scale = {name: attributes[name] for name in ("log_scale", "exponent") if name in attributes}
+        return cls(numbered(arrays, "cores"), attributes["center"], **scale)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the cores."""
+        return self.cores[0].dtype
+
+    def astype(self, dtype: npt.DTypeLike) -> Self:
+        """Return the same train with cores of `dtype`: float32, float64, complex64 or complex128."""
+        target = self._target_dtype(dtype)
+        if target == self.dtype:
+            return self
+        scaled = [rescale(core, dtype=target) for core in self.cores]
+        cores = [core.astype(target) for core, _ in scaled]
+        return self.from_sweep(cores, self.center, self.exponent + sum(e for _, e in scaled)).folded()
+
+    @property
+    def log_scale(self) -> float:
+        """Natural logarithm of the power of two kept apart from the cores."""
+        return self.exponent * math.log(2)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All d + 1 bond sizes (r[0], ..., r[d])."""
+        return (1, *(core.shape[-1] for core in self.cores))
+
+    def norm(self) -> float:
+        """Frobenius norm: that of the centre, or from triangular factors, without cancellation.
+
+        Raises ArgumentError where it leaves the range of float64; `log_norm` never does.
+        """
+        try:
+            return self._remainder().norm()
+        except OverflowError:
+            raise ArgumentError(
+                f"{type(self).__name__}.norm: the norm must lie below 1.8e308, got exp({self.log_norm():.1f}); "
+                "use log_norm()."
+            ) from None
+
+    def log_norm(self) -> float:
+        """Natural logarithm of the Frobenius norm; -inf for zero."""
+        return self._remainder().log2_norm() * math.log(2)
+
+    def _remainder(self) -> Scaled:
+        """Return an array of the norm of the train: the centre, or the triangular factor of the last core."""
+        if self.center is not None:
+            return Scaled(self.cores[self.center], self.exponent)
+        carry = Scaled(np.ones((1, 1), self.dtype), self.exponent)
+        for core in raw.fuse_legs(self.cores):
+            product = carry.array @ core.reshape(len(core), -1)  # l [r] (n r')
+            grown = carry.update(product.reshape(-1, core.shape[-1]))
+            carry = grown.update(r_factor(grown.array))
+        return carry
+
+    def conj(self) -> Self:
+        """Return the complex conjugate, core by core."""
+        return self.from_sweep([core.conj() for core in self.cores], self.center, self.exponent)
+
+    @property
+    def real(self) -> Self:
+        """The real part, of a real dtype; bonds of complex data double."""
+        return self.from_sweep(raw.real_part(self.cores), None, self.exponent) if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary part, of a real dtype; bonds of complex data double."""
+        if self.dtype.kind != "c":
+            return self._multiplied(0)
+        return self.from_sweep(raw.real_part(self.cores, imaginary=True), None, self.exponent)
+
+    def __mul__(self, other: Any) -> Self:
+        """Multiply with a number, or entry by entry with a train of the same legs: ranks multiply."""
+        if isinstance(other, type(self)):
+            refuse_different_legs(f"{type(self).__name__} * {type(other).__name__}", self, other)
+            a, b = self.fused(), other.fused()
+            product = raw.multiply_entries(a.cores, b.cores)
+            return self.unfused(TensorTrain.from_products(product, a.exponent + b.exponent))
+        refuse_other_format("*", self, other)
+        return super().__mul__(other)
+
+    def _multiplied(self, number: Any) -> Self:
+        dtype = np.result_type(self.cores[0], number)
+        factor, e = normalize(np.asarray(number, np.result_type(np.float64, number))[None])
+        cores = [core.astype(dtype, copy=False) for core in self.cores]
+        k = self.center or 0
+        cores[k] = cores[k] * factor.astype(dtype)
+        return self.from_sweep(cores, self.center, self.exponent + e).folded()
+
+    def _added(self, other: Self) -> Self:
+        a, b = self.fused(), other.fused()
+        terms, exponent = raw.with_common_exponent([(a.cores, a.exponent), (b.cores, b.exponent)])
+        return self.unfused(TensorTrain.from_sweep(raw.add_cores(terms), None, exponent))
+
+    @property
+    def _legs(self) -> tuple[Any, ...]:
+        sizes = (core.shape[1:-1] for core in self.cores)
+        return tuple(legs[0] if len(legs) == 1 else legs for legs in sizes)
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class TensorTrain(Train):
+    """A chain of cores contracted over their bonds, times exp(log_scale).
+
+    Parameters
+    ----------
+    cores
+        Core k of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. Bond k lies between cores k - 1 and k.
+    center
+        The core towards which all others are isometric, taken at your word; None if not known. Negative positions
+        count from the end.
+    log_scale
+        Natural logarithm of a positive factor. Its power of two is kept apart, the rest goes into a core.
+    exponent
+        Binary logarithm of another factor, an integer.
+
+    Raises
+    ------
+    ArgumentError
+        If neighbouring cores do not share their bond, an end is not 1, or `center` is outside.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> tt = tnlib.TensorTrain([np.ones((1, 2, 3)), np.ones((3, 4, 1))])
+    >>> tt.shape, tt.ranks, tt.n_parameters, float(tt.full()[0, 0])
+    ((2, 4), (1, 3, 1), 18, 3.0)
+    """
+
+    _core_ndim = 3
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes (n[0], ..., n[d-1]) of the outer legs."""
+        return tuple(core.shape[1] for core in self.cores)
+
+    def full(self) -> Array:
+        """Contract to the dense array (n[0], ..., n[d-1])."""
+        refuse_too_large(self)
+        dense, e = raw.contract_cores(self.cores)
+        return _writable(shift(dense, e + self.exponent)).reshape(self.shape)
+
+    @property
+    def T(self) -> TensorTrain:
+        """The transpose: legs, and so cores, in reverse order."""
+        reverse = tuple(core.transpose(2, 1, 0) for core in reversed(self.cores))  # r n l
+        center = None if self.center is None else len(reverse) - 1 - self.center
+        return TensorTrain.from_sweep(reverse, center, self.exponent)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
+        indices = parse_index("TensorTrain", index, self.shape)
+        changed = {k for k, (i, n) in enumerate(zip(indices, self.shape, strict=True)) if not selects_all(i, n)}
+        selected = [core[:, i] for core, i in zip(self.cores, indices, strict=True)]
+        if not changed:
+            return TensorTrain.from_sweep(selected, self.center, self.exponent)
+        cores, e = raw.contract_fixed_legs(selected)
+        if cores[0].ndim == 2:
+            return entry_of("TensorTrain", Scaled(cores[0], e + self.exponent), self.dtype)
+        # Only the centre may change, or a neighbour take it over, for all others to stay isometric.
+        dropped = {k for k, i in enumerate(indices) if isinstance(i, int)}
+        keeps = self.center is not None and changed <= {self.center} and dropped <= {self.center}
+        center = min(self.center or 0, len(cores) - 1) if keeps else None
+        return TensorTrain.from_sweep(cores, center, e + self.exponent).folded()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the first leg, as numpy does."""
+        return (self[k] for k in range(self.shape[0]))
+
+    def _constant(self, number: Any) -> TensorTrain:
+        ones = tuple(np.ones((1, n, 1), self.dtype) for n in self.shape)
+        return TensorTrain(ones)._multiplied(number)
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class TTMatrix(Train, Operator):
+    """A matrix as a train whose cores carry a row leg and a column leg (a matrix product operator).
+
+    Parameters
+    ----------
+    cores
+        Core k of shape (r[k], m[k], n[k], r[k+1]), row leg before column leg, r[0] = r[d] = 1.
+    center
+        The core towards which all others are isometric, taken at your word; None if not known. Negative positions
+        count from the end.
+    log_scale
+        Natural logarithm of a positive factor. Its power of two is kept apart, the rest goes into a core.
+    exponent
+        Binary logarithm of another factor, an integer.
+
+    Raises
+    ------
+    ArgumentError
+        If neighbouring cores do not share their bond, an end is not 1, or `center` is outside.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> identity = tnlib.TTMatrix([np.eye(4).reshape(1, 4, 4, 1)] * 5)
+    >>> identity.shape, identity.n_parameters, float(identity.matvec(np.ones(1024)).sum())
+    ((1024, 1024), 80, 1024.0)
+    """
+
+    _core_ndim = 4
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Sizes (m[0], ..., m[d-1]) of the row legs."""
+        return tuple(core.shape[1] for core in self.cores)
+
+    @property
+    def col_shape(self) -> tuple[int, ...]:
+        """Sizes (n[0], ..., n[d-1]) of the column legs."""
+        return tuple(core.shape[2] for core in self.cores)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (prod m, prod n) of the matrix."""
+        return math.prod(self.row_shape), math.prod(self.col_shape)
+
+    def full(self) -> Array:
+        """Contract to the dense matrix (prod m, prod n)."""
+        refuse_too_large(self)
+        dense, e = raw.contract_cores(raw.fuse_legs(self.cores))
+        return _writable(shift(raw.unpair_legs(dense, self.row_shape, self.col_shape), e + self.exponent))
+
+    @property
+    def T(self) -> TTMatrix:
+        """The transpose, core by core."""
+        transposed = [core.transpose(0, 2, 1, 3) for core in self.cores]  # l n m r
+        return TTMatrix.from_sweep(transposed, self.center, self.exponent)
+
+    @property
+    def H(self) -> TTMatrix:
+        """The adjoint, core by core."""
+        return self.T.conj()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry [i, j], a row [i, :] or a column [:, j] as a TensorTrain; i and j may have any size."""
+        sides = parse_index("TTMatrix", index, self.shape)
+        if all(i == slice(None) for i in sides):
+            return self
+        if any(isinstance(i, slice) and i != slice(None) for i in sides):
+            raise ArgumentTypeError(
+                f"TTMatrix: an index must be an integer or : on each side, got {index}; "
+                "for parts of legs slice tnlib.convert(value, tnlib.TensorTrain)."
+            )
+        rows, columns = (
+            flat_to_legs(i, shape) if isinstance(i, int) else [slice(None)] * len(shape)
+            for i, shape in zip(sides, (self.row_shape, self.col_shape), strict=True)
+        )
+        selected = [core[:, i, j] for core, i, j in zip(self.cores, rows, columns, strict=True)]
+        cores, e = raw.contract_fixed_legs(selected)
+        if cores[0].ndim == 2:
+            return entry_of("TTMatrix", Scaled(cores[0], e + self.exponent), self.dtype)
+        return TensorTrain.from_sweep(cores, None, e + self.exponent).folded()
+
+    @overload
+    def __matmul__(self, x: TTMatrix) -> TTMatrix: ...
+    @overload
+    def __matmul__(self, x: TensorTrain) -> TensorTrain: ...
+    @overload
+    def __matmul__(self, x: Array) -> Array: ...
+    def __matmul__(self, x: Any) -> Any:
+        """Multiply with a TTMatrix, a TensorTrain or a dense array; ranks of trains multiply (see `tnlib.apply`)."""
+        if isinstance(x, TTMatrix):
+            return self._product(x)
+        if isinstance(x, TensorTrain):
+            return self._product(as_column(x)).fused()
+        return super().__matmul__(x)
+
+    @overload
+    def __rmatmul__(self, x: TensorTrain) -> TensorTrain: ...
+    @overload
+    def __rmatmul__(self, x: Array) -> Array: ...
+    def __rmatmul__(self, x: Any) -> Any:
+        """Multiply from the left with a TensorTrain, a row, or a dense array."""
+        return self.T @ x if isinstance(x, TensorTrain) else super().__rmatmul__(x)
+
+    def _product(self, x: TTMatrix) -> TTMatrix:
+        refuse_unequal_legs("TTMatrix @", self, x)
+        return TTMatrix.from_products(raw.multiply_matrices(self.cores, x.cores), self.exponent + x.exponent)
+
+    def _matmat(self, x: Array) -> Array:
+        product, e = raw.apply_cores(self.cores, x)
+        return shift(product, e + self.exponent)
+
+    def _rmatmat(self, x: Array) -> Array:
+        return self.H._matmat(x)
+
+
+def as_column(x: TensorTrain) -> TTMatrix:
+    """Return a train as the one column of a matrix: column legs of size 1."""
+    return TTMatrix.from_sweep([core[:, :, None] for core in x.cores], x.center, x.exponent)
+
+
+def as_train(function: str, parameter: str, t: object, *kinds: type) -> Train:
+    """Return `t`, a train of one of `kinds`: by default, a TensorTrain or a TTMatrix."""
+    kinds = kinds or (TensorTrain, TTMatrix)
+    if not isinstance(t, Train) or not isinstance(t, kinds):
+        expected = " or a ".join(kind.__name__ for kind in kinds)
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a {expected}, got a {type(t).__name__}; "
+            "decompose it first, for example with tnlib.tt_svd."
+        )
+    return t
+
+
+def as_bond(function: str, t: Train, bond: int) -> int:
+    """Return the number of a bond between two cores of `t`; bond k has size t.ranks[k], negative ones included."""
+    if len(t.cores) == 1:
+        raise ArgumentError(f"{function}: tt must have at least 2 cores, got 1; it has no bond to cut.")
+    k = as_count(function, "bond", bond, least=-len(t.cores) - 1)
+    k += len(t.cores) + 1 if k < 0 else 0
+    if not 1 <= k < len(t.cores):
+        raise ArgumentError(
+            f"{function}: bond must lie between 1 and {len(t.cores) - 1}, got {bond}; "
+            "bond k lies between cores k - 1 and k."
+        )
+    return k
+
+
+def refuse_unequal_legs(name: str, a: TTMatrix, x: TTMatrix) -> None:
+    """Raise where the column legs of `a` are not the row legs of `x`."""
+    if len(a.cores) != len(x.cores):
+        raise ArgumentError(
+            f"{name}: both must have as many cores, got {len(a.cores)} and {len(x.cores)}; "
+            "a core of legs of size 1 can take the place of a missing one."
+        )
+    for k, (n, m) in enumerate(zip(a.col_shape, x.row_shape, strict=True)):
+        if n != m:
+            raise ArgumentError(
+                f"{name}: leg {k} must have one size, got {n} on the left and {m} on the right; "
+                "column legs of the one meet row legs of the other."
+            )
+
+
+def _check_bonds(name: str, cores: Sequence[Array]) -> None:
+    for k in range(1, len(cores)):
+        if cores[k - 1].shape[-1] != cores[k].shape[0]:
+            raise ArgumentError(
+                f"{name}: bond {k} must have one size, got core {k - 1} of shape {cores[k - 1].shape} and "
+                f"core {k} of shape {cores[k].shape}; make the last leg of one the first of the other."
+            )
+    ends = cores[0].shape[0], cores[-1].shape[-1]
+    if ends != (1, 1):
+        raise ArgumentError(
+            f"{name}: the outer bonds must have size 1, got {ends[0]} and {ends[1]}; "
+            "sum over them or move them into a core (cyclic trains are not supported)."
+        )
+
+
+def _as_exponent(name: str, exponent: int) -> int:
+    if isinstance(exponent, bool) or not isinstance(exponent, numbers.Integral):
+        raise ArgumentTypeError(f"{name}: exponent must be an integer, got {exponent!r}; pass a float as log_scale.")
+    return int(exponent)
+
+
+def _split_log_scale(name: str, log_scale: float) -> tuple[int, float]:
+    """Return e and f with exp(log_scale) = 2**e * f, 0.7 < f < 1.5."""
+    if isinstance(log_scale, bool) or not isinstance(log_scale, numbers.Real):
+        raise ArgumentTypeError(f"{name}: log_scale must be a real number, got {log_scale!r}; pass a float.")
+    if not abs(log_scale) <= _LOG_SCALE_LIMIT:  # NaN too
+        raise ArgumentError(
+            f"{name}: log_scale must lie between -1e12 and 1e12, got {log_scale}; use zero cores for 0."
+        )
+    return split_exponential(float(log_scale))
+
+
+def _writable(a: Array) -> Array:
+    """Return `a`, or a copy where it is a view of a core."""
+    return a if a.flags.writeable else a.copy()

@@ -1,0 +1,109 @@
+r"""Rounding: trains to trains of smaller ranks.
+
+Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 2, from the right to the left and
+back: first the centre moves to the first core,
+
+    (core)--<|--<|--<|          <|  right-isometric core
+       |     |   |   |
+
+then each bond is truncated from the left: a truncated SVD of the whole train, as all cores on its right are isometric.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.formats.degenerate import choose_groups
+from tnlib.formats.train.canonicalize import change_bond_bases
+from tnlib.formats.train.format import TensorTrain, Train
+from tnlib.linalg.canonical_basis import CanonicalForm, canonical_basis_change
+from tnlib.linalg.orthogonal import orthonormal_rows
+from tnlib.linalg.scaling import Scaled, norm
+from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.truncation import TruncationBudget
+
+
+def round_train(t: Train, rtol: float | None, max_rank: int | None) -> tuple[Train, TruncationBudget]:
+    """Return the rounded train, left-canonical, and its truncations."""
+    train = right_canonicalize(t.fused())
+    budget = train_budget(train, rtol)
+    rounded, _ = truncate_bonds(train, budget, max_rank)
+    return t.unfused(rounded), budget
+
+
+def canonical_train(t: Train, function: str, groups: Any) -> CanonicalForm:
+    """Return the train in the basis of left singular vectors on every bond, canonical in groups of equal values."""
+    train, spectra = schmidt_form(t.fused())
+    chosen = choose_groups(function, t, spectra, groups)
+    cores = change_bond_bases(train.cores, chosen)
+    columns = [core.reshape(-1, core.shape[-1]) for core in cores[:-1]]
+    value = t.unfused(TensorTrain.from_sweep(cores, train.center, train.exponent))
+    return CanonicalForm(value, list(zip(columns, spectra, strict=True)), chosen)
+
+
+def train_budget(train: TensorTrain, rtol: float | None) -> TruncationBudget:
+    """Return the budget of a right-canonical train, whose first core carries the norm."""
+    sides = [max(len(core), len(train.cores)) for core in train.cores[1:]]
+    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype)
+
+
+def right_canonicalize(train: TensorTrain) -> TensorTrain:
+    """Return the train with its centre at core 0.
+
+    Unlike `canonicalize`, ranks fall to the numerical ranks of the parts on the right where they are larger.
+    """
+    out: list[Array] = []
+    carry = Scaled(np.ones((1, 1), train.dtype), train.exponent)
+    for core in reversed(train.cores[1:]):
+        left, n, right = core.shape
+        grown = carry.update((core.reshape(-1, right) @ carry.array).reshape(left, -1))  # l (n [r]) [r] r'
+        factor, basis = orthonormal_rows(grown.array)
+        out.append(basis.reshape(len(basis), n, -1))  # l' n r'
+        carry = Scaled(factor, grown.exponent)
+    first = carry.update(np.tensordot(train.cores[0], carry.array, 1))  # 1 n [r] [r] r'
+    return TensorTrain.from_sweep([first.array, *reversed(out)], 0, first.exponent)
+
+
+def truncate_bonds(
+    train: TensorTrain, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False
+) -> tuple[TensorTrain, list[Array]]:
+    """Truncate a right-canonical train.
+
+    Return the left-canonical train and the singular values that every bond keeps, in units of 2**train.exponent.
+    `diagonal` says that they will stay on a diagonal between the bases, as in a Vidal form (`equality_tolerance`).
+    """
+    out: list[Array] = []
+    spectra: list[Array] = []
+    rest = train.cores[0]
+    for core in train.cores[1:]:
+        left, n, right = rest.shape
+        u, s, vh = _svd_of_tall(rest.reshape(left * n, right))
+        rank = budget.truncate(s, max_rank=max_rank)
+        u, s = u[:, :rank], s[:rank]
+        change = canonical_basis_change(u, s, budget.dtype, diagonal=diagonal)
+        out.append(change.columns(u).reshape(left, n, rank))  # l n r'
+        spectra.append(s)
+        carry = change.rows(s[:, None] * vh[:rank])  # r' r
+        rest = (carry @ core.reshape(right, -1)).reshape(rank, core.shape[1], -1)  # r' [r] n r''
+    return TensorTrain.from_sweep([*out, rest], len(out), train.exponent), spectra
+
+
+def schmidt_form(train: TensorTrain, *, diagonal: bool = False) -> tuple[TensorTrain, list[Array]]:
+    """Return the train in the basis of left singular vectors on every bond, at its numerical ranks, and their values.
+
+    The values are in units of the same power of two for all bonds; `diagonal` as in `truncate_bonds`.
+    """
+    gathered = right_canonicalize(train)
+    return truncate_bonds(gathered, train_budget(gathered, None), None, diagonal=diagonal)
+
+
+def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:
+    """Return the thin SVD of `a` by that of a square factor."""
+    if a.shape[0] < 2 * a.shape[1]:
+        return thin_svd(a)
+    factor, rows = orthonormal_rows(np.ascontiguousarray(a.T))  # a = rows^T factor^T
+    u, s, vh = thin_svd(factor.T)
+    return rows.T @ u, s, vh

@@ -1,0 +1,216 @@
+"""Schmidt values at a bond: singular values, entropies, entanglement spectra, and the truncation of one bond."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit, report
+from tnlib._format import Format
+from tnlib._registry import implementation
+from tnlib._typing import Array
+from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.train.canonicalize import T, move_center, scaled_bond_matrix
+from tnlib.formats.train.format import TensorTrain, TTMatrix, as_bond, as_train
+from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.scaling import Scaled, norm, shift
+from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import TruncationBudget, noise_level
+
+
+@single_threaded_blas
+def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
+    """Return the singular values of the tensor cut at `bond`, descending.
+
+    Values, not their squares; for a state of norm 1 their squares sum to 1. All bonds at once, in one sweep: `vidal`.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain or TTMatrix; next to its centre this costs one small factorization. Or KroneckerTerms, whose one
+        bond lies between positions and features.
+    bond
+        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
+
+    Returns
+    -------
+    ndarray
+        (min of the bond's size and its core's rows,), real.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `tt` is no train, has no such bond, or a value leaves the range of its dtype.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> tnlib.schmidt_values(tnlib.tt_svd(np.diag([4.0, 3.0])).value, 1)
+    array([4., 3.])
+    """
+    s, exponent = _spectrum("schmidt_values", tt, bond)
+    with np.errstate(over="ignore"):
+        values = shift(s, exponent)
+    if not np.isfinite(values).all():
+        raise ArgumentError(
+            f"schmidt_values: every value must lie in the range of {values.dtype}, got one beyond; "
+            "use tnlib.entanglement_spectrum or tnlib.vidal, which do not contain the norm."
+        )
+    return values
+
+
+@single_threaded_blas
+def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.0, base: float = math.e) -> float:
+    """Return the entanglement entropy across `bond`: of p[k] = s[k]^2 / sum(s^2), -sum(p log p).
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain or TTMatrix; its norm does not matter.
+    bond
+        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
+    order
+        1 for von Neumann, another a >= 0 for Renyi's log(sum(p^a)) / (1 - a): 0 gives the logarithm of the Schmidt
+        rank, inf that of 1 / max(p).
+    base
+        Of the logarithm: nats by default, 2 for bits.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `tt` is no train, has no such bond, or `order` or `base` is off.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> bell = tnlib.tt_svd(np.eye(2) / np.sqrt(2)).value
+    >>> f"{tnlib.entropy(bell, 1, base=2):.6f}"
+    '1.000000'
+    """
+    order, base = _as_real("entropy", "order", order, least=0.0), _as_real("entropy", "base", base, least=0.0)
+    if base <= 1.0 or math.isinf(base):
+        raise ArgumentError(f"entropy: base must be finite and larger than 1, got {base}; pass for example base=2.")
+    s = _spectrum("entropy", tt, bond).array
+    s = s[s > noise_level(float(np.linalg.norm(s)), s.dtype, len(s))]
+    if len(s) == 0:
+        return 0.0  # of a zero tensor
+    p = np.square(s, dtype=np.float64)
+    return max(0.0, _renyi(p / p.sum(), order)) / math.log(base)
+
+
+def _renyi(p: Array, order: float) -> float:
+    """Return log(sum(p^a)) / (1 - a) of probabilities `p` > 0, and its limits at a = 1 and a = inf."""
+    logs = np.log(p)
+    if order == 1.0:
+        return -float(np.sum(p * logs))
+    top = float(logs.max())
+    if math.isinf(order):
+        return -top
+    if abs(order - 1.0) < 0.5:  # sum(p^a) is close to 1, and the difference is a sum of terms of one sign
+        return math.log1p(float(np.sum(p * np.expm1((order - 1.0) * logs)))) / (1.0 - order)
+    return (order * top + math.log(float(np.sum(np.exp(order * (logs - top)))))) / (1.0 - order)
+
+
+def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
+    """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending; roundoff is left out.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain or TTMatrix; its norm does not matter.
+    bond
+        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `tt` is no train, or has no such bond.
+
+    References
+    ----------
+    H. Li, F. D. M. Haldane, "Entanglement spectrum as a generalization of entanglement entropy", Phys. Rev. Lett. 101
+    (2008).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> tnlib.entanglement_spectrum(tnlib.tt_svd(np.eye(2)).value, 1).round(4)
+    array([0.6931, 0.6931])
+    """
+    s = _spectrum("entanglement_spectrum", tt, bond).array.astype(np.float64)
+    s = s[s > noise_level(float(np.linalg.norm(s)), tt.dtype, len(s))]
+    return np.abs(2.0 * np.log(s / np.linalg.norm(s)))  # and not -0.0 for a product
+
+
+@single_threaded_blas
+def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[T]:
+    """Lower the rank of one bond, optimally: norm(tt - fit.value) <= rtol * norm(tt), and no other train does better.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain or TTMatrix.
+    bond
+        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
+    rtol
+        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical rank.
+    max_rank
+        Cap on the rank; the smaller one wins.
+
+    Returns
+    -------
+    Fit
+        The train with core `bond` as its centre, and the discarded weight as `error ** 2`.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `tt` is no train, has no such bond, or a tolerance is off.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> fit = tnlib.truncate_bond(tnlib.tt_svd(np.diag([4.0, 3.0])).value, 1, max_rank=1)
+    >>> f"{fit.error:.3f}", fit.value.ranks
+    ('0.600', (1, 1, 1))
+    """
+    rtol, max_rank = as_rtol("truncate_bond", rtol), as_max_rank("truncate_bond", max_rank)
+    as_train("truncate_bond", "tt", tt)
+    bond = as_bond("truncate_bond", tt, bond)
+    train = move_center(tt.fused(), bond - 1)
+    cores = list(train.cores)
+    left, n, right = cores[bond - 1].shape
+    u, s, vh = thin_svd(cores[bond - 1].reshape(left * n, right))
+    budget = TruncationBudget(norm(s), rtol, [max(right, len(cores))], tt.dtype)
+    rank = budget.truncate(s, max_rank=max_rank)
+    change = canonical_basis_change(u[:, :rank], s[:rank], tt.dtype)
+    carry = change.rows(s[:rank, None] * vh[:rank])  # r' r
+    cores[bond - 1] = change.columns(u[:, :rank]).reshape(left, n, rank)
+    cores[bond] = (carry @ cores[bond].reshape(right, -1)).reshape(rank, *cores[bond].shape[1:])  # r' [r] n r''
+    value = tt.unfused(TensorTrain.from_sweep(cores, bond, train.exponent))
+    notes = budget.notes("bond", first=bond)
+    return report("truncate_bond", value, error=budget.error, rtol=rtol, notes=notes)
+
+
+def _spectrum(function: str, tt: TensorTrain | TTMatrix | Format, bond: int) -> Scaled:
+    """Return the singular values at `bond`, descending."""
+    of_format = implementation("schmidt_values", type(tt))
+    if of_format is not None:
+        spectrum: Scaled = of_format(tt, function, bond)
+        return spectrum
+    train = as_train(function, "tt", tt).fused()
+    matrix, exponent = scaled_bond_matrix(train, as_bond(function, train, bond))
+    return Scaled(thin_svd(r_factor(matrix))[1], exponent)
+
+
+def _as_real(function: str, parameter: str, value: float, *, least: float) -> float:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{function}: {parameter} must be a real number, got {value!r}; pass a float.")
+    if not value >= least:  # false for NaN too
+        raise ArgumentError(f"{function}: {parameter} must be at least {least}, got {value}; raise it.")
+    return float(value)

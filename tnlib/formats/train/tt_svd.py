@@ -1,0 +1,195 @@
+r"""TT-SVD: a dense array to the cores of a train.
+
+Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 1, from the left: each step leaves
+
+    |>--|>--|>--(rest)          |>  left-isometric core
+    |   |   |   | | |
+
+so the last core is the centre and carries the norm. Two things make it fast on large arrays. A truncation from the left
+needs only the left singular vectors of its matrix A, which A A^H determines: any small matrix with the same A A^H may
+be decomposed instead (`left_svd`), so several legs are split off in one pass over the data. And an array of low ranks
+is first cut in the middle by a sample of its rows (`_split_by_sampling`), after which nothing large is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib._fit import Fit, report
+from tnlib._typing import Array
+from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.train.cores import merge_cores
+from tnlib.formats.train.format import TensorTrain
+from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.gram_svd import LeftSVD, left_svd
+from tnlib.linalg.projection import adjoint_times, project
+from tnlib.linalg.row_sampling import sampled_range
+from tnlib.linalg.scaling import Prepared, prepare
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import TruncationBudget
+
+# Rows of the matrix whose left singular vectors are computed at once: the smaller number first, the larger one where
+# more than half of the singular vectors are needed, so that little is gained.
+_ROWS = (64, 512)
+_SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
+
+
+@single_threaded_blas
+def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[TensorTrain]:
+    """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
+
+    Parameters
+    ----------
+    x
+        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
+    rtol
+        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
+    max_rank
+        Cap on every bond; the smaller rank wins.
+
+    Returns
+    -------
+    Fit[TensorTrain]
+        Left-canonical: the centre is the last core, every other one isometric from the right bond into its
+        left bond and leg, with positive leading entries. At a given set of ranks the error is at most
+        sqrt(d - 1) times the smallest possible one.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `x` is not a finite array of numbers, or a tolerance is off.
+
+    References
+    ----------
+    I. V. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 1.
+
+    Examples
+    --------
+    The sum of four indices has rank 2 on every bond.
+
+    >>> import numpy as np, tnlib
+    >>> i = np.arange(10.0)
+    >>> x = i[:, None, None, None] + i[:, None, None] + i[:, None] + i
+    >>> tnlib.tt_svd(x, rtol=1e-10).value.ranks
+    (1, 2, 2, 2, 1)
+    """
+    rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
+    value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+    return report("tt_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+
+
+def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the left-canonical train of a validated array and its truncations."""
+    shape = x.array.shape
+    sides = [min(math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape))]
+    budget = TruncationBudget(x.norm, rtol, sides, x.array.dtype)
+    cores = split_array(x.array, budget, max_rank)
+    return TensorTrain.from_sweep(cores, len(cores) - 1, x.exponent), budget
+
+
+def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
+    """Split `x` (n[0], ..., n[d-1]) into cores by d - 1 truncations from the left.
+
+    `x` is the whole tensor of `budget`, or the part of it that earlier truncations kept.
+    """
+    *legs, last = x.shape
+    norm = None if budget.records else budget.norm
+    cores, rest = _split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
+    if not legs:
+        rest = rest.copy()  # of one leg it is x itself
+    return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
+
+
+def _split_legs(
+    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
+) -> tuple[list[Array], Array]:
+    """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
+    cores: list[Array] = []
+    rest = x
+    while legs:
+        step = _split_by_sampling(rest, legs, budget, max_rank, norm)
+        head, rest = step if step is not None else _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
+        cores += head
+        legs, norm = legs[len(head) :], None
+    return cores, rest
+
+
+def _split_by_sampling(
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+) -> tuple[list[Array], Array] | None:
+    """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
+
+    With few columns C = A V^H in the place of A, V V^H = 1, and E E^H the projection that the cores of C make,
+
+        norm(A - E E^H A)^2  =  norm(C - E E^H C)^2 + norm((1 - E E^H) (A - C V))^2,
+
+    so the sweep over C accounts for nearly all of the error, and the second term is measured.
+    """
+    if rest.size < _SAMPLED_SIZE or (budget.rtol is None and max_rank is not None):
+        return None  # a cap alone asks for the best error, not for one within bounds
+    rows = [len(rest) * math.prod(legs[: k + 1]) for k in range(len(legs))]
+    half = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))  # a tall matrix samples cheaper
+    flat = rest.reshape(rows[half], -1)
+    columns = sampled_range(flat, limit=budget.threshold)
+    if columns is None:
+        return None
+    with budget.trial() as trial:
+        head, _ = _split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
+        projected, discarded = project(
+            merge_cores(head), flat, size=norm, negligible=budget.negligible
+        )  # r [(l n0 ... nk)] (n(k+1) ... t)
+        return (head, projected) if trial.commit_measured(discarded) else None
+
+
+def _split_by_gram_matrix(
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+) -> tuple[list[Array], Array]:
+    """Return the cores of the first few `legs` and the rest."""
+    threshold = budget.threshold
+    for rows in _ROWS:
+        count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])
+        flat = rest.reshape(len(rest) * math.prod(legs[:count]), -1)
+        left = left_svd(flat[None], exact=False)
+        if 2 * np.count_nonzero(left.s > threshold) <= len(flat):
+            break
+    if budget.admits(left.error_estimate, max_rank):
+        with budget.trial() as trial:
+            cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
+            if trial.is_resolved(left.error_estimate):
+                if left.error_estimate == 0.0 or trial.discarded == 0.0:
+                    trial.commit()
+                    return cores, adjoint_times(merge_cores(cores), flat[None])[0]
+                projected, discarded = project(merge_cores(cores), flat, size=norm, negligible=budget.negligible)
+                if trial.commit_measured(discarded):  # measured, it is free of the error estimate
+                    return cores, projected
+    left = left_svd(flat[None], exact=True)
+    cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
+    return cores, adjoint_times(merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
+
+
+def _isometries(
+    svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
+) -> list[Array]:
+    """Return the left-isometric cores (l, n, r) of `legs` from the left SVD of their matrix (l legs, others)."""
+    if len(legs) == 1:
+        return [_isometry(svd, left, budget, max_rank)]
+    cores: list[Array] = []
+    exact = svd.error_estimate == 0.0
+    rest = svd.u * svd.s  # (l n0 ... nk) (others)
+    for n in legs:
+        flat = rest.reshape(left * n, -1)
+        cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget, max_rank))
+        rest = merge_cores(cores[-1:]).conj().T @ flat
+        left = len(rest)
+    return cores
+
+
+def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: int | None) -> Array:
+    rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
+    u, s = svd.u[:, :rank], svd.s[:rank]
+    change = canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate > 0.0)
+    return change.columns(u).reshape(left, -1, rank)  # l n r

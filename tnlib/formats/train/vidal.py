@@ -1,0 +1,160 @@
+"""The Gamma-Lambda form of a train."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._format import Format, as_stored_list, numbered
+from tnlib._typing import Array
+from tnlib.formats.train.format import TensorTrain, as_train
+from tnlib.formats.train.round import schmidt_form
+from tnlib.linalg.scaling import shift, split_exponential
+from tnlib.linalg.threads import single_threaded_blas
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vidal(Format):
+    """A train with its Schmidt values on the bonds: exp(log_scale) G[0] L[0] G[1] ... L[d-2] G[d-1].
+
+    Parameters
+    ----------
+    gammas
+        Core k of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. L[k-1] G[k] is left-isometric, G[k] L[k] right-isometric.
+    lambdas
+        The Schmidt values of bond k + 1, (r[k+1],), descending and of Euclidean norm 1.
+    log_scale
+        Natural logarithm of the Frobenius norm: exp(log_scale) times the lambdas are the singular values.
+
+    Raises
+    ------
+    ArgumentError
+        If bonds do not fit, or a Schmidt value is not positive.
+
+    References
+    ----------
+    G. Vidal, "Efficient classical simulation of slightly entangled quantum computations", Phys. Rev. Lett. 91 (2003).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> bell = tnlib.tt_svd(np.eye(2) / np.sqrt(2)).value
+    >>> f"{tnlib.vidal(bell).lambdas[0][1]:.4f}"
+    '0.7071'
+    """
+
+    gammas: Sequence[Array]
+    lambdas: Sequence[Array]
+    log_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        gammas = as_stored_list("Vidal", lambda k: f"gamma {k}", self.gammas, ndim=3)
+        lambdas = as_stored_list("Vidal", lambda k: f"lambda {k}", self.lambdas, ndim=1) if len(gammas) > 1 else ()
+        sizes = [1, *(len(s) for s in lambdas), 1]
+        if len(lambdas) != len(gammas) - 1 or any(
+            (g.shape[0], g.shape[-1]) != (sizes[k], sizes[k + 1]) for k, g in enumerate(gammas)
+        ):
+            raise ArgumentError(
+                f"Vidal: lambdas must have the sizes of the bonds between gammas, got {sizes[1:-1]} and gammas of "
+                f"shapes {[g.shape for g in gammas]}; one lambda lies between two gammas."
+            )
+        for k, s in enumerate(lambdas):
+            if np.iscomplexobj(s) or not (s > 0).all():
+                raise ArgumentError(f"Vidal: lambda {k} must be positive, got {s.min()}; leave out what is zero.")
+        if not isinstance(self.log_scale, numbers.Real):
+            raise ArgumentTypeError(f"Vidal: log_scale must be a real number, got {self.log_scale!r}; pass a float.")
+        if not math.isfinite(self.log_scale):
+            raise ArgumentError(f"Vidal: log_scale must be finite, got {self.log_scale}; use zero gammas for 0.")
+        object.__setattr__(self, "gammas", gammas)
+        object.__setattr__(self, "lambdas", lambdas)
+        object.__setattr__(self, "log_scale", float(self.log_scale))
+
+    def named_arrays(self) -> dict[str, Array]:
+        """Return the gammas and the lambdas."""
+        named = {f"gammas.{k}": gamma for k, gamma in enumerate(self.gammas)}
+        return named | {f"lambdas.{k}": s for k, s in enumerate(self.lambdas)}
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the scale."""
+        return {"log_scale": self.log_scale}
+
+    @classmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Vidal:
+        """Return the form with these gammas and lambdas."""
+        return cls(numbered(arrays, "gammas"), numbered(arrays, "lambdas"), attributes["log_scale"])
+
+    def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return np.zeros(0, dtype).real.dtype if name.startswith("lambdas") else dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes (n[0], ..., n[d-1]) of the outer legs."""
+        return tuple(gamma.shape[1] for gamma in self.gammas)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All d + 1 bond sizes (r[0], ..., r[d])."""
+        return (1, *(gamma.shape[-1] for gamma in self.gammas))
+
+    def train(self) -> TensorTrain:
+        """Return the left-canonical train: each lambda goes into the gamma on its right."""
+        first, *others = self.gammas
+        cores = [first, *(s[:, None, None] * gamma for s, gamma in zip(self.lambdas, others, strict=True))]
+        return TensorTrain(cores, len(cores) - 1, self.log_scale)
+
+    def full(self) -> Array:
+        """Contract to the dense array (n[0], ..., n[d-1])."""
+        return self.train().full()
+
+    def norm(self) -> float:
+        """Frobenius norm."""
+        return self.train().norm()
+
+
+@single_threaded_blas
+def vidal(tt: TensorTrain) -> Vidal:
+    """Return the Gamma-Lambda form of `tt`, with its numerical ranks.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain.
+
+    Returns
+    -------
+    Vidal
+        Unique up to the choice of a basis for equal Schmidt values, which is fixed as everywhere in tnlib.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `tt` is no TensorTrain.
+
+    References
+    ----------
+    G. Vidal, "Efficient classical simulation of slightly entangled quantum computations", Phys. Rev. Lett. 91 (2003).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> form = tnlib.vidal(tnlib.tt_svd(np.diag([4.0, 3.0])).value)
+    >>> form.lambdas[0], f"{np.exp(form.log_scale):.1f}"
+    (array([0.8, 0.6]), '5.0')
+    """
+    as_train("vidal", "tt", tt, TensorTrain)
+    train, spectra = schmidt_form(tt, diagonal=True)
+    lambdas = [s / (np.linalg.norm(s) or 1) if s[0] > 0 else np.ones_like(s) for s in spectra]
+    first, *others = train.cores
+    gammas = [first, *(core / s[:, None, None] for core, s in zip(others, lambdas, strict=True))]
+    log_scale = train.log_norm()
+    if log_scale == -math.inf:  # the zero tensor
+        log_scale = train.exponent * math.log(2)
+    exponent, factor = split_exponential(log_scale)  # with the rounding of log_scale, which the last gamma compensates
+    gammas[-1] = shift(gammas[-1] / gammas[-1].real.dtype.type(factor), train.exponent - exponent)
+    return Vidal(gammas, lambdas, log_scale)

@@ -1,0 +1,129 @@
+"""The Tucker format: a small core with one factor per leg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._format import LinearFormat, as_stored, as_stored_list, numbered, refuse_too_large
+from tnlib._typing import Array
+from tnlib.linalg.multilinear import mode_product
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.scaling import norm
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tucker(LinearFormat):
+    """A core multiplied along every leg by a factor.
+
+    Parameters
+    ----------
+    core
+        (r[0], ..., r[d-1]).
+    factors
+        Factor k of shape (n[k], r[k]).
+
+    Raises
+    ------
+    ArgumentError
+        If a factor does not fit its leg of the core.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> t = tnlib.Tucker(np.ones((1, 2)), [np.ones((10, 1)), np.ones((20, 2))])
+    >>> t.shape, t.ranks, t.n_parameters
+    ((10, 20), (1, 2), 52)
+    """
+
+    core: Array
+    factors: Sequence[Array]
+
+    def __post_init__(self) -> None:
+        factors = as_stored_list("Tucker", lambda k: f"factor {k}", self.factors, ndim=2)
+        core = as_stored("Tucker", "core", self.core, ndim=len(factors))
+        for k, factor in enumerate(factors):
+            if factor.shape[1] != core.shape[k]:
+                raise ArgumentError(
+                    f"Tucker: factor {k} must have {core.shape[k]} columns, one per entry of leg {k} of the core, "
+                    f"got shape {factor.shape}; factors are (n, r)."
+                )
+        object.__setattr__(self, "core", core)
+        object.__setattr__(self, "factors", factors)
+
+    def named_arrays(self) -> dict[str, Array]:
+        """Return the core and the factors."""
+        return {"core": self.core} | {f"factors.{k}": factor for k, factor in enumerate(self.factors)}
+
+    @classmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Tucker:
+        """Return the Tucker with this core and these factors."""
+        return cls(arrays["core"], numbered(arrays, "factors"))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes (n[0], ..., n[d-1]) of the outer legs."""
+        return tuple(len(factor) for factor in self.factors)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Multilinear ranks, the shape of the core."""
+        return self.core.shape
+
+    def conj(self) -> Tucker:
+        """Return the complex conjugate."""
+        return Tucker(self.core.conj(), tuple(factor.conj() for factor in self.factors))
+
+    @property
+    def real(self) -> Tucker:
+        """The real part, of a real dtype; ranks of complex factors double."""
+        return self._with_real_factors(np.real) if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> Tucker:
+        """The imaginary part, of a real dtype; ranks of complex factors double."""
+        return self._with_real_factors(np.imag) if self.dtype.kind == "c" else self._multiplied(0)
+
+    def _with_real_factors(self, part: Callable[[Array], Array]) -> Tucker:
+        """Return one part of self: with A = [Re A, Im A] [1; i] the factors are real, and the core takes the rest."""
+        core, factors = self.core, []
+        for k, factor in enumerate(self.factors):
+            if np.iscomplexobj(factor):
+                core = np.concatenate([core, 1j * core], axis=k)  # r0 ... (2 rk) ...
+                factor = np.concatenate([factor.real, factor.imag], axis=1)  # nk (2 rk)
+            factors.append(factor)
+        return Tucker(np.ascontiguousarray(part(core)), tuple(factors))
+
+    def _multiplied(self, number: Any) -> Tucker:
+        return Tucker(number * self.core, self.factors)
+
+    def _added(self, other: Tucker) -> Tucker:
+        core = np.zeros(np.add(self.ranks, other.ranks), np.result_type(self.core, other.core))
+        core[tuple(slice(r) for r in self.ranks)] = self.core
+        core[tuple(slice(r, None) for r in self.ranks)] = other.core
+        pairs = zip(self.factors, other.factors, strict=True)
+        return Tucker(core, tuple(np.concatenate(pair, axis=1) for pair in pairs))
+
+    def _constant(self, number: Any) -> Tucker:
+        ones = tuple(np.ones((n, 1), self.dtype) for n in self.shape)
+        return Tucker(np.ones((1,) * len(ones), self.dtype), ones)._multiplied(number)
+
+    def full(self) -> Array:
+        """Contract to the dense array (n[0], ..., n[d-1])."""
+        refuse_too_large(self)
+        return np.ascontiguousarray(multiply_modes(self.core, self.factors))
+
+    def norm(self) -> float:
+        """Frobenius norm, from the triangular factor of every leg: nothing of full size, no cancellation."""
+        return norm(multiply_modes(self.core, [r_factor(factor) for factor in self.factors]))
+
+
+def multiply_modes(x: Array, matrices: Sequence[Array]) -> Array:
+    """Return `x` (n[0], ...) multiplied along every leg by a matrix (m[k], n[k])."""
+    for k, matrix in enumerate(matrices):
+        x = mode_product(x, matrix, k)  # m0 ... mk [nk] n(k+1) ...
+    return x

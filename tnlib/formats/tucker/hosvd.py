@@ -1,0 +1,105 @@
+"""Tucker decomposition of a dense array: truncated higher-order SVD, then orthogonal iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tnlib._errors import ArgumentError
+from tnlib._fit import Fit, report
+from tnlib._validate import as_count, as_rtol, as_sizes
+from tnlib.formats.tucker.format import Tucker
+from tnlib.formats.tucker.hooi import orthogonal_iteration
+from tnlib.formats.tucker.st_hosvd import st_hosvd
+from tnlib.linalg.scaling import distance, prepare, shift
+from tnlib.linalg.threads import single_threaded_blas
+
+
+@single_threaded_blas
+def tucker(
+    x: ArrayLike,
+    *,
+    rtol: float | None = None,
+    ranks: int | Sequence[int] | None = None,
+    n_iter: int = 0,
+    max_rank: int | Sequence[int] | None = None,
+) -> Fit[Tucker]:
+    """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
+
+    Parameters
+    ----------
+    x
+        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
+    rtol
+        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical multilinear ranks.
+    ranks
+        Another name of `max_rank`.
+    n_iter
+        Sweeps of higher-order orthogonal iteration after the first decomposition, at its ranks. They lower the
+        error, often by little.
+    max_rank
+        Cap on the rank of every leg, one number for all or one per leg; the smaller rank wins.
+
+    Returns
+    -------
+    Fit[Tucker]
+        Factors (n[k], r[k]) with orthonormal columns and positive leading entries; the core is `x` multiplied by
+        their adjoints. Before iteration the error is at most sqrt(d) times the smallest possible one.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `x` is not a finite array of numbers, or a tolerance, rank or count is invalid.
+
+    References
+    ----------
+    N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the higher-order singular
+    value decomposition", SIAM J. Sci. Comput. 34 (2012), Algorithm 1. L. De Lathauwer, B. De Moor,
+    J. Vandewalle, "On the best rank-1 and rank-(R1, ..., RN) approximation of higher-order tensors", SIAM J.
+    Matrix Anal. Appl. 21 (2000), Algorithm 4.2.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> i = np.arange(10.0)
+    >>> fit = tnlib.tucker(i[:, None, None] + i[:, None] + i)
+    >>> fit.value.ranks, fit.value.n_parameters
+    ((2, 2, 2), 68)
+    """
+    rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
+    scaled, exponent, norm = prepare("tucker", "x", x)
+    keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
+
+    core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
+    core, *factors = (a.astype(scaled.dtype, copy=False) for a in (core, *factors))
+    error = budget.error
+    if n_iter and norm > 0:
+        core, factors = orthogonal_iteration(scaled, factors, n_iter)
+        # sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits; the residual itself keeps them.
+        error = distance(scaled, Tucker(core, tuple(factors)).full()) / norm
+    value = Tucker(shift(core, exponent), tuple(factors))
+    return report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
+
+
+def _as_caps(
+    max_rank: int | Sequence[int] | None, ranks: int | Sequence[int] | None, ndim: int
+) -> tuple[str, tuple[int | None, ...]]:
+    """Return the keyword that the caller used, and the cap of every leg."""
+    if max_rank is not None and ranks is not None:
+        raise ArgumentError(
+            f"tucker: max_rank and ranks must not both be given, got {max_rank!r} and {ranks!r}; "
+            "they are two names of one argument, pass max_rank."
+        )
+    keyword, cap = ("max_rank", max_rank) if ranks is None else ("ranks", ranks)
+    if cap is None:
+        return keyword, (None,) * ndim
+    if not isinstance(cap, Sequence | np.ndarray):
+        return keyword, (as_count("tucker", keyword, cap),) * ndim
+    caps = as_sizes("tucker", keyword, cap)
+    if len(caps) != ndim:
+        raise ArgumentError(
+            f"tucker: {keyword} must be one number or {ndim}, one per leg, got {caps}; name every leg of the array."
+        )
+    return keyword, caps

@@ -1,0 +1,75 @@
+r"""Sequentially truncated higher-order SVD of a dense array.
+
+One leg after the other is projected on the leading left singular vectors U_k of its unfolding; each step works on the
+core that the steps before it left:
+
+    core_k  =  U_k^H core_(k-1)  along leg k,      norm(x - y)^2  =  sum over k of the discarded weight of step k
+
+N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the higher-order singular value
+decomposition", SIAM J. Sci. Comput. 34 (2012), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tnlib._typing import Array
+from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.gram_svd import LeftSVD, left_svd
+from tnlib.linalg.projection import adjoint_times
+from tnlib.linalg.truncation import TruncationBudget
+
+
+def st_hosvd(
+    x: Array,
+    size: float,
+    rtol: float | None,
+    max_ranks: Sequence[int | None],
+    bases: Sequence[Array] | None = None,
+) -> tuple[Array, list[Array], TruncationBudget]:
+    """Return the core (r[0], ...) and orthonormal factors (n[k], r[k]) of `x` (n[0], ...), in double precision.
+
+    Parameters
+    ----------
+    x
+        In range, of norm `size`.
+    rtol, max_ranks
+        Relative Frobenius error of the whole; a cap for every leg, or None.
+    bases
+        Orthonormal columns (N[k], n[k]) that `x` holds coordinates in. The factors are then (N[k], r[k]), and their
+        signs and bases are fixed there.
+    """
+    budget = TruncationBudget(size, rtol, [min(n, x.size // n) for n in x.shape], x.dtype)
+    core, factors = x, []
+    for k, max_rank in enumerate(max_ranks):
+        slabs = unfold_slabs(core, k)
+        svd, rank = _truncated_svd(slabs, budget, max_rank)
+        u, s = svd.u[:, :rank], svd.s[:rank]
+        columns = u if bases is None else bases[k] @ u  # Nk [nk] rk
+        change = canonical_basis_change(columns, s, x.dtype, squared=svd.error_estimate > 0.0)
+        factors.append(change.columns(columns))
+        core = adjoint_times(change.columns(u), slabs)  # (r0 ...) rk [nk] (n(k+1) ...)
+        core = core.reshape(*(factor.shape[1] for factor in factors), *x.shape[k + 1 :])
+    return core, factors, budget
+
+
+def unfold_slabs(x: Array, k: int) -> Array:
+    """Return `x` as (n[0] ... n[k-1], n[k], n[k+1] ...), without a copy where it is contiguous."""
+    return x.reshape(math.prod(x.shape[:k]), x.shape[k], -1)
+
+
+def _truncated_svd(slabs: Array, budget: TruncationBudget, max_rank: int | None) -> tuple[LeftSVD, int]:
+    """Return left singular vectors of the middle leg of (l, n, m), and the rank within the budget.
+
+    Singular values from one Gram matrix are used where their error estimate leaves the rank and the error certain.
+    """
+    svd = left_svd(slabs, exact=False)
+    if budget.admits(svd.error_estimate, max_rank):
+        with budget.trial() as trial:
+            rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
+            if trial.is_resolved(svd.error_estimate):
+                trial.commit()
+                return svd, rank
+    svd = left_svd(slabs, exact=True)
+    return svd, budget.truncate(svd.s, max_rank=max_rank)

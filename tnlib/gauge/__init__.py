@@ -1,1 +1,0 @@
-"""Raw arrays to the one representative of their gauge that tnlib returns."""

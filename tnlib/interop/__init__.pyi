@@ -1,0 +1,3 @@
+from . import quimb as quimb
+
+__all__: list[str]

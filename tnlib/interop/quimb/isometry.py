@@ -1,0 +1,94 @@
+"""Isometric tensors: the distance of a tensor from an isometry between two groups of its legs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_legs
+from tnlib.linalg import orthogonal
+
+if TYPE_CHECKING:
+    import quimb.tensor as qtn  # one second, which arrays need not wait for
+
+
+def isometry_error(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequence[str]) -> float:
+    """Return norm(Q^H Q - 1), Q the matrix of `a` from the group `legs` to its other legs.
+
+    Parameters
+    ----------
+    a
+        An array, or a quimb Tensor.
+    legs
+        The column legs of Q (the tip of the triangle in diagrams), not all legs of `a`: leg numbers of an array, names
+        of indices of a Tensor.
+
+    Returns
+    -------
+    float
+        The Frobenius norm; at least 1 where the other legs have fewer entries than `legs`.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `legs` do not name legs of `a`, or name all of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> isometry_error(np.eye(3)[:, :2], 1), isometry_error(np.eye(3)[:, :2], 0)
+    (0.0, 1.0)
+    """
+    return orthogonal.isometry_error(_as_matrix("isometry_error", a, legs))
+
+
+def is_isometry(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequence[str]) -> bool:
+    """Test if `a` is an isometry from the group `legs` to its other legs, up to roundoff.
+
+    The tolerance of `isometry_error` is 10,000 eps times the root of the number of columns.
+
+    Parameters
+    ----------
+    a
+        An array, or a quimb Tensor.
+    legs
+        Leg numbers of an array, names of indices of a Tensor.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `legs` do not name legs of `a`, or name all of them.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> u, s, vh = tnlib.svd(np.arange(24.0).reshape(2, 3, 4), left=(0, 1)).value
+    >>> is_isometry(u, 2), is_isometry(vh, 0), is_isometry(2 * u, 2)
+    (True, True, False)
+    """
+    return orthogonal.is_isometry(_as_matrix("is_isometry", a, legs))
+
+
+def _as_matrix(function: str, a: Any, legs: Any) -> Array:
+    """Return `a` as a matrix (other legs, legs)."""
+    is_tensor = hasattr(a, "inds")
+    data = as_array(function, "a", a.data if is_tensor else a)
+    if is_tensor:
+        names = (legs,) if isinstance(legs, str) else legs
+        if not isinstance(names, Sequence) or not all(isinstance(i, str) for i in names):
+            raise ArgumentTypeError(
+                f"{function}: legs must be names of indices, got {names!r}; pass some of {', '.join(a.inds)}."
+            )
+        if unknown := [i for i in names if i not in a.inds]:
+            raise ArgumentError(
+                f"{function}: legs must name indices of the tensor, got {unknown[0]}; there are {', '.join(a.inds)}."
+            )
+        legs = [a.inds.index(i) for i in names]
+    columns = as_legs(function, "legs", legs, data.ndim)
+    n = math.prod(data.shape[k] for k in columns)
+    return np.moveaxis(data, columns, range(-len(columns), 0)).reshape(-1, n)

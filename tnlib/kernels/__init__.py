@@ -1,1 +1,0 @@
-"""Loops that numba compiles: no validation, no options, no classes. They are loaded for large arrays only."""

@@ -1,0 +1,72 @@
+"""Left singular vectors and singular values of long matrices, from Gram matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.gram import gram
+from tnlib.linalg.thin_svd import thin_svd
+
+_SHORT = 1 << 13  # entries; a decomposition of fewer costs no more than a Gram matrix
+_BLOCK = 1 << 21  # entries that are rotated at a time
+
+
+class LeftSVD(NamedTuple):
+    """Left singular vectors and singular values, all that a truncation from the left needs: A A^H = u diag(s^2) u^H."""
+
+    u: Array  # (m, k), orthonormal columns
+    s: Array  # (k,), descending
+    error_estimate: float  # of the norms of tails of s: the squares of these are right to error_estimate^2
+
+
+def left_svd(a: Array, *, exact: bool) -> LeftSVD:
+    r"""Return left singular vectors and values of the unfolding of `a` (p, m, n) with rows m.
+
+    They are determined by A A^H, the Gram matrix G of size m. Its eigenvalues are the squares, so singular values below
+    sqrt(eps) of the largest are lost in rounding: tails have an error of at most sqrt(4 m eps) of the norm. With
+    `exact` there is a second Gram matrix, in the eigenbasis Q of the first one,
+
+        G = Q L Q^H,    H = (Q^H A) (Q^H A)^H = D C D,    C = Z M Z^H,    A A^H = X X^H  with  X = Q D Z sqrt(M),
+
+    where D holds the lengths of the rows of Q^H A. These rows are nearly orthogonal, and large and small ones are
+    separate, so that every entry of H is right to eps times the lengths of its two rows. Scaled to a unit diagonal it
+    loses nothing more, and the singular values of X are as accurate as those of a QR or an SVD of A. All the work that
+    grows with n is done by two Gram matrices and one product.
+    """
+    slabs, m, n = a.shape
+    if m > slabs * n or (exact and (a.size < _SHORT or 2 * m > slabs * n)):
+        u, s, _ = thin_svd(a[0] if slabs == 1 else a.transpose(1, 0, 2).reshape(m, -1))  # m (p n)
+        return LeftSVD(u, s, 0.0)
+    values, vectors = np.linalg.eigh(gram(a))
+    if exact:
+        return LeftSVD(*_decompose_in_basis(a, vectors), 0.0)
+    s = np.sqrt(np.maximum(values[::-1], 0.0))
+    error_estimate = math.sqrt(4 * m * np.finfo(np.float64).eps) * math.sqrt(s @ s)
+    return LeftSVD(vectors[:, ::-1], s, error_estimate)
+
+
+def _decompose_in_basis(a: Array, basis: Array) -> tuple[Array, Array]:
+    """Return left singular vectors and values of `a` (p, m, n) by a Gram matrix in an orthonormal basis (m, m)."""
+    slabs, m, n = a.shape
+    adjoint = np.ascontiguousarray(basis.conj().T)
+    total = np.zeros_like(basis)
+    columns, block_slabs = max(1, _BLOCK // m), max(1, _BLOCK // (m * n))
+    for p in range(0, slabs, block_slabs):
+        for k in range(0, n, columns):
+            block = a[p : p + block_slabs, :, k : k + columns].transpose(1, 0, 2).reshape(m, -1)  # m (p n)
+            total += gram((adjoint @ block)[None])  # m [m] (p n)
+    lengths = np.sqrt(np.maximum(np.diagonal(total).real, 0.0))
+    # Rows that the first Gram matrix does not resolve may be parallel. They are scaled to a block of norm 1 or less, so
+    # that the norm of C, and with it the rounding of its large rows, does not grow with their number.
+    faint = lengths <= math.sqrt(m * np.finfo(np.float64).eps * (lengths @ lengths))
+    lengths[faint] *= math.sqrt(np.count_nonzero(faint))
+    units = np.where(lengths > 0, lengths, 1.0)
+    values, vectors = np.linalg.eigh(total / np.multiply.outer(units, units))
+    root = lengths[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))
+    u, s, _ = thin_svd(basis @ root)
+    # Where values cluster, divide and conquer leaves columns orthogonal to a thousand eps only; so one Newton step.
+    return u @ (1.5 * np.eye(m) - 0.5 * (u.conj().T @ u)), s

@@ -1,0 +1,1 @@
+"""Kernels compiled by numba, without validation or options; loaded for large arrays only."""

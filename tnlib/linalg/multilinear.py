@@ -1,0 +1,41 @@
+"""Multilinear products: mode products, unfoldings, Khatri-Rao products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+
+
+def mode_product(x: Array, matrix: Array, mode: int) -> Array:
+    """Return the product of `matrix` (m, n) with leg `mode` of `x`, whose size n becomes m."""
+    out = np.tensordot(matrix, x, axes=([1], [mode]))  # m [n] ...
+    return np.moveaxis(out, 0, mode)
+
+
+def unfold(x: Array, mode: int) -> Array:
+    """Return the mode unfolding of `x`, a matrix (n[mode], product of the other sizes)."""
+    return np.moveaxis(x, mode, 0).reshape(x.shape[mode], -1)
+
+
+def khatri_rao(factors: Sequence[Array]) -> Array:
+    """Return the column-wise Kronecker product (n[0] n[1] ..., R) of factors (n[k], R)."""
+    out = factors[0]
+    for factor in factors[1:]:
+        out = (out[:, None, :] * factor[None, :, :]).reshape(-1, factor.shape[1])  # (n0 ... nk) R
+    return out
+
+
+def contract_columns(x: Array, factors: Sequence[Array], mode: int) -> Array:
+    """Return `x` (n[0], n[1], ..., R) summed over all legs but `mode`, (n[mode], R).
+
+    Column j of the result is the contraction of x[..., j] with the j-th columns of the other factors (n[k], R).
+    """
+    y = x
+    for factor in factors[:mode:-1]:
+        y = np.einsum("...jr,jr->...r", y, factor)  # n0 ... [nj] R
+    for factor in factors[:mode]:
+        y = np.einsum("i...r,ir->...r", y, factor)  # [ni] ... R
+    return y

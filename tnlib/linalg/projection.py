@@ -1,0 +1,82 @@
+"""Projections of long matrices onto a few orthonormal columns, and their errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.gram import KERNEL_WORK
+from tnlib.linalg.scaling import norm
+from tnlib.linalg.threads import parallel_matmul, run_parallel, split_range, thread_count
+
+_DIFFERENCE = 1e-11  # a difference of squares above this part of them is right to a few parts in a thousand
+_ROUNDING = 1e-14  # of the squares
+_BLOCK = 1 << 20  # entries
+_TALL = 1024  # rows from which the kernel is faster than BLAS
+_KERNEL_BLOCK = (64, 512)  # rows and columns
+
+
+def adjoint_times(e: Array, a: Array) -> Array:
+    """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n)."""
+    slabs, m, n = a.shape
+    dtype = np.result_type(e, a, np.float64)
+    if slabs == 1 and m >= _TALL and m * n * e.shape[1] >= KERNEL_WORK and dtype.kind != "c":
+        return adjoint_times_by_kernel(e, a[0])[None]
+    adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
+    out = np.empty((slabs, len(adjoint), n), dtype)
+    if a.size <= _BLOCK // 8:
+        return np.matmul(adjoint, a.astype(dtype, copy=False), out=out)  # p r [m] n
+    block = _BLOCK if a.dtype == dtype else _BLOCK // 8  # a converted block is held twice
+    columns, block_slabs = max(1, min(n, block // m)), max(1, block // (m * n))
+
+    def multiply(slab: tuple[int, int], column: tuple[int, int]) -> None:
+        for p in range(*slab, block_slabs):
+            for k in range(*column, columns):
+                part = slice(p, min(p + block_slabs, slab[1])), slice(None), slice(k, min(k + columns, column[1]))
+                np.matmul(adjoint, a[part].astype(dtype, copy=False), out=out[part])  # p r [m] n
+
+    parts = thread_count() if a.size > _BLOCK else 1
+    if slabs > 1:
+        run_parallel(multiply, [(slab, (0, n)) for slab in split_range(slabs, parts)])
+    else:
+        run_parallel(multiply, [((0, 1), column) for column in split_range(n, parts, multiple=8)])
+    return out
+
+
+def adjoint_times_by_kernel(e: Array, a: Array) -> Array:
+    """Return e^H a (r, n) of real `e` (m, r) and `a` (m, n) by the compiled kernel, over rows in parallel."""
+    from tnlib.linalg.kernels.row_combinations import add_combinations
+
+    adjoint = np.ascontiguousarray(e.T, np.result_type(e, np.float64))
+    rows = len(a) // 8 * 8
+    parts = split_range(rows, thread_count(), multiple=8)
+    sums = np.zeros((len(parts), len(adjoint), a.shape[1]))
+    pieces = [(adjoint[:, i:j], a[i:j], *_KERNEL_BLOCK, out) for (i, j), out in zip(parts, sums, strict=True)]
+    run_parallel(add_combinations, pieces)
+    return np.asarray(sums.sum(axis=0) + adjoint[:, rows:] @ a[rows:])  # r [m] n
+
+
+def project(e: Array, a: Array, *, size: float | None = None, negligible: float) -> tuple[Array, float]:
+    """Return e^H a (r, n) of `a` (m, n) and `e` (m, r) with orthonormal columns, and norm(a - e e^H a).
+
+    The projection and its error are orthogonal, so the square of the error is the difference of two squares. Where that
+    is not above roundoff the error is measured instead, unless roundoff is `negligible`. `size` is the norm of `a` if
+    it is known.
+    """
+    projected = adjoint_times(e, a[None])[0]  # r [m] n
+    square = (norm(a) if size is None else size) ** 2
+    difference = max(0.0, square - norm(projected) ** 2) + _ROUNDING * square
+    if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
+        return projected, math.sqrt(difference)
+    return projected, residual_norm(a, e, projected)
+
+
+def residual_norm(a: Array, left: Array, right: Array) -> float:
+    """Return norm(a - left @ right) of `a` (m, n), `left` (m, r) and `right` (r, n), in blocks of columns."""
+    step = max(1, _BLOCK // len(a))
+    parts = []
+    for k in range(0, a.shape[1], step):
+        parts.append(norm(a[:, k : k + step] - parallel_matmul(left, right[:, k : k + step])))  # m [r] n
+    return norm(np.array(parts))

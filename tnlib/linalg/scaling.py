@@ -1,0 +1,198 @@
+"""Scaling by powers of two, and norms that neither overflow nor underflow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib._validate import as_numbers, refuse_infinite
+from tnlib.linalg.threads import run_parallel, split_range, thread_count
+
+_BLOCK = 1 << 18  # entries summed at a time
+_SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in this range lost no significant term
+_SAFE_NORM = 1e125
+_DRIFT = 32  # powers of two by which a product in a sweep may leave [1/2, 1) before it is rescaled
+_LN2 = [float.fromhex(part) for part in ("0x1.62e42f8p-1", "0x1.be8e7b8p-27", "0x1.35793c7673008p-53")]  # 26 bits each
+_FAR = 1 << 14  # powers of two beyond every dtype
+
+
+class Scaled(NamedTuple):
+    """`array` * 2**`exponent`, an array whose range exceeds that of its dtype."""
+
+    array: Array
+    exponent: int = 0
+
+    def update(self, array: Array) -> Scaled:
+        """Return `array` * 2**exponent, rescaled: the result of a linear map of this array."""
+        e = math.frexp(largest(array))[1]
+        return Scaled(array, self.exponent) if abs(e) < _DRIFT else Scaled(shift(array, -e), self.exponent + e)
+
+    def log2_norm(self) -> float:
+        """Return the binary logarithm of the Frobenius norm, -inf for zero."""
+        size = norm(self.array)
+        return math.log2(size) + self.exponent if size > 0 else -math.inf
+
+    def norm(self) -> float:
+        """Return the Frobenius norm; raises OverflowError beyond the range of float64."""
+        return _ldexp(norm(self.array), self.exponent)
+
+    def item(self) -> float | complex:
+        """Return the only entry as a Python number; raises OverflowError beyond the range of float64."""
+        x = self.array.reshape(-1)[0]
+        if np.iscomplexobj(x):
+            return complex(_ldexp(float(x.real), self.exponent), _ldexp(float(x.imag), self.exponent))
+        return _ldexp(float(x), self.exponent)
+
+
+def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) -> Scaled:
+    """Return `a` * 2**`exponent` with squares and products of entries in the range of `dtype`: see `exponent_of`."""
+    e = exponent_of(a, dtype)
+    return Scaled(shift(a, -e), exponent + e)
+
+
+def normalize(a: Array, exponent: int = 0) -> Scaled:
+    """Return `a` * 2**`exponent` with the largest real or imaginary part of `array` in [1/2, 1)."""
+    e = math.frexp(largest(a))[1]
+    return Scaled(shift(a, -e), exponent + e)
+
+
+def fold(a: Array, exponent: int) -> Scaled:
+    """Return `a` * 2**`exponent` with exponent 0 where the array alone stays in a safe range."""
+    if exponent == 0:
+        return Scaled(a, 0)
+    limit, held = math.log2(_safe(a.dtype)), math.frexp(largest(a))[1] + exponent
+    return Scaled(shift(a, exponent), 0) if 1 - limit < held < limit else Scaled(a, exponent)
+
+
+def split_exponential(x: float) -> tuple[int, float]:
+    """Return e and f with exp(x) = 2**e * f, 0.7 < f < 1.5, f right to roundoff however large `x` is.
+
+    >>> split_exponential(0.0)
+    (0, 1.0)
+    """
+    e = round(x / math.log(2))
+    halves = (e >> 26 << 26, e & (1 << 26) - 1)  # of 26 bits, so that products with the parts of log(2) are exact
+    return e, math.exp(math.fsum([x, *(-half * part for half in halves for part in _LN2)]))
+
+
+def largest(a: Array) -> float:
+    """Return the largest absolute real or imaginary part, 0 for an empty array."""
+    if a.size == 0:
+        return 0.0
+    parts = (a.real, a.imag) if a.dtype.kind == "c" else (a,)
+    return max(max(float(p.max()), -float(p.min())) for p in parts)
+
+
+def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
+    """Return e such that the largest part of `a * 2**-e` is in [1/2, 1).
+
+    Zero where the data need no scaling: squares summed over any array that fits in memory stay in range of `dtype`, by
+    default that of `a`.
+    """
+    top, safe = largest(a), _safe(dtype or a.dtype)
+    if top == 0.0 or 1.0 / safe < top < safe:
+        return 0
+    return math.frexp(top)[1]
+
+
+def in_range(a: Array, length: float) -> bool:
+    """Test if the Frobenius norm `length` alone implies `exponent_of(a) == 0`."""
+    safe = _safe(a.dtype)
+    return math.sqrt(a.size) / safe < length < min(safe, _SAFE_NORM)
+
+
+def _safe(dtype: np.dtype[Any]) -> float:
+    return 2.0**40 if dtype.char in "fF" else 2.0**400
+
+
+def column_exponents(a: Array) -> Array:
+    """Return, for each column of `a` (m, r), the e that brings its largest part into [1/2, 1); 0 for zero columns."""
+    top = np.abs(a.real).max(axis=0)
+    if a.dtype.kind == "c":
+        top = np.maximum(top, np.abs(a.imag).max(axis=0))
+    return np.asarray(np.frexp(top)[1])
+
+
+def shift(a: Array, e: int | Array) -> Array:
+    """Return `a * 2**e`, e one number or one per column, exact within the range of the dtype; `a` itself for e = 0."""
+    if isinstance(e, int):
+        if e == 0:
+            return a
+        e = max(-_FAR, min(_FAR, e))
+    if a.dtype.kind == "c":
+        out = np.empty_like(a)
+        out.real, out.imag = np.ldexp(a.real, e), np.ldexp(a.imag, e)
+        return out
+    return np.asarray(np.ldexp(a, e))
+
+
+def norm(a: Array) -> float:
+    """Return the Frobenius norm, summed in float64 and free of overflow and underflow; inf or NaN where `a` has one."""
+    total = squares(a)
+    if _SAFE_SQUARES[0] < total < _SAFE_SQUARES[1] or math.isnan(total):
+        return math.sqrt(total)
+    top = largest(a)
+    if top == 0.0 or not math.isfinite(top):
+        return top
+    e = math.frexp(top)[1]
+    flat = a.reshape(-1)
+    parts = (squares(shift(flat[i : i + _BLOCK], -e)) for i in range(0, flat.size, _BLOCK))
+    return math.ldexp(math.sqrt(math.fsum(parts)), e)
+
+
+def squares(a: Array) -> float:
+    """Return the sum of the squares of all moduli in float64, inf if it overflows; in blocks, to limit rounding."""
+    flat = np.ascontiguousarray(a).reshape(-1)  # in C order, so that the memory layout does not change the result
+    if flat.dtype.kind == "c":
+        flat = flat.view(flat.real.dtype)
+    if flat.size <= _BLOCK:
+        return _dot_with_itself(flat)
+    parts = np.zeros(-(-flat.size // _BLOCK))
+
+    def add(first: int, last: int) -> None:
+        for k in range(first, last):
+            parts[k] = _dot_with_itself(flat[k * _BLOCK : (k + 1) * _BLOCK])
+
+    run_parallel(add, split_range(len(parts), thread_count() if len(parts) > 8 else 1))
+    with np.errstate(over="ignore"):
+        return float(parts.sum())
+
+
+def _dot_with_itself(flat: Array) -> float:
+    if flat.dtype != np.float64:
+        flat = flat.astype(np.float64)
+    return float(np.vdot(flat, flat))  # unlike np.dot it overflows without a warning
+
+
+def distance(a: Array, b: Array) -> float:
+    """Return norm(a - b) without holding the difference: one slab of the first leg at a time."""
+    rows = max(1, _BLOCK * len(a) // max(1, a.size))
+    parts = [norm(a[i : i + rows] - b[i : i + rows]) for i in range(0, len(a), rows)]
+    return norm(np.array(parts))
+
+
+class Prepared(NamedTuple):
+    """A validated array whose squares stay in range: the argument is `array * 2**exponent`."""
+
+    array: Array
+    exponent: int
+    norm: float
+
+
+def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Prepared:
+    """Validate `x`, and scale it exactly by a power of two where its squares could leave the range."""
+    a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
+    length = math.sqrt(squares(a))  # the only pass over a large array: NaN, inf and overflow all appear in the sum
+    if not math.isfinite(length):
+        refuse_infinite(function, parameter, a)
+    if in_range(a, length):
+        return Prepared(a, 0, length)
+    scaled, exponent = rescale(a)
+    return Prepared(scaled, exponent, norm(scaled))
+
+
+def _ldexp(x: float, e: int) -> float:
+    return math.ldexp(x, max(-_FAR, min(_FAR, e)))

@@ -1,0 +1,86 @@
+"""Kronecker products and outer products of two formats."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit
+from tnlib._format import Format
+from tnlib._registry import implementation, list_formats
+from tnlib._validate import plural
+
+F = TypeVar("F", bound=Format)
+
+
+def kron(a: F, b: F) -> F:
+    """Return the Kronecker product of two formats, the numpy.kron of their dense arrays: legs multiply pairwise.
+
+    Parameters
+    ----------
+    a, b
+        Two formats of one class, with equally many legs.
+
+    Returns
+    -------
+    format
+        Of the same class. Leg k has size a.shape[k] * b.shape[k], ranks multiply; a TTMatrix has the cores of `a` in
+        front of those of `b`. The outer product of two tensors, with the legs of both, is `tnlib.outer`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        If `a` and `b` are not of one class that has Kronecker products, or have different numbers of legs.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> a = tnlib.LowRank(np.ones((2, 1)), np.ones((1, 3)))
+    >>> tnlib.kron(a, a).shape
+    (4, 9)
+    """
+    return _combine("kron", a, b)  # type: ignore[no-any-return]
+
+
+def outer(a: F, b: F) -> F:
+    """Return the outer product of two tensors, numpy.multiply.outer of their dense arrays.
+
+    Parameters
+    ----------
+    a, b
+        Two formats of one class.
+
+    Returns
+    -------
+    format
+        Of the same class, with the legs of `b` behind those of `a`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `a` and `b` are not of one class that has outer products.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> pair = tnlib.TensorTrain([np.eye(2)[None], np.eye(2)[..., None]])
+    >>> tnlib.outer(pair, pair).ranks
+    (1, 2, 1, 2, 1)
+    """
+    return _combine("outer", a, b)  # type: ignore[no-any-return]
+
+
+def _combine(verb: str, a: Any, b: Any) -> Any:
+    product = implementation(verb, type(a))
+    if product is None or type(a) is not type(b):
+        advice = "pass fit.value" if Fit in (type(a), type(b)) else "convert one of them with tnlib.convert"
+        raise ArgumentTypeError(
+            f"{verb}: a and b must be two formats of one class, {list_formats(verb)}, got a {type(a).__name__} and a "
+            f"{type(b).__name__}; {advice}."
+        )
+    if verb == "kron" and a.ndim != b.ndim:
+        raise ArgumentError(
+            f"kron: a and b must have equally many legs, got {plural(a.ndim, 'leg')} and {plural(b.ndim, 'leg')}; "
+            "use tnlib.outer for the product with the legs of both."
+        )
+    return product(a, b)

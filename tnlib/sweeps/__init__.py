@@ -1,1 +1,0 @@
-"""Lists of raw cores: error budgets over bonds, dense arrays to cores and back, norms."""
