@@ -1,7 +1,8 @@
 # What people type, and what CI types. Everything happens in an environment of its own.
 #
 #   make demo    compress the built-in model, print the table, write the pictures to out/
-#   make test    pass the tests
+#   make test    pass the tests, but for those of test-slow
+#   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: four to five hours
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test check docs bench study clean
+.PHONY: demo test test-slow check docs bench study clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -28,9 +29,13 @@ demo: $(VENV)/.installed
 	@echo "Pictures: out/smaller/tnlib_report.html, out/compare/compare.png and out/inside/inspect.html"
 
 # The tests' matrices are small: there threads cost more than they give.
-test: export OPENBLAS_NUM_THREADS = 1
+test test-slow: export OPENBLAS_NUM_THREADS = 1
+test test-slow: export OMP_NUM_THREADS = 1
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --quiet
+	$(BIN)/python -m pytest --quiet -m "not slow"
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --quiet -m slow
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

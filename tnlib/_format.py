@@ -261,7 +261,7 @@ class Operator(Format):
         return self.rmatvec(x).conj() if x.ndim == 1 else self.rmatmat(x.T).conj().T
 
     def _accepts(self, sign: str, x: Any) -> bool:
-        """Whether `x` is an array to numpy; another format would be multiplied out without notice."""
+        """Test if `x` is an array to numpy; another format would be multiplied out without notice."""
         refuse_other_format(sign, self, x)
         return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
 
@@ -324,7 +324,7 @@ def refuse_too_large(value: Format) -> None:
 
 
 def fits_in_memory(size: int, dtype: np.dtype[Any]) -> bool:
-    """Whether an array of `size` numbers can be allocated: before a contraction fills memory piece by piece."""
+    """Test if an array of `size` numbers can be allocated: before a contraction fills memory piece by piece."""
     try:
         np.empty(size, dtype)  # reserved, and given back untouched
     except (MemoryError, OverflowError, ValueError):

@@ -151,7 +151,13 @@ MODULES = find_modules(PACKAGES)
 
 
 def test_all_modules_are_found() -> None:
-    assert {"tnlib", "tnlib.io", "tnlib.linalg.thin_svd", "tnlib.formats.train.format", "tnlib.formats.cp.decomposition"} <= MODULES.keys()
+    assert {
+        "tnlib",
+        "tnlib.io",
+        "tnlib.linalg.thin_svd",
+        "tnlib.formats.train.format",
+        "tnlib.formats.cp.decomposition",
+    } <= MODULES.keys()
 
 
 def test_every_module_has_a_place() -> None:
@@ -188,7 +194,11 @@ def test_the_library_knows_nothing_of_transformers() -> None:
 
 
 BAD = {
-    "up": ("tnlib/linalg/bad.py", "from tnlib.formats.cp.format import CP", "tnlib.linalg.bad imports tnlib.formats.cp.format"),
+    "up": (
+        "tnlib/linalg/bad.py",
+        "from tnlib.formats.cp.format import CP",
+        "tnlib.linalg.bad imports tnlib.formats.cp.format",
+    ),
     "inside a function": (
         "tnlib/linalg/bad.py",
         "def f():\n    import tnlib.ops.round",
@@ -246,7 +256,9 @@ def test_a_module_that_hides_a_public_name_is_found(tmp_path: Path) -> None:
         **dict.fromkeys(["c", "ops/a", "ops/b", "ops/c"], ""),
     }
     files = {f"{name}.py": text for name, text in texts.items()}
-    for name, text in (files | {"ops/__init__.pyi": "from . import c as c\nfrom .a import a\nfrom .d import b"}).items():
+    for name, text in (
+        files | {"ops/__init__.pyi": "from . import c as c\nfrom .a import a\nfrom .d import b"}
+    ).items():
         file = tmp_path / "tnlib" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

@@ -50,9 +50,9 @@ EVERY_FORMAT = ["shape", "dtype", "ranks", "n_parameters", "full", "norm", "__ar
 EVERY_OPERATOR = ["matvec", "rmatvec", "matmat", "rmatmat", "__matmul__", "__rmatmul__"]
 
 
-PACKAGES = [
-    tnlib, tnlib.drawing, tnlib.experimental, tnlib.interop, tnlib.interop.quimb, tnlib_adapters, tnlib_adapters.circuits,
-]  # fmt: skip
+INTEROP = [tnlib.interop, tnlib.interop.quimb]
+ADAPTERS = [tnlib_adapters, tnlib_adapters.circuits]
+PACKAGES = [tnlib, tnlib.drawing, tnlib.experimental, *INTEROP, *ADAPTERS]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

@@ -19,7 +19,7 @@ def choose_groups(
 ) -> list[Groups]:
     """Return one list of groups for each of the `spectra`: those passed, validated, or values equal to roundoff.
 
-    `diagonal` marks a format of one spectrum that stays a diagonal matrix, an SVD or a LowRank; its groups are one list.
+    `diagonal` marks a format of one spectrum that stays a diagonal matrix, an SVD or a LowRank: one list of groups.
     """
     if groups is None:
         return [default_groups(s, None, diagonal=diagonal) for s in spectra]

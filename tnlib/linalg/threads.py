@@ -173,6 +173,7 @@ class _Blas:
         self._set_from_any_thread = getattr(library.dynlib, "openblas_set_num_threads_local", None)
 
     def threads(self) -> int:
+        """Return the count."""
         return int(self._library.num_threads)
 
     def set_threads(self, count: int) -> int:

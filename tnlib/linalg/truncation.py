@@ -79,7 +79,7 @@ def _numerical_rank(values: Sequence[float], noise: float) -> int:
 def _rank_within(values: Sequence[float], budget: float) -> int:
     square = 0.0
     for rank in range(len(values), 1, -1):
-        square += values[rank - 1] ** 2
+        square += values[rank - 1] * values[rank - 1]  # inf, and no exception, beyond the range
         if math.sqrt(square) > budget:
             return rank
     return 1
@@ -191,7 +191,7 @@ class TruncationBudget:
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
             split = splits_group(s, rank, noise + resolution * last + uncertainty)
         ambiguous = rank != min(optimistic, cap) or last < _RESOLVED * error_estimate
-        tail = math.sqrt(sum(value**2 for value in values[: rank - 1 : -1]))
+        tail = math.sqrt(sum(value * value for value in values[: rank - 1 : -1]))
         total = math.hypot(tail, error_estimate if rank < len(s) else 0.0, discarded)
         # A rank cap may discard more than the share; the rest of the sweep keeps its own shares.
         self.records.append(Truncation(rank, total, min(total**2, allowed), allowed, ambiguous, split))

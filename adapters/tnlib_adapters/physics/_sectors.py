@@ -25,7 +25,7 @@ from tnlib.linalg.truncation import noise_level
 
 @dataclass
 class Sectors:
-    """2**exponent * size times a train of norm 1, its cores right-isometric; charges are those on the left of a bond."""
+    """2**exponent * size times a train of norm 1, of right-isometric cores; a bond has the charges on its left."""
 
     cores: list[Array]
     spectra: list[Array]  # of all d + 1 bonds, descending within a charge

@@ -75,7 +75,9 @@ def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any
         train = value.train() if isinstance(value, Vidal) else value
         center = 0 if isinstance(value, Vidal) else train.center or 0
         legs, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
-        found, log_norm = _in_sectors(function, TensorTrain.from_sweep(_sorted(train.cores, sites), None, train.exponent), legs, valid)
+        found, log_norm = _in_sectors(
+            function, TensorTrain.from_sweep(_sorted(train.cores, sites), None, train.exponent), legs, valid
+        )
         left_isometric(found, legs, valid, center)
         cores, spectra, charges = found.cores, found.spectra, found.charges
         forms = ["A"] * center + ["B"] * (len(cores) - center)
@@ -111,7 +113,9 @@ def _operator_in_sectors(function: str, value: TTMatrix, sites: Sequence[Any]) -
     moves = [(_charges(site)[:, None] - _charges(site)[None]).reshape(site.dim**2, -1) for site in sites]
     valid = sites[0].leg.chinfo.make_valid
     cores = [a[:, pair] for a, pair in zip(value.fused().cores, pairs, strict=True)]  # l (m n) r
-    found, log_norm = _in_sectors(function, TensorTrain.from_sweep(cores, None, value.exponent), [valid(move) for move in moves], valid)
+    found, log_norm = _in_sectors(
+        function, TensorTrain.from_sweep(cores, None, value.exponent), [valid(move) for move in moves], valid
+    )
     split = [a.reshape(len(a), site.dim, site.dim, -1) for a, site in zip(found.cores, sites, strict=True)]
     if log_norm == -math.inf:
         return TTMatrix([0 * split[0], *split[1:]]), found.charges

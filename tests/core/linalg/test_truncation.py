@@ -40,6 +40,12 @@ def test_the_rank_is_the_smallest_within_budget(s: list[float], allowed: float, 
     assert r == 1 or t[r - 1] > allowed
 
 
+def test_squares_out_of_range_are_infinite() -> None:
+    s = np.array([1e300, 1e200, 1.0])
+    assert choose_rank(s, budget=2.0, noise=0.0) == 2
+    assert choose_rank(s, budget=1e250, noise=0.0) == 2  # the square of 1e200 is not representable
+
+
 def test_the_numerical_rank_counts_values_above_noise() -> None:
     s = np.array([3.0, 2.0, 1.0, 0.5])
     for noise, want in ((0.0, 4), (0.5, 3), (0.4, 4), (2.5, 1), (9.0, 1)):

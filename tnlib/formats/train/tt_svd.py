@@ -35,6 +35,7 @@ from tnlib.linalg.truncation import TruncationBudget
 # Rows of the matrix whose left singular vectors are computed at once: the smaller number first, the larger one where
 # more than half of the singular vectors are needed, so that little is gained.
 _ROWS = (64, 512)
+_SHORT = 1 << 12  # entries up to which SVDs leg by leg are the fastest
 _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 
@@ -149,6 +150,8 @@ def _split_by_gram_matrix(
     rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few `legs` and the rest."""
+    if rest.size <= _SHORT:
+        return _split_by_svd(rest, legs[0], budget, max_rank)
     threshold = budget.threshold
     for rows in _ROWS:
         count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])
@@ -169,6 +172,13 @@ def _split_by_gram_matrix(
     left = left_svd(flat[None], exact=True)
     cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
     return cores, adjoint_times(merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
+
+
+def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:
+    """Return the core of one leg and the rest."""
+    flat = rest.reshape(len(rest) * leg, -1)
+    core = _isometry(left_svd(flat[None], exact=True), len(rest), budget, max_rank)
+    return [core], adjoint_times(merge_cores([core]), flat[None])[0]
 
 
 def _isometries(

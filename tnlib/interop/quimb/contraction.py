@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import quimb.tensor as qtn
-from cotengra.contract import einsum, tensordot  # type: ignore[import-untyped]
+from cotengra.contract import einsum, tensordot
 
 from tnlib._errors import ArgumentError
 from tnlib._format import fits_in_memory

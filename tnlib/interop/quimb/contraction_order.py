@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import cotengra  # type: ignore[import-untyped]
+import cotengra
 import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError, ArgumentTypeError

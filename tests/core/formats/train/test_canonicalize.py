@@ -199,7 +199,10 @@ def test_entropies_by_their_definitions(bond: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64])
 def test_isometry_errors_are_those_of_the_stored_cores(dtype: Any) -> None:
     mixed = tnlib.canonicalize(tnlib.TensorTrain(oracles.random_cores((3, 2, 4), (1, 3, 4, 1), dtype)), 2)
-    for factor, least in ((3.0, 8.0), (1 / 3, 0.8)):  # norm(Q^H Q - 1) = |factor^2 - 1| sqrt(columns) of a multiple of Q
+    for factor, least in (
+        (3.0, 8.0),
+        (1 / 3, 0.8),
+    ):  # norm(Q^H Q - 1) = |factor^2 - 1| sqrt(columns) of a multiple of Q
         cores = [mixed.cores[0], mixed.cores[1] * dtype(factor), mixed.cores[2]]
         assert tnlib.isometry_errors(tnlib.TensorTrain(cores, 2))[1] >= least
     assert max(tnlib.isometry_errors(tnlib.TensorTrain(mixed.cores, 2, log_scale=1e4))) < 1e3 * oracles.eps(dtype)
