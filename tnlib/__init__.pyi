@@ -31,12 +31,12 @@ from .formats.train.constant import zeros as zeros
 from .formats.train.correlation_length import correlation_length as correlation_length
 from .formats.train.cross.tt_cross import tt_cross as tt_cross
 from .formats.train.format import TensorTrain as TensorTrain
-from .formats.train.format import TTMatrix as TTMatrix
 from .formats.train.round_randomized import round_randomized as round_randomized
 from .formats.train.schmidt import entanglement_spectrum as entanglement_spectrum
 from .formats.train.schmidt import entropy as entropy
 from .formats.train.schmidt import schmidt_values as schmidt_values
 from .formats.train.schmidt import truncate_bond as truncate_bond
+from .formats.train.tt_matrix import TTMatrix as TTMatrix
 from .formats.train.tt_svd import tt_svd as tt_svd
 from .formats.train.ttm_svd import ttm_svd as ttm_svd
 from .formats.train.vidal import Vidal as Vidal

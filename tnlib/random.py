@@ -12,7 +12,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, is_list
 from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.low_rank import LowRank
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
 
 Rng = np.random.Generator | int | None

@@ -14,8 +14,10 @@ from tnlib._format import LinearFormat
 from tnlib._registry import require
 from tnlib._typing import Array
 from tnlib._validate import as_array, is_list, plural
+from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.contract import contract_trains
-from tnlib.formats.train.format import TensorTrain, TTMatrix, as_train
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.scaling import Scaled, rescale
 from tnlib.linalg.threads import single_threaded_blas
 

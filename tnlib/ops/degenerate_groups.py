@@ -19,7 +19,8 @@ from tnlib.formats.cp.format import CP
 from tnlib.formats.degenerate import Groups, as_groups, default_groups
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg import canonical_basis as bases
 from tnlib.linalg.threads import single_threaded_blas

@@ -15,7 +15,8 @@ from tnlib._format import Format
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.ops.convert import convert
 

@@ -13,7 +13,8 @@ from tnlib._fit import Fit
 from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.linalg.scaling import largest, shift
 

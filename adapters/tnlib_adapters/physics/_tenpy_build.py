@@ -11,7 +11,8 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib_adapters.physics._cores import with_scale
 from tnlib_adapters.physics._sectors import Sectors, by_charge, left_isometric

@@ -13,7 +13,8 @@ import numpy as np
 from tnlib._errors import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, with_scale, wrong_value
 from tnlib_adapters.physics._itensor_groups import (
     Index,

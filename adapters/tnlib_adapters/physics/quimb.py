@@ -18,7 +18,8 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib_adapters.physics._cores import as_one_precision
 from tnlib_adapters.physics._shared import find_center

@@ -17,7 +17,8 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError, FileFormatError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.physics._shared import open_hdf5, write_hdf5

@@ -14,7 +14,8 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib.formats.cp.format import CP
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import tt_svd
 from tnlib.formats.tucker.format import Tucker
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value

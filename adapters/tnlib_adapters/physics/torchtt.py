@@ -7,7 +7,8 @@ from typing import Any
 
 from tnlib._errors import ArgumentError
 from tnlib._validate import import_optional
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib_adapters.physics._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
 from tnlib_adapters.physics._shared import find_center
 

@@ -33,6 +33,8 @@ register(
     diagram="tnlib.formats.matrix.diagram:kronecker_terms_diagram",
 )
 register("tnlib.formats.train.format:TensorTrain", to_LowRank="tnlib.formats.matrix.conversion:train_to_low_rank")
-register("tnlib.formats.train.format:TTMatrix", to_KroneckerTerms="tnlib.formats.matrix.conversion:tt_matrix_to_terms")
+register(
+    "tnlib.formats.train.tt_matrix:TTMatrix", to_KroneckerTerms="tnlib.formats.matrix.conversion:tt_matrix_to_terms"
+)
 register("tnlib.formats.tucker.format:Tucker", to_LowRank="tnlib.formats.matrix.conversion:tucker_to_low_rank")
 register("tnlib.formats.cp.format:CP", to_LowRank="tnlib.formats.matrix.conversion:cp_to_low_rank")

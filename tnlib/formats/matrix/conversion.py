@@ -11,7 +11,8 @@ from tnlib.formats.matrix.balance import scaled_product_svd
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg.scaling import shift
 

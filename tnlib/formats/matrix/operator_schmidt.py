@@ -24,7 +24,7 @@ from tnlib.formats.matrix.kronecker_terms import KroneckerTerms, right_factors
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.matrix_sums import Factors, combine, gram_factor, multiply_factors, rescale_terms
 from tnlib.formats.train.cores import pair_legs
-from tnlib.formats.train.format import TTMatrix
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import split_array
 from tnlib.linalg.scaling import Scaled, norm, shift
 from tnlib.linalg.thin_svd import product_svd

@@ -16,12 +16,12 @@ register(
     kron="tnlib.formats.train.operations:kron_trains",
     outer="tnlib.formats.train.operations:outer_trains",
     contract_vectors="tnlib.formats.train.contract:contract_vectors",
-    to_TTMatrix="tnlib.formats.train.format:as_column",
+    to_TTMatrix="tnlib.formats.train.tt_matrix:as_column",
     to_Vidal="tnlib.formats.train.vidal:vidal",
     sweep_steps="tnlib.formats.train.sweep_diagrams:sweep_steps",
 )
 register(
-    "tnlib.formats.train.format:TTMatrix",
+    "tnlib.formats.train.tt_matrix:TTMatrix",
     **_SHARED,
     kron="tnlib.formats.train.operations:kron_matrices",
     to_TensorTrain="tnlib.formats.train.operations:matrix_to_train",

@@ -19,7 +19,9 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_position
-from tnlib.formats.train.format import TensorTrain, TTMatrix, as_train
+from tnlib.formats.train.arguments import as_train
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.canonical_basis import group_basis_change
 from tnlib.linalg.orthogonal import isometry_error, qr_positive
 from tnlib.linalg.scaling import Scaled, rescale

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._validate import as_position
+from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.cores import add_cores, with_common_exponent
-from tnlib.formats.train.format import TensorTrain, as_train
+from tnlib.formats.train.format import TensorTrain
 
 
 @renamed_arguments(leg="axis", values="trains")

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._validate import as_dtype, as_sizes
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 
 
 def ones(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TensorTrain:

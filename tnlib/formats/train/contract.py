@@ -10,7 +10,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.formats.train.cores import contract_fixed_legs
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.scaling import Scaled
 
 

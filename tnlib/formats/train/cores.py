@@ -14,12 +14,12 @@ _FAR = 1 << 14  # powers of two; a term this much smaller than another one is lo
 
 
 def contract_cores(cores: Sequence[Array]) -> Scaled:
-    """Contract cores (r[k], n[k], r[k+1]) to the matrix (r[0] n[0] ... n[d-1], r[d]).
+    """Contract cores (r[k], n[k], r[k+1]) to a new matrix (r[0] n[0] ... n[d-1], r[d]).
 
     Two halves first, then one product of the size of the result.
     """
     if len(cores) == 1:
-        return Scaled(cores[0].reshape(-1, cores[0].shape[-1]))
+        return Scaled(cores[0].reshape(-1, cores[0].shape[-1]).copy())
     left_sizes = np.cumsum([math.log(core.shape[1]) for core in cores])
     half = 1 + int(np.argmin(np.abs(left_sizes[:-1] - left_sizes[-1] / 2)))
     left = Scaled(cores[0].reshape(-1, cores[0].shape[-1]))  # (r0 n0) r

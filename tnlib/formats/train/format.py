@@ -1,4 +1,4 @@
-"""Tensor trains (matrix product states) and TT-matrices (matrix product operators)."""
+"""Tensor trains (matrix product states), and what they share with TT-matrices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import (
     LinearFormat,
-    Operator,
     as_stored_list,
     numbered,
     read_only,
@@ -23,9 +22,9 @@ from tnlib._format import (
     refuse_too_large,
 )
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_position
+from tnlib._validate import as_position
 from tnlib.formats.train import cores as raw
-from tnlib.formats.train.indexing import entry_of, flat_to_legs, parse_index, selects_all
+from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import Scaled, fold, normalize, rescale, shift, split_exponential
 
@@ -241,6 +240,14 @@ class TensorTrain(Train):
 
     _core_ndim = 3
 
+    def fused(self) -> TensorTrain:
+        """Return the train itself."""
+        return self
+
+    def unfused(self, train: TensorTrain) -> TensorTrain:
+        """Return `train`, `folded`."""
+        return train.folded()
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes (n[0], ..., n[d-1]) of the outer legs."""
@@ -250,7 +257,7 @@ class TensorTrain(Train):
         """Contract to the dense array (n[0], ..., n[d-1])."""
         refuse_too_large(self)
         dense, e = raw.contract_cores(self.cores)
-        return _writable(shift(dense, e + self.exponent)).reshape(self.shape)
+        return shift(dense, e + self.exponent).reshape(self.shape)
 
     @property
     def T(self) -> TensorTrain:
@@ -284,169 +291,6 @@ class TensorTrain(Train):
         return TensorTrain(ones)._multiplied(number)
 
 
-@dataclass(frozen=True, eq=False, repr=False, init=False)
-class TTMatrix(Train, Operator):
-    """A matrix as a train whose cores carry a row leg and a column leg (a matrix product operator).
-
-    Parameters
-    ----------
-    cores
-        Core k of shape (r[k], m[k], n[k], r[k+1]), row leg before column leg, r[0] = r[d] = 1.
-    center
-        The core towards which all others are isometric, taken at your word; None if not known. Negative positions
-        count from the end.
-    log_scale
-        Natural logarithm of a positive factor. Its power of two is kept apart, the rest goes into a core.
-    exponent
-        Binary logarithm of another factor, an integer.
-
-    Raises
-    ------
-    ArgumentError
-        If neighbouring cores do not share their bond, an end is not 1, or `center` is outside.
-
-    Examples
-    --------
-    >>> import numpy as np, tnlib
-    >>> identity = tnlib.TTMatrix([np.eye(4).reshape(1, 4, 4, 1)] * 5)
-    >>> identity.shape, identity.n_parameters, float(identity.matvec(np.ones(1024)).sum())
-    ((1024, 1024), 80, 1024.0)
-    """
-
-    _core_ndim = 4
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Sizes (m[0], ..., m[d-1]) of the row legs."""
-        return tuple(core.shape[1] for core in self.cores)
-
-    @property
-    def col_shape(self) -> tuple[int, ...]:
-        """Sizes (n[0], ..., n[d-1]) of the column legs."""
-        return tuple(core.shape[2] for core in self.cores)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape (prod m, prod n) of the matrix."""
-        return math.prod(self.row_shape), math.prod(self.col_shape)
-
-    def full(self) -> Array:
-        """Contract to the dense matrix (prod m, prod n)."""
-        refuse_too_large(self)
-        dense, e = raw.contract_cores(raw.fuse_legs(self.cores))
-        return _writable(shift(raw.unpair_legs(dense, self.row_shape, self.col_shape), e + self.exponent))
-
-    @property
-    def T(self) -> TTMatrix:
-        """The transpose, core by core."""
-        transposed = [core.transpose(0, 2, 1, 3) for core in self.cores]  # l n m r
-        return TTMatrix.from_sweep(transposed, self.center, self.exponent)
-
-    @property
-    def H(self) -> TTMatrix:
-        """The adjoint, core by core."""
-        return self.T.conj()
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return an entry [i, j], a row [i, :] or a column [:, j] as a TensorTrain; i and j may have any size."""
-        sides = parse_index("TTMatrix", index, self.shape)
-        if all(i == slice(None) for i in sides):
-            return self
-        if any(isinstance(i, slice) and i != slice(None) for i in sides):
-            raise ArgumentTypeError(
-                f"TTMatrix: an index must be an integer or : on each side, got {index}; "
-                "for parts of legs slice tnlib.convert(value, tnlib.TensorTrain)."
-            )
-        rows, columns = (
-            flat_to_legs(i, shape) if isinstance(i, int) else [slice(None)] * len(shape)
-            for i, shape in zip(sides, (self.row_shape, self.col_shape), strict=True)
-        )
-        selected = [core[:, i, j] for core, i, j in zip(self.cores, rows, columns, strict=True)]
-        cores, e = raw.contract_fixed_legs(selected)
-        if cores[0].ndim == 2:
-            return entry_of("TTMatrix", Scaled(cores[0], e + self.exponent), self.dtype)
-        return TensorTrain.from_sweep(cores, None, e + self.exponent).folded()
-
-    @overload
-    def __matmul__(self, x: TTMatrix) -> TTMatrix: ...
-    @overload
-    def __matmul__(self, x: TensorTrain) -> TensorTrain: ...
-    @overload
-    def __matmul__(self, x: Array) -> Array: ...
-    def __matmul__(self, x: Any) -> Any:
-        """Multiply with a TTMatrix, a TensorTrain or a dense array; ranks of trains multiply (see `tnlib.apply`)."""
-        if isinstance(x, TTMatrix):
-            return self._product(x)
-        if isinstance(x, TensorTrain):
-            return self._product(as_column(x)).fused()
-        return super().__matmul__(x)
-
-    @overload
-    def __rmatmul__(self, x: TensorTrain) -> TensorTrain: ...
-    @overload
-    def __rmatmul__(self, x: Array) -> Array: ...
-    def __rmatmul__(self, x: Any) -> Any:
-        """Multiply from the left with a TensorTrain, a row, or a dense array."""
-        return self.T @ x if isinstance(x, TensorTrain) else super().__rmatmul__(x)
-
-    def _product(self, x: TTMatrix) -> TTMatrix:
-        refuse_unequal_legs("TTMatrix @", self, x)
-        return TTMatrix.from_products(raw.multiply_matrices(self.cores, x.cores), self.exponent + x.exponent)
-
-    def _matmat(self, x: Array) -> Array:
-        product, e = raw.apply_cores(self.cores, x)
-        return shift(product, e + self.exponent)
-
-    def _rmatmat(self, x: Array) -> Array:
-        return self.H._matmat(x)
-
-
-def as_column(x: TensorTrain) -> TTMatrix:
-    """Return a train as the one column of a matrix: column legs of size 1."""
-    return TTMatrix.from_sweep([core[:, :, None] for core in x.cores], x.center, x.exponent)
-
-
-def as_train(function: str, parameter: str, t: object, *kinds: type) -> Train:
-    """Return `t`, a train of one of `kinds`: by default, a TensorTrain or a TTMatrix."""
-    kinds = kinds or (TensorTrain, TTMatrix)
-    if not isinstance(t, Train) or not isinstance(t, kinds):
-        expected = " or a ".join(kind.__name__ for kind in kinds)
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be a {expected}, got a {type(t).__name__}; "
-            "decompose it first, for example with tnlib.tt_svd."
-        )
-    return t
-
-
-def as_bond(function: str, t: Train, bond: int) -> int:
-    """Return the number of a bond between two cores of `t`; bond k has size t.ranks[k], negative ones included."""
-    if len(t.cores) == 1:
-        raise ArgumentError(f"{function}: tt must have at least 2 cores, got 1; it has no bond to cut.")
-    k = as_count(function, "bond", bond, least=-len(t.cores) - 1)
-    k += len(t.cores) + 1 if k < 0 else 0
-    if not 1 <= k < len(t.cores):
-        raise ArgumentError(
-            f"{function}: bond must lie between 1 and {len(t.cores) - 1}, got {bond}; "
-            "bond k lies between cores k - 1 and k."
-        )
-    return k
-
-
-def refuse_unequal_legs(name: str, a: TTMatrix, x: TTMatrix) -> None:
-    """Raise where the column legs of `a` are not the row legs of `x`."""
-    if len(a.cores) != len(x.cores):
-        raise ArgumentError(
-            f"{name}: both must have as many cores, got {len(a.cores)} and {len(x.cores)}; "
-            "a core of legs of size 1 can take the place of a missing one."
-        )
-    for k, (n, m) in enumerate(zip(a.col_shape, x.row_shape, strict=True)):
-        if n != m:
-            raise ArgumentError(
-                f"{name}: leg {k} must have one size, got {n} on the left and {m} on the right; "
-                "column legs of the one meet row legs of the other."
-            )
-
-
 def _check_bonds(name: str, cores: Sequence[Array]) -> None:
     for k in range(1, len(cores)):
         if cores[k - 1].shape[-1] != cores[k].shape[0]:
@@ -477,8 +321,3 @@ def _split_log_scale(name: str, log_scale: float) -> tuple[int, float]:
             f"{name}: log_scale must lie between -1e12 and 1e12, got {log_scale}; use zero cores for 0."
         )
     return split_exponential(float(log_scale))
-
-
-def _writable(a: Array) -> Array:
-    """Return `a`, or a copy where it is a view of a core."""
-    return a if a.flags.writeable else a.copy()

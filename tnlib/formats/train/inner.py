@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
-from tnlib.formats.train.format import TensorTrain, Train, TTMatrix, as_column, as_train, refuse_unequal_legs
+from tnlib.formats.train.arguments import as_train
+from tnlib.formats.train.format import TensorTrain, Train
+from tnlib.formats.train.tt_matrix import TTMatrix, as_column, refuse_unequal_legs
 from tnlib.linalg.scaling import Scaled
 
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 
 T = TypeVar("T", TensorTrain, TTMatrix)
 

@@ -26,9 +26,10 @@ from tnlib._errors import ArgumentError, ConvergenceWarning
 from tnlib._fit import Fit, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rng, as_rtol
+from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.canonicalize import T
 from tnlib.formats.train.cores import with_common_exponent
-from tnlib.formats.train.format import TensorTrain, as_train
+from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import right_canonicalize, truncate_bonds
 from tnlib.linalg.scaling import Scaled, largest, norm, shift
 from tnlib.linalg.threads import single_threaded_blas

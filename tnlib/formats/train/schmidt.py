@@ -13,8 +13,10 @@ from tnlib._format import Format
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.train.arguments import as_bond, as_train
 from tnlib.formats.train.canonicalize import T, move_center, scaled_bond_matrix
-from tnlib.formats.train.format import TensorTrain, TTMatrix, as_bond, as_train
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import Scaled, norm, shift

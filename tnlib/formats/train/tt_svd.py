@@ -29,6 +29,7 @@ from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.projection import adjoint_times, project
 from tnlib.linalg.row_sampling import sampled_range
 from tnlib.linalg.scaling import Prepared, prepare
+from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 
@@ -176,9 +177,11 @@ def _split_by_gram_matrix(
 
 def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:
     """Return the core of one leg and the rest."""
-    flat = rest.reshape(len(rest) * leg, -1)
-    core = _isometry(left_svd(flat[None], exact=True), len(rest), budget, max_rank)
-    return [core], adjoint_times(merge_cores([core]), flat[None])[0]
+    u, s, vh = thin_svd(rest.reshape(len(rest) * leg, -1))
+    rank = budget.truncate(s, max_rank=max_rank)
+    u, s = u[:, :rank], s[:rank]
+    change = canonical_basis_change(u, s, budget.dtype)
+    return [change.columns(u).reshape(len(rest), leg, rank)], change.rows(s[:, None] * vh[:rank])
 
 
 def _isometries(

@@ -13,7 +13,7 @@ from tnlib._format import Format
 from tnlib._registry import implementation
 from tnlib._validate import as_max_rank, as_rtol, as_sizes
 from tnlib.formats.train.cores import pair_legs
-from tnlib.formats.train.format import TTMatrix
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas

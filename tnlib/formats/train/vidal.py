@@ -13,7 +13,8 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import Format, as_stored_list, numbered
 from tnlib._typing import Array
-from tnlib.formats.train.format import TensorTrain, as_train
+from tnlib.formats.train.arguments import as_train
+from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import schmidt_form
 from tnlib.linalg.scaling import shift, split_exponential
 from tnlib.linalg.threads import single_threaded_blas

@@ -18,7 +18,8 @@ from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
-from tnlib.formats.train.format import TensorTrain, TTMatrix
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.formats.tucker.format import Tucker
 from tnlib.interop.quimb.network_arguments import as_index_names, as_network, binary_exponent

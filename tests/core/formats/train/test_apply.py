@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tnlib
 from tnlib.formats.train.apply import RightFactors
-from tnlib.formats.train.format import as_column
+from tnlib.formats.train.tt_matrix import as_column
 
 TOLERANCES = [None, 1e-12, 1e-7, 1e-3, 0.05, 0.4, 1.0]
 dtypes = st.sampled_from(oracles.DTYPES)
