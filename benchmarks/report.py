@@ -73,9 +73,9 @@ CAPTIONS = {
 SPEED = """\
 Every entry takes its turn, then all of them again: seconds are medians over the turns, ratios are between medians of
 the same run. Each library gets the data in its own class, made beforehand, and its result is multiplied out
-afterwards: the true error is that of what came out, whatever the library says of it. Where it is larger than what
-the case asks for, the entry *misses*, and it does not count as a peer. A spectrum is called SVD where it comes from
-LAPACK's SVD of the data, so that its small values are right as well; the others come from Gram matrices or from
+afterwards: the true error is that of what came out, whatever the library says of it. An entry whose
+error exceeds the tolerance of the case *misses*, and does not count as a peer. A spectrum is called SVD if it comes
+from LAPACK's SVD of the data, so that its small values are right as well; the others come from Gram matrices or from
 random sketches."""
 
 ACCURACY = """\

@@ -28,6 +28,7 @@ MISSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "entry"), ENTRIES)
 def test_an_entry_solves_its_case(case: Case, entry: Entry) -> None:
     why = entry.missing()

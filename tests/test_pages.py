@@ -1,9 +1,11 @@
-"""What README and docs show is what the command line prints, and no page is left half written."""
+"""Pages of the documentation: examples run, pictures are current, links lead somewhere, public names are listed."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
+import inspect
 import re
 import tempfile
 from pathlib import Path
@@ -120,5 +122,31 @@ def test_the_page_of_functions_names_what_is_there() -> None:
 def test_every_public_name_is_on_the_page_of_functions(package: ModuleType) -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     values = {name: getattr(package, name) for name in package.__all__ if not name.startswith("__")}
-    missing = [name for name, value in values.items() if f":: {value.__module__}.{name}\n" not in text + "\n"]
+    defined = {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
+    missing = [name for name, value in defined.items() if f":: {value.__module__}.{name}\n" not in text + "\n"]
     assert missing == []
+
+
+def test_every_random_format_is_on_the_page_of_functions() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    functions = inspect.getmembers(tnlib.random, inspect.isfunction)
+    names = [name for name, f in functions if f.__module__ == "tnlib.random" and not name.startswith("_")]
+    assert len(names) >= 5
+    assert [name for name in names if f":: tnlib.random.{name}\n" not in text] == []
+
+
+def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
+    text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "tnlib").rglob("*.py*")}
+    folders = {path.parent.name for path in (ROOT / "tnlib").rglob("*.py")} - {"tnlib"}
+    tree = text[text.index("    tnlib/\n") : text.index("    adapters/")]
+    assert set(re.findall(r"\w+\.pyi?\b", tree)) <= files
+    assert [folder for folder in folders if f"{folder}/" not in tree] == []
+    layers = ast.parse((ROOT / "tests" / "core" / "test_architecture.py").read_text(encoding="utf-8"))
+    (stated,) = (
+        ast.literal_eval(node.value)
+        for node in layers.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS"
+    )
+    rows = ["  ".join(names) for names in stated if not names[0].startswith("tnlib_adapters")]
+    assert "".join(f"    {row}\n" for row in rows) in text

@@ -11,6 +11,10 @@ from ._errors import FileFormatError as FileFormatError
 from ._errors import MissingFileError as MissingFileError
 from ._errors import TnlibError as TnlibError
 from ._fit import Fit as Fit
+from ._format import Format as Format
+from ._format import LinearFormat as LinearFormat
+from ._format import Operator as Operator
+from ._registry import register as register
 from .drawing.draw import draw as draw
 from .formats.cp.decomposition import cp as cp
 from .formats.cp.format import CP as CP

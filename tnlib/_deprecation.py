@@ -1,11 +1,11 @@
-"""Old names that keep working with a DeprecationWarning: keyword arguments, modules, names in modules."""
+"""Old names that keep working with a DeprecationWarning: keyword arguments and modules."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from tnlib._errors import ArgumentTypeError
@@ -37,24 +37,6 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P
         return run
 
     return decorate
-
-
-def deprecated_names(module: str, targets: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module `__getattr__` for old names of `module`; targets are "new_module:name", or a bare module.
-
-    >>> __getattr__ = deprecated_names("tnlib.ops.join", {"kron": "tnlib.ops.kron:kron"})
-    """
-
-    def load(name: str) -> Any:
-        if name not in targets:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        target, _, attribute = targets[name].partition(":")
-        new = f"{target}.{attribute}" if attribute else target
-        warnings.warn(f"{module}.{name} is deprecated; use {new} instead.", DeprecationWarning, stacklevel=2)
-        value = importlib.import_module(target)
-        return getattr(value, attribute) if attribute else value
-
-    return load
 
 
 def deprecated_module(old: str, new: str) -> Callable[[str], Any]:

@@ -92,11 +92,12 @@ def report(
     *,
     error: float,
     rtol: float | None,
+    certified: bool = True,
     n_iter: int = 0,
     stationary: bool = True,
     notes: tuple[str, ...] = (),
 ) -> Fit[F]:
-    """Return the certified `Fit` of `function`, and warn of a missed tolerance, missing convergence and notes.
+    """Return the `Fit` of `function`, and warn of a missed tolerance, missing convergence and notes.
 
     `stationary` is False for an iteration that ran out of steps while the error still decreased.
     """
@@ -113,4 +114,4 @@ def report(
     for note in notes:
         warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=4)
     converged = not missed and (stationary or rtol is not None)
-    return Fit(value, error, True, converged, n_iter, notes)
+    return Fit(value, error, certified, converged, n_iter, notes)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import cmath
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Self
 
 import numpy as np
@@ -13,25 +16,40 @@ import numpy.typing as npt
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import shorten
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_dtype, is_list, to_numpy
+from tnlib._validate import as_array, as_dtype, as_list, to_numpy
 
 MAX_NDIM = 64  # of a numpy array
 
 
 class Format(ABC):
-    """A tensor in factored form: arrays whose contraction is a dense array."""
+    """A tensor in factored form: arrays whose contraction is a dense array.
+
+    Constructors raise ArgumentError where arrays are not finite or do not fit together, ArgumentTypeError where they
+    are no arrays of numbers. Arrays are stored as read-only views, without a copy where their dtype is supported.
+    """
 
     # Without this numpy would multiply `array @ value` out before we are asked.
     __array_ufunc__ = None
 
-    @abstractmethod
     def named_arrays(self) -> dict[str, Array]:
-        """Return the stored arrays by the names that files give them, in a fixed order."""
+        """Return the stored arrays by the names that files give them, in a fixed order.
+
+        These are the names of the dataclass fields, with .0, .1, ... behind them where a field holds several arrays.
+        """
+        named: dict[str, Array] = {}
+        for name in _field_names(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray):
+                named[name] = value
+            elif name not in self.attributes():
+                named |= {f"{name}.{k}": a for k, a in enumerate(value)}
+        return named
 
     @classmethod
-    @abstractmethod
     def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Self:
         """Return the value with these `named_arrays` and `attributes`."""
+        known = {**arrays, **attributes}
+        return cls(**{name: known.get(name, numbered(arrays, name)) for name in _field_names(cls)})
 
     def attributes(self) -> dict[str, Any]:
         """Return what a value stores beside its arrays, as JSON values."""
@@ -58,6 +76,12 @@ class Format(ABC):
     def arrays(self) -> tuple[Array, ...]:
         """Return the stored arrays, in a fixed order."""
         return tuple(self.named_arrays().values())
+
+    def promoted_arrays(self) -> list[Array]:
+        """Return the stored arrays in their common dtype."""
+        arrays = self.arrays()
+        dtype = np.result_type(*arrays)
+        return [a.astype(dtype, copy=False) for a in arrays]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -90,11 +114,11 @@ class Format(ABC):
 
     def _target_dtype(self, dtype: npt.DTypeLike) -> np.dtype[Any]:
         """Return `dtype` if the arrays can be cast to it."""
-        target = as_dtype(f"{type(self).__name__}.astype", dtype)
+        function = f"{type(self).__name__}.astype"
+        target = as_dtype(function, dtype)
         if self.dtype.kind == "c" and target.kind != "c":
             raise ArgumentTypeError(
-                f"{type(self).__name__}.astype: dtype must be complex for complex arrays, got {target}; "
-                "take .real to drop the imaginary part."
+                f"{function}: dtype must be complex for complex arrays, got {target}; take .real for the real part."
             )
         return target
 
@@ -108,30 +132,32 @@ class Format(ABC):
         return self.full().astype(dtype or self.dtype, copy=False)
 
     def __repr__(self) -> str:
-        name, sizes, ranks = (
-            type(self).__name__,
-            shorten(self.shape, " x "),
-            self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", "),
-        )
-        return f"{name}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
+        sizes = shorten(self.shape, " x ")
+        ranks = self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", ")
+        return f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
 
 
 class LinearFormat(Format):
     """A format closed under addition and multiplication by numbers: exact, ranks add up."""
 
-    @abstractmethod
     def conj(self) -> Self:
         """Return the complex conjugate."""
+        conjugate = {name: a.conj() for name, a in self.named_arrays().items()}
+        return self.from_named_arrays(conjugate, self.attributes())
 
     @property
-    @abstractmethod
     def real(self) -> Self:
-        """The real part, of a real dtype; itself for real data."""
+        """The real part, exact and of a real dtype; ranks of complex data grow, real data are returned unchanged."""
+        return self._part(imaginary=False) if self.dtype.kind == "c" else self
 
     @property
-    @abstractmethod
     def imag(self) -> Self:
-        """The imaginary part, of a real dtype."""
+        """The imaginary part, exact and of a real dtype; ranks of complex data grow."""
+        return self._part(imaginary=True) if self.dtype.kind == "c" else self._multiplied(0)
+
+    @abstractmethod
+    def _part(self, *, imaginary: bool) -> Self:
+        """Return the real or the imaginary part of complex data, with arrays of a real dtype."""
 
     @abstractmethod
     def _multiplied(self, number: Any) -> Self:
@@ -196,8 +222,7 @@ class LinearFormat(Format):
         return NotImplemented if number is None else self.__add__(-number)
 
     def __rsub__(self, other: Any) -> Self:
-        number = as_number(type(self).__name__, other)
-        return NotImplemented if number is None else (-self).__add__(number)
+        return (-self).__add__(other)
 
 
 class Operator(Format):
@@ -217,11 +242,11 @@ class Operator(Format):
         """Return self^H @ x for a validated x (m, k), without multiplying out."""
 
     def matmat(self, x: Array) -> Array:
-        """Return self @ x for x of shape (n, k), without multiplying out."""
+        """Return self @ x for x of shape (n, k)."""
         return self._matmat(self._operand("matmat", x, self.shape[1]))
 
     def rmatmat(self, x: Array) -> Array:
-        """Return self^H @ x for x of shape (m, k), without multiplying out."""
+        """Return self^H @ x for x of shape (m, k)."""
         return self._rmatmat(self._operand("rmatmat", x, self.shape[0]))
 
     def matvec(self, x: Array) -> Array:
@@ -280,7 +305,7 @@ def as_number(name: str, other: Any) -> Any:
     if not isinstance(other, int | float | complex | np.number):
         return None
     try:
-        finite = math.isfinite(other.real) and math.isfinite(other.imag)
+        finite = cmath.isfinite(other)
     except OverflowError:  # an integer beyond every float
         finite = False
     if not finite:
@@ -289,15 +314,20 @@ def as_number(name: str, other: Any) -> Any:
 
 
 def refuse_different_legs(name: str, a: LinearFormat, b: LinearFormat) -> None:
-    """Raise where two formats do not have the same legs, naming the first one that differs."""
-    if len(a._legs) != len(b._legs):
+    """Raise where two formats do not have the same legs."""
+    refuse_different_sizes(name, a._legs, b._legs, "legs are not broadcast")
+
+
+def refuse_different_sizes(name: str, a: Sequence[Any], b: Sequence[Any], reason: str) -> None:
+    """Raise where the legs of two formats differ in number or size, naming the first one that does."""
+    if len(a) != len(b):
         raise ArgumentError(
-            f"{name}: both must have as many legs, got {len(a._legs)} and {len(b._legs)}; "
+            f"{name}: both must have as many legs, got {len(a)} and {len(b)}; "
             "a leg of size 1 can take the place of a missing one."
         )
-    for k, (n, m) in enumerate(zip(a._legs, b._legs, strict=True)):
+    for k, (n, m) in enumerate(zip(a, b, strict=True)):
         if n != m:
-            raise ArgumentError(f"{name}: leg {k} must have one size, got {n} and {m}; legs are not broadcast.")
+            raise ArgumentError(f"{name}: leg {k} must have one size, got {n} and {m}; {reason}.")
 
 
 def refuse_other_format(sign: str, a: Format, b: Any) -> None:
@@ -332,18 +362,21 @@ def fits_in_memory(size: int, dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int) -> Array:
+def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int | None = None) -> Array:
     """Return a read-only view of one stored array, finite and of a native dtype (a copy where that needs one)."""
     return read_only(as_array(format_name, parameter, a, ndim=ndim))
 
 
-def as_stored_list(format_name: str, parameter: Callable[[int], str], arrays: Any, *, ndim: int) -> tuple[Array, ...]:
-    """Return a non-empty tuple of read-only views; `parameter` names the k-th array in messages."""
-    if not is_list(arrays) or len(arrays) == 0:
-        raise ArgumentTypeError(
-            f"{format_name}: expected a non-empty sequence of arrays, got {type(arrays).__name__}; pass a list."
-        )
-    return tuple(as_stored(format_name, parameter(k), a, ndim=ndim) for k, a in enumerate(arrays))
+def as_stored_list(format_name: str, noun: str, arrays: Any, *, ndim: int) -> tuple[Array, ...]:
+    """Return a non-empty tuple of read-only views; messages call array k "noun k"."""
+    checked = as_list(format_name, f"{noun}s", arrays, "arrays")
+    return tuple(as_stored(format_name, f"{noun} {k}", a, ndim=ndim) for k, a in enumerate(checked))
+
+
+def set_fields(value: Format, **fields: Any) -> None:
+    """Set validated fields of a frozen dataclass, in its `__post_init__`."""
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
 
 
 def read_only(a: Array) -> Array:
@@ -351,6 +384,11 @@ def read_only(a: Array) -> Array:
     view = a.view()
     view.flags.writeable = False
     return view
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def numbered(arrays: Mapping[str, Array], prefix: str) -> tuple[Array, ...]:

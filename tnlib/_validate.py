@@ -27,8 +27,8 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
 
     A torch tensor is detached and moved to the CPU; bfloat16, which numpy lacks, becomes float32.
     """
-    if type(x) is np.ndarray:
-        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    if type(x) is np.ndarray and x.dtype.isnative:
+        return x
     if isinstance(x, np.ma.MaskedArray) or hasattr(x, "toarray"):
         remedy = ".filled(...)" if isinstance(x, np.ma.MaskedArray) else ".toarray()"
         raise ArgumentTypeError(
@@ -99,9 +99,7 @@ def as_rtol(function: str, rtol: Any) -> float | None:
     """Return a relative tolerance in [0, 1], or None."""
     if rtol is None:
         return None
-    if not isinstance(rtol, numbers.Real) or isinstance(rtol, bool):
-        raise ArgumentTypeError(f"{function}: rtol must be a real number, got {rtol!r}; pass for example rtol=1e-6.")
-    value = float(rtol)
+    value = as_real(function, "rtol", rtol, "rtol=1e-6")
     if not 0.0 <= value <= 1.0:  # false for NaN too
         raise ArgumentError(
             f"{function}: rtol must lie between 0 and 1, got {value}; it is the relative error of the whole tensor."
@@ -109,14 +107,18 @@ def as_rtol(function: str, rtol: Any) -> float | None:
     return value
 
 
+def as_real(function: str, parameter: str, value: Any, example: str) -> float:
+    """Return a real number, NaN and inf included; the message recommends `example`."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a real number, got {value!r}; pass for example {example}."
+        )
+    return float(value)
+
+
 def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> int:
     """Return an integer of at least `least`."""
-    try:
-        count = _as_integer(value)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be an integer, got {value!r}; pass for example {parameter}={max(least, 8)}."
-        ) from None
+    count = as_integer(function, parameter, value, f"{parameter}={max(least, 8)}")
     if count < least:
         raise ArgumentError(f"{function}: {parameter} must be at least {least}, got {count}; raise it.")
     return count
@@ -124,12 +126,7 @@ def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> in
 
 def as_position(function: str, parameter: str, value: Any, count: int, what: str) -> int:
     """Return a position in [0, count) among `what` ("cores"); negative ones count from the end."""
-    try:
-        position = _as_integer(value)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be an integer, got {value!r}; pass for example {parameter}=0."
-        ) from None
+    position = as_integer(function, parameter, value, f"{parameter}=0")
     if not -count <= position < count:
         raise ArgumentError(
             f"{function}: {parameter} must lie between {-count} and {count - 1}, one of {count} {what}, "
@@ -183,23 +180,38 @@ def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = N
     return result
 
 
-def as_legs(function: str, parameter: str, legs: Any, ndim: int) -> tuple[int, ...]:
-    """Return distinct leg numbers in [0, ndim), a proper non-empty subset; negative ones count from the end."""
+def as_sizes_of_each(function: str, parameter: str, sizes: Any, count: int) -> tuple[int, ...]:
+    """Return `count` sizes, from one number for all or from one for each leg or bond."""
+    if not is_list(sizes):
+        return (as_count(function, parameter, sizes),) * count
+    each = as_sizes(function, parameter, sizes) if count else ()
+    if len(each) != count:
+        raise ArgumentError(f"{function}: {parameter} must be one number or {count}, got {each}; name every one.")
+    return each
+
+
+def as_legs(function: str, parameter: str, legs: Any, ndim: int, *, proper: bool = True) -> tuple[int, ...]:
+    """Return distinct leg numbers in [0, ndim), negative ones counted from the end.
+
+    With `proper`, at least one leg and not all of them.
+    """
     try:
-        result = tuple(map(_as_integer, legs if is_list(legs) else (legs,)))
+        result = tuple(map(_index, legs if is_list(legs) else (legs,)))
     except TypeError:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be leg numbers, got {legs!r}; pass for example {parameter}=(0, 1)."
         ) from None
     if any(not -ndim <= leg < ndim for leg in result):
         raise ArgumentError(
-            f"{function}: {parameter} must name legs from 0 to {ndim - 1}, got {result}; "
-            f"the array has {plural(ndim, 'leg')}."
+            f"{function}: {parameter} must lie between {-ndim} and {ndim - 1}, got {legs!r}; "
+            f"the tensor has {plural(ndim, 'leg')}."
         )
     result = tuple(leg % ndim for leg in result)
-    if len(set(result)) != len(result) or not 0 < len(result) < ndim:
+    if len(set(result)) < len(result):
+        raise ArgumentError(f"{function}: {parameter} must name every leg once, got {legs!r}; drop the repeated one.")
+    if proper and not 0 < len(result) < ndim:
         raise ArgumentError(
-            f"{function}: {parameter} must name each leg once, at least one and not all of {ndim}, got {result}; "
+            f"{function}: {parameter} must name at least one leg and not all of {ndim}, got {result}; "
             "the remaining legs form the other side."
         )
     return result
@@ -218,6 +230,16 @@ def is_list(value: Any) -> bool:
     return is_sequence and getattr(value, "ndim", 1) > 0
 
 
+def as_list(function: str, parameter: str, values: Any, kind: str) -> Sequence[Any]:
+    """Return a non-empty sequence of `kind` ("arrays")."""
+    if not is_list(values) or len(values) == 0:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a non-empty sequence of {kind}, got {type(values).__name__}; pass a list."
+        )
+    checked: Sequence[Any] = values
+    return checked
+
+
 def is_one_of(value: Any, names: Collection[str]) -> bool:
     """Test if `value` is one of these names, False for anything but a string."""
     return isinstance(value, str) and value in names
@@ -228,8 +250,18 @@ def plural(count: int, noun: str) -> str:
     return f"one {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _as_integer(value: Any) -> int:
-    """Return an integer; a bool, which Python counts among them, is refused."""
+def as_integer(function: str, parameter: str, value: Any, example: str) -> int:
+    """Return an integer; the message recommends `example`."""
+    try:
+        return _index(value)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be an integer, got {value!r}; pass for example {example}."
+        ) from None
+
+
+def _index(value: Any) -> int:
+    """Return operator.index of anything but a bool, which Python counts among the integers."""
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)

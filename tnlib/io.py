@@ -47,10 +47,8 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
 
     Raises
     ------
-    ArgumentTypeError, ArgumentError
-        If `value` is not a format, or `path` is no path or a folder.
-    MissingFileError
-        If the folder of `path` does not exist.
+    ArgumentTypeError, ArgumentError, MissingFileError
+        If `value` is not a format, `path` is no path or a folder, or the folder of `path` does not exist.
 
     Examples
     --------
@@ -89,14 +87,8 @@ def load(path: str | os.PathLike[str]) -> Format:
 
     Raises
     ------
-    FileFormatError
-        If the file is cut short or changed by a single bit, is no file of tnlib, or was written by a newer version.
-    MissingFileError
-        If there is no such file.
-
-    Examples
-    --------
-    See `save`.
+    FileFormatError, MissingFileError
+        If the file is cut short or changed by a single bit, is no file of tnlib, has a newer version, or is missing.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -115,15 +107,12 @@ def load(path: str | os.PathLike[str]) -> Format:
         raise FileFormatError(
             f"load: {file} is not a whole safetensors file ({problem}); it may be cut short, save it again."
         ) from None
-    try:
-        header = json.loads(metadata[_KEY])
-    except (ValueError, RecursionError) as problem:
-        raise _damaged(file, problem) from None
-    return _build(file, header, arrays)
+    return _build(file, metadata[_KEY], arrays)
 
 
-def _build(file: Path, header: Any, stored: Mapping[str, Array]) -> Format:
+def _build(file: Path, text: str, stored: Mapping[str, Array]) -> Format:
     try:
+        header = json.loads(text)
         version, name = header["version"], header["format"]
         if type(version) is not int or version not in _RENAMED:
             raise FileFormatError(
@@ -147,8 +136,9 @@ def _build(file: Path, header: Any, stored: Mapping[str, Array]) -> Format:
         raise
     except TnlibError as problem:
         raise FileFormatError(f"load: {file} does not hold a valid {name}: {problem}") from None
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
-        raise _damaged(file, problem) from None
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as problem:
+        reason = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise FileFormatError(f"load: {file} has a damaged tnlib header ({reason}); save it again.") from None
     if digest != _digest({key: x for key, x in header.items() if key != "digest"}, stored):
         raise FileFormatError(f"load: {file} was changed after it was saved; its digest differs, save it again.")
     return value
@@ -170,13 +160,6 @@ def _refuse_unknown(file: Path, what: str, names: Iterable[str], known: Iterable
         raise FileFormatError(
             f"load: {file} holds {what} {unknown} that this tnlib does not know; install a newer tnlib."
         )
-
-
-def _damaged(file: Path, problem: Exception) -> FileFormatError:
-    text = " ".join(str(problem).split())
-    return FileFormatError(
-        f"load: {file} has a damaged tnlib header ({type(problem).__name__}: {text}); save it again."
-    )
 
 
 def _digest(header: Mapping[str, Any], stored: Mapping[str, Array]) -> str:

@@ -1,4 +1,16 @@
-"""Random values of every format: independent normal entries in all stored arrays."""
+"""Random values of every format: independent standard normal entries in all stored arrays.
+
+Parameters and errors of all functions:
+
+shape
+    (n[0], ..., n[d-1]), the sizes of the legs.
+dtype
+    float32, float64, complex64 or complex128; complex entries have variance 1 too.
+rng
+    A numpy random generator or a seed for it; None always draws the same numbers.
+
+ArgumentError or ArgumentTypeError is raised if a size or rank is no positive integer, or there are too many or too few.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +21,10 @@ import numpy.typing as npt
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, is_list
+from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, as_sizes_of_each
 from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
@@ -26,25 +39,16 @@ def tensor_train(
 
     Parameters
     ----------
-    shape
-        (n[0], ..., n[d-1]).
+    shape, dtype, rng
+        As in `tnlib.random`.
     rank
         Size of every bond, or one size for each of the d - 1 bonds. A bond is no larger than the legs on either side
         of it allow.
-    dtype
-        float32, float64, complex64 or complex128.
-    rng
-        A numpy random generator or a seed for it; None always draws the same numbers.
 
     Returns
     -------
     TensorTrain
         Without a centre. The cores are divided by the root of their left bond, so that entries have variance 1.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If an argument is no sequence of positive integers, or has the wrong length.
 
     Examples
     --------
@@ -64,19 +68,7 @@ def tt_matrix(
     dtype: npt.DTypeLike = np.float64,
     rng: Rng = None,
 ) -> TTMatrix:
-    """Return a TT-matrix with independent standard normal entries in its cores.
-
-    Parameters
-    ----------
-    row_shape, col_shape
-        (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]).
-    rank, dtype, rng
-        As for `tensor_train`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If an argument is no sequence of positive integers, or has the wrong length.
+    """Return a TT-matrix with row legs `row_shape` and column legs `col_shape`; the others as for `tensor_train`.
 
     Examples
     --------
@@ -84,33 +76,14 @@ def tt_matrix(
     >>> tnlib.random.tt_matrix((2, 3), (4, 5), 2, rng=0).shape
     (6, 20)
     """
-    rows, columns = as_sizes("tt_matrix", "row_shape", row_shape), as_sizes("tt_matrix", "col_shape", col_shape)
-    if len(rows) != len(columns):
-        raise ArgumentError(
-            f"tt_matrix: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
-            "add legs of size 1."
-        )
-    return TTMatrix(_cores("tt_matrix", list(zip(rows, columns, strict=True)), rank, dtype, rng))
+    legs = list(zip(*as_leg_pairs("tt_matrix", row_shape, col_shape), strict=True))
+    return TTMatrix(_cores("tt_matrix", legs, rank, dtype, rng))
 
 
 def tucker(
     shape: Sequence[int], ranks: int | Sequence[int], *, dtype: npt.DTypeLike = np.float64, rng: Rng = None
 ) -> Tucker:
-    """Return a Tucker tensor with independent standard normal entries in its core and factors.
-
-    Parameters
-    ----------
-    shape
-        (n[0], ..., n[d-1]).
-    ranks
-        (r[0], ..., r[d-1]), or one number for all legs.
-    dtype, rng
-        As for `tensor_train`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If an argument is no sequence of positive integers, or has the wrong length.
+    """Return a Tucker tensor with multilinear `ranks`, one number for all legs or one for each.
 
     Examples
     --------
@@ -119,27 +92,13 @@ def tucker(
     (2, 2, 2)
     """
     sizes, generator, kind = as_sizes("tucker", "shape", shape), as_rng("tucker", rng), as_dtype("tucker", dtype)
-    inner = _sizes_of("tucker", "ranks", ranks, len(sizes))
+    inner = as_sizes_of_each("tucker", "ranks", ranks, len(sizes))
     core = _normal(inner, kind, generator)
     return Tucker(core, [_normal((n, r), kind, generator) for n, r in zip(sizes, inner, strict=True)])
 
 
 def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> CP:
-    """Return a CP tensor of weights 1 with independent standard normal entries in its factors.
-
-    Parameters
-    ----------
-    shape
-        (n[0], ..., n[d-1]).
-    rank
-        Number of components.
-    dtype, rng
-        As for `tensor_train`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If an argument is no positive integer, or no sequence of them.
+    """Return a CP tensor of `rank` components, with weights 1.
 
     Examples
     --------
@@ -153,21 +112,7 @@ def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rn
 
 
 def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> LowRank:
-    """Return a product of two matrices with independent standard normal entries.
-
-    Parameters
-    ----------
-    shape
-        (m, n).
-    rank
-        Size of the inner leg.
-    dtype, rng
-        As for `tensor_train`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `shape` is no pair of positive integers, or `rank` none.
+    """Return a product of two matrices, (m, rank) and (rank, n), for `shape` (m, n).
 
     Examples
     --------
@@ -186,23 +131,13 @@ def _cores(
     function: str, legs: Sequence[tuple[int, ...]], rank: int | Sequence[int], dtype: npt.DTypeLike, rng: Rng
 ) -> list[Array]:
     generator, kind = as_rng(function, rng), as_dtype(function, dtype)
-    bonds = [1, *_sizes_of(function, "rank", rank, len(legs) - 1), 1]
+    bonds = [1, *as_sizes_of_each(function, "rank", rank, len(legs) - 1), 1]
     for k in range(1, len(legs)):  # a bond larger than the legs on one side of it allow is deficient
         bonds[k] = min(bonds[k], bonds[k - 1] * int(np.prod(legs[k - 1])))
     for k in range(len(legs) - 1, 0, -1):
         bonds[k] = min(bonds[k], bonds[k + 1] * int(np.prod(legs[k])))
     shapes = [(bonds[k], *sizes, bonds[k + 1]) for k, sizes in enumerate(legs)]
     return [(_normal(shape, kind, generator) / np.sqrt(shape[0])).astype(kind, copy=False) for shape in shapes]
-
-
-def _sizes_of(function: str, parameter: str, sizes: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Return `count` sizes from one number for all, or from one for each."""
-    if not is_list(sizes):
-        return (as_count(function, parameter, sizes),) * count
-    each = as_sizes(function, parameter, sizes) if count else ()
-    if len(each) != count:
-        raise ArgumentError(f"{function}: {parameter} must be one number or {count}, got {each}; name every one.")
-    return each
 
 
 def _normal(shape: Sequence[int], dtype: np.dtype[np.generic], rng: np.random.Generator) -> Array:

@@ -33,6 +33,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) -> None:
     text, keep = made_up_text(), 0.5

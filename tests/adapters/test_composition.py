@@ -291,5 +291,5 @@ def test_wrong_arguments_are_refused(model: Checkpoint) -> None:
 def test_names_are_loaded_when_used() -> None:
     assert set(circuits.__all__) <= set(dir(circuits))
     assert all(getattr(circuits, name) is not None for name in circuits.__all__)
-    with pytest.raises(AttributeError, match="No tnlib_adapters.circuits attribute nothing"):
+    with pytest.raises(AttributeError, match=r"No tnlib_adapters\.circuits attribute nothing"):
         circuits.nothing  # noqa: B018

@@ -166,6 +166,7 @@ def test_other_architectures_have_a_page(name: str, said: str, saved: Callable[[
     assert len(pictures(parts["block"])) == (2 if name == "gemma2" else 1), "layers of gemma2 differ in their window"
 
 
+@pytest.mark.slow
 def test_a_trained_bert(minilm_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     found = inspect(minilm_path, tmp_path / "out", text="The cat sat on the mat, and <script> costs $5.")

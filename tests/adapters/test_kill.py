@@ -22,6 +22,8 @@ from interruptions import At, fail
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.cli import main
 
+pytestmark = pytest.mark.slow
+
 OLD = {"old.txt": "old", "inner/deep.txt": "deep"}
 COMPRESS = ["compress", "IN", "OUT", "--keep", "0.5", "--force"]
 COMPARE = ["compare", "IN", "--out", "OUT", "--keep", "0.5", "--method", "matrix", "--force"]

@@ -138,6 +138,7 @@ def test_from_end_to_end(name: str, saved: Saved, tmp_path: Path, without_pictur
         assert head.qk_error == pytest.approx(np.linalg.norm(old - new) / np.linalg.norm(old), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "vit"])
 def test_without_the_import_transformers_refuses(name: str, saved: Saved, tmp_path: Path) -> None:
     """It would otherwise start with random attention, and say so in a warning only."""

@@ -67,6 +67,7 @@ def compress(source, out, text, file, keep=0.5, what="attention"):
     return tnlib_adapters.compress(source, out, keep=keep, calibrate=text, statistics=file, what=what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
 def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what)
@@ -77,6 +78,7 @@ def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.8], ids=["moments", "gates"])
 def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share):
     compress(folders[0], tmp_path / "whole", text, tmp_path / "seen")

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import tnlib_adapters.torch  # noqa: F401 - registers the layout
 from tnlib_adapters import builtin_path, compress, evaluate
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pictures")]
 LLAMA = builtin_path("llama")
 
 

@@ -268,6 +268,7 @@ def test_weights_and_patterns_agree_on_the_trained_llama() -> None:
     assert min(told.previous[writer], seen.previous[writer]) > 0.5
 
 
+@pytest.mark.slow
 def test_the_trained_bert_has_heads_that_go_by_position(minilm_path: Path) -> None:
     bert = open_checkpoint(minilm_path)
     positions = [score_shares(bert, 0, head, length=32).position for head in range(12)]

@@ -274,6 +274,7 @@ def test_an_error_at_any_call_of_a_compression(
     assert digest(source) == untouched
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="deaths are those of forked processes")
 @pytest.mark.parametrize("force", [False, True])
 def test_a_kill_at_any_moment(force: bool, source: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What docs/calculus.md shows is what comes out."""
+"""The examples of docs/calculus.md."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "calculus.md"
 
 
 def test_the_page_on_calculus_runs() -> None:
-    found = doctest.testfile(str(PAGE), module_relative=False)
-    assert found.attempted > 20
-    assert found.failed == 0
+    result = doctest.testfile(str(PAGE), module_relative=False)
+    assert result.attempted > 20
+    assert result.failed == 0
 
 
 def test_it_is_linked() -> None:

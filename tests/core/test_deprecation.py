@@ -9,7 +9,7 @@ import oracles
 import pytest
 
 import tnlib
-from tnlib._deprecation import deprecated_module, deprecated_names, renamed_arguments
+from tnlib._deprecation import deprecated_module, renamed_arguments
 
 
 @renamed_arguments(value="t", legs="axis")
@@ -31,17 +31,6 @@ def test_old_keywords() -> None:
         total(1, value=2)  # type: ignore[call-arg]
     assert list(inspect.signature(total).parameters) == ["t", "axis"]
     assert total.__doc__ == "Return the sum."
-
-
-def test_old_names_in_a_module() -> None:
-    load = deprecated_names("old", {"root": "math:sqrt", "mathematics": "math"})
-    with pytest.warns(DeprecationWarning, match=r"^old.root is deprecated; use math.sqrt instead.$") as caught:
-        assert load("root") is math.sqrt
-    assert caught[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match="use math instead"):
-        assert load("mathematics") is math
-    with pytest.raises(AttributeError, match="module 'old' has no attribute 'other'"):
-        load("other")
 
 
 def test_an_old_module() -> None:

@@ -26,5 +26,5 @@ def test_it_is_an_attribute_of_the_library() -> None:
 
 
 def test_other_names_are_unknown() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'contractt'"):
+    with pytest.raises(AttributeError, match=r"No tnlib\.interop\.quimb attribute contractt"):
         network.contractt  # noqa: B018

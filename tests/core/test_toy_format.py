@@ -12,8 +12,8 @@ import oracles
 import pytest
 
 import tnlib
-from tnlib._format import LinearFormat, Operator, as_stored
-from tnlib._registry import register
+from tnlib import LinearFormat, Operator, register
+from tnlib._format import as_stored
 from tnlib.drawing import Diagram, Leg, Node
 from tnlib.linalg.scaling import Scaled, norm
 from tnlib.linalg.truncation import TruncationBudget
@@ -63,13 +63,8 @@ class Diagonal(LinearFormat, Operator):
     def conj(self) -> Diagonal:
         return Diagonal(self.values.conj(), self.positions, self.n)
 
-    @property
-    def real(self) -> Diagonal:
-        return Diagonal(self.values.real, self.positions, self.n)
-
-    @property
-    def imag(self) -> Diagonal:
-        return Diagonal(self.values.imag, self.positions, self.n)
+    def _part(self, *, imaginary: bool) -> Diagonal:
+        return Diagonal(self.values.imag if imaginary else self.values.real, self.positions, self.n)
 
     def _multiplied(self, number: Any) -> Diagonal:
         return Diagonal(number * self.values, self.positions, self.n)

@@ -107,8 +107,12 @@ def test_counts_sizes_and_legs() -> None:
         as_sizes("f", "shape", 6)
     assert as_legs("f", "legs", (0, -1), 3) == (0, 2)
     assert as_legs("f", "legs", 1, 3) == (1,)
-    for wrong in ((0, 0), (0, 1, 2), (), (3,), (-4,)):
+    assert as_legs("f", "legs", (2, 0, 1), 3, proper=False) == (2, 0, 1)
+    for wrong in ((0, 0), (0, 1, 2), ()):
         with oracles.refused(ValueError, "f: legs must name"):
+            as_legs("f", "legs", wrong, 3)
+    for wrong in ((3,), (-4,)):
+        with oracles.refused(ValueError, "f: legs must lie between -3 and 2, got", str(wrong), "has 3 legs"):
             as_legs("f", "legs", wrong, 3)
     with oracles.refused(TypeError, "f: legs must be leg numbers"):
         as_legs("f", "legs", "ab", 3)

@@ -1,4 +1,7 @@
-"""Diagrams as data: nodes at positions, legs between them, bubbles around them. `paint` turns them into figures."""
+"""Diagrams as data: nodes at positions, legs between them, bubbles around them. `paint` turns them into figures.
+
+All classes check their arguments and raise ArgumentError or ArgumentTypeError.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from tnlib._validate import is_one_of
 Point: TypeAlias = tuple[float, float]
 
 KINDS = ("tensor", "matrix", "isometry", "unitary", "weights", "delta", "ellipsis", "text")
-_POINTED = ("isometry",)
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,6 @@ class Node:
         (x, y), y upwards; the distance between neighbours is about 1.
     direction
         Direction of the tip of an isometry: towards its smaller leg. None for other kinds.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `kind` is unknown, an isometry has no direction, or a position is no pair of finite numbers.
-
-    Examples
-    --------
-    >>> Node("isometry", "U", (0, 0), (1, 0)).direction
-    (1, 0)
     """
 
     kind: str
@@ -55,7 +47,7 @@ class Node:
         _check_point("Node", "position", self.position)
         if self.direction is not None:
             _check_point("Node", "direction", self.direction)
-        if (self.direction is None) == (self.kind in _POINTED):
+        if (self.direction is None) == (self.kind == "isometry"):
             raise ArgumentError(
                 f"Node: direction must be given for an isometry and for nothing else, got {self.direction} for a "
                 f"{self.kind}; it is the direction of the tip of the triangle."
@@ -80,16 +72,6 @@ class Leg:
         Points through which the line runs from a.
     towards
         The node, a or b, to which the gauge arrow on a bond points; None for no arrow.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If an open leg has no `end` or a bond has one, or a size is no positive integer.
-
-    Examples
-    --------
-    >>> Leg(0, 1, "bond", 16).size
-    16
     """
 
     a: int
@@ -119,8 +101,18 @@ class Leg:
             )
         if not isinstance(self.via, tuple):
             raise ArgumentTypeError(f"Leg: via must be a tuple of points, got {self.via!r}; pass ((x, y), ...).")
-        for point in (*self.via, *(() if self.end is None else (self.end,))):
+        for point in self.points:
             _check_point("Leg", "end or via", point)
+
+    @property
+    def size_text(self) -> str:
+        """The size as text, empty if unknown."""
+        return "" if self.size is None else f"{self.size:,}"
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points of the line besides nodes: those of `via`, and `end`."""
+        return self.via if self.end is None else (*self.via, self.end)
 
 
 @dataclass(frozen=True)
@@ -147,23 +139,9 @@ class Bubble:
 
 @dataclass(frozen=True)
 class Diagram:
-    """A tensor network diagram: nodes, legs, bubbles and a title.
+    """A tensor network diagram: nodes, open legs and bonds, a title above, and bubbles for nonlinear functions.
 
-    Parameters
-    ----------
-    nodes
-        In any order; legs and bubbles refer to them by number, from 0.
-    legs
-        Open legs and bonds.
-    title
-        Text above the diagram.
-    bubbles
-        Nonlinear functions.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If a leg or a bubble refers to a node that does not exist, or an item has the wrong type.
+    Legs and bubbles refer to nodes by number, from 0.
 
     Examples
     --------
@@ -201,21 +179,20 @@ class Diagram:
     def bounds(self) -> tuple[float, float, float, float]:
         """Smallest and largest x and y of all points: (x0, x1, y0, y1)."""
         points = [node.position for node in self.nodes]
-        points += [p for leg in self.legs for p in (*leg.via, *(() if leg.end is None else (leg.end,)))]
+        points += [point for leg in self.legs for point in leg.points]
         xs, ys = zip(*points, strict=True) if points else ((0.0,), (0.0,))
         return min(xs), max(xs), min(ys), max(ys)
 
     def moved(self, dx: float, dy: float) -> Diagram:
         """Return the diagram translated by (dx, dy)."""
         _check_point("Diagram.moved", "(dx, dy)", (dx, dy))
-        nodes = tuple(replace(node, position=_translate(node.position, dx, dy)) for node in self.nodes)
+
+        def translated(point: Point) -> Point:
+            return point[0] + dx, point[1] + dy
+
+        nodes = tuple(replace(node, position=translated(node.position)) for node in self.nodes)
         legs = tuple(
-            replace(
-                leg,
-                end=None if leg.end is None else _translate(leg.end, dx, dy),
-                via=tuple(_translate(point, dx, dy) for point in leg.via),
-            )
-            for leg in self.legs
+            replace(leg, end=leg.end and translated(leg.end), via=tuple(map(translated, leg.via))) for leg in self.legs
         )
         return replace(self, nodes=nodes, legs=legs)
 
@@ -234,21 +211,11 @@ def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
     for diagram in diagrams:
         first = len(nodes)
         nodes += diagram.nodes
-        legs += [
-            replace(
-                leg,
-                a=leg.a + first,
-                b=None if leg.b is None else leg.b + first,
-                towards=None if leg.towards is None else leg.towards + first,
-            )
-            for leg in diagram.legs
-        ]
+        for leg in diagram.legs:
+            b, towards = (None if k is None else k + first for k in (leg.b, leg.towards))
+            legs.append(replace(leg, a=leg.a + first, b=b, towards=towards))
         bubbles += [Bubble(tuple(k + first for k in b.nodes), b.label) for b in diagram.bubbles]
     return Diagram(tuple(nodes), tuple(legs), title, tuple(bubbles))
-
-
-def _translate(point: Point, dx: float, dy: float) -> Point:
-    return point[0] + dx, point[1] + dy
 
 
 def _check_all(owner: str, parameter: str, items: object, kind: type) -> None:

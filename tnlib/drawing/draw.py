@@ -35,10 +35,10 @@ def draw(value: Any) -> Picture:
     -------
     Picture
         With `.figure` (matplotlib), `.save(path)` for SVG and PNG, and `.diagram`; notebooks show it. Triangles are
-        isometries, measured from the arrays, with the tip at the smaller leg, which in a train is the side of the
-        centre; blue squares unitaries; diamonds singular values and weights; dots copy tensors; circles and squares
-        other tensors. The line width grows with the logarithm of the dimension. Arrows on bonds point to the centre.
-        Of a train of more than 30 cores both ends and the neighbours of the centre are drawn.
+        isometries, measured from the arrays, with the tip at the smaller leg; blue squares unitaries; diamonds singular
+        values and weights; dots copy tensors; circles and squares other tensors. The line width grows with the
+        logarithm of the dimension. Arrows on bonds point to the centre of a train; of more than 30 cores, both ends and
+        the neighbours of the centre are drawn.
 
     Raises
     ------

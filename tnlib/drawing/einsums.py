@@ -13,6 +13,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_sizes, plural
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
+from tnlib.drawing.index_ends import IndexEnds
 from tnlib.drawing.layout import point_towards
 from tnlib.drawing.node_kinds import is_diagonal, node_kind, plain_kind
 
@@ -145,38 +146,26 @@ def _parse_layout(layout: str | None, operands: Sequence[_Operand]) -> tuple[lis
 
 
 class _EinsumLayout:
-    """Positions of the operands, copy tensors and open legs of an einsum.
-
-    An index is joined by a copy tensor unless it has exactly two ends: operands and the result.
-    """
+    """Positions of the operands, copy tensors and open legs of an einsum."""
 
     def __init__(self, operands: Sequence[_Operand], result: Sequence[str], layout: str | None) -> None:
         self.operands, self.result = operands, result
         self.sizes = _index_sizes(operands)
         self.positions, self.index_cells = _parse_layout(layout, operands)
-        self.holders: dict[str, list[int]] = {}  # operands that have the index
-        for k, operand in enumerate(operands):
-            for index in operand.term:
-                self.holders.setdefault(index, []).append(k)
-        joined = [i for i, holders in self.holders.items() if len(holders) + (i in result) != 2]
-        self.copy_tensors = {index: len(operands) + n for n, index in enumerate(joined)}
-        self.positions += [self.index_cells.get(index) or self._below_holders(index) for index in joined]
+        self.index_ends = IndexEnds([operand.term for operand in operands], result)
+        self.positions += [self.index_cells.get(i) or self._below_holders(i) for i in self.index_ends.copy_tensors]
         self.ends = self._open_ends()
 
     def _below_holders(self, index: str) -> Point:
-        xs, ys = zip(*(self.positions[k] for k in self.holders[index]), strict=True)
+        xs, ys = zip(*(self.positions[k] for k in self.index_ends.holders[index]), strict=True)
         return sum(xs) / len(xs), min(ys) - _ROW
-
-    def _root(self, index: str) -> int:
-        """Return the node from which the open leg of an index starts."""
-        return self.copy_tensors.get(index, self.holders[index][0])
 
     def _open_ends(self) -> dict[str, Point]:
         """Return the ends of open legs: towards their cell of the layout, or away from the other nodes."""
         ends: dict[str, Point] = {}
-        for root in dict.fromkeys(map(self._root, self.result)):
-            own = [i for i in self.result if self._root(i) == root]
-            free = [i for i in own if i not in self.index_cells or i in self.copy_tensors]
+        for root in dict.fromkeys(map(self.index_ends.root, self.result)):
+            own = [i for i in self.result if self.index_ends.root(i) == root]
+            free = [i for i in own if i not in self.index_cells or i in self.index_ends.copy_tensors]
             x, y = self.positions[root]
             for i, angle in zip(free, self._outward_angles(root, len(free)), strict=True):
                 ends[i] = (x + _REACH * math.cos(angle), y + _REACH * math.sin(angle))
@@ -202,38 +191,25 @@ class _EinsumLayout:
     def diagram(self) -> Diagram:
         """Return nodes and legs."""
         nodes = [self._node(k, operand) for k, operand in enumerate(self.operands)]
-        nodes += [Node("delta", "", self.positions[k]) for k in self.copy_tensors.values()]
-        legs: list[Leg] = []
-        for index, holders in self.holders.items():
-            if index in self.copy_tensors:
-                hub = self.copy_tensors[index]
-                legs += [self._bond(k, hub, index if n == 0 else "", index) for n, k in enumerate(holders)]
-            elif len(holders) == 2:
-                legs.append(self._bond(holders[0], holders[1], index, index))
-        legs += [Leg(self._root(i), None, i, self.sizes[i], self.ends[i]) for i in self.result]
+        nodes += [Node("delta", "", self.positions[k]) for k in self.index_ends.copy_tensors.values()]
+        bonds = self.index_ends.bonds()
+        legs = [Leg(a, b, name, self.sizes[i], via=self._detour(a, b)) for i, a, b, name in bonds]
+        legs += [Leg(self.index_ends.root(i), None, i, self.sizes[i], self.ends[i]) for i in self.result]
         return Diagram((*nodes,), (*legs,))
 
     def _node(self, k: int, operand: _Operand) -> Node:
         position, a, label = self.positions[k], operand.array, operand.label.strip()
         if a is None:
             return Node(plain_kind(len(operand.shape)), label, position)
-        if a.ndim == 1 and operand.term[0] in self.copy_tensors and len(self.holders[operand.term[0]]) > 1:
+        index = operand.term[0] if a.ndim == 1 else None
+        if index in self.index_ends.copy_tensors and len(self.index_ends.holders[index]) > 1:
             return Node("weights", label, position)
         if is_diagonal(a):
             is_identity = bool((np.diag(a) == 1).all())
             return Node("text", "", position) if is_identity else Node("weights", label, position)
-        kind, direction = node_kind(a, [self._far_end(i, k) for i in operand.term], position)
+        leg_ends = [self.index_ends.far_end(i, k, self.positions, self.ends) for i in operand.term]
+        kind, direction = node_kind(a, leg_ends, position)
         return Node(kind, "" if kind == "delta" else label, position, direction)
-
-    def _far_end(self, index: str, k: int) -> Point:
-        """Return the other end of the leg `index` of operand k."""
-        if index in self.copy_tensors:
-            return self.positions[self.copy_tensors[index]]
-        others = [other for other in self.holders[index] if other != k]
-        return self.positions[others[0]] if others else self.ends.get(index, self.positions[k])
-
-    def _bond(self, a: int, b: int, name: str, index: str) -> Leg:
-        return Leg(a, b, name, self.sizes[index], via=self._detour(a, b))
 
     def _detour(self, a: int, b: int) -> tuple[Point, ...]:
         """Return the points through which a bond runs around its own node (a trace) or nodes between its ends."""

@@ -29,8 +29,7 @@ def equation(*parts: Any, title: str = "") -> Diagram:
     Returns
     -------
     Diagram
-        For `tnlib.draw`. Each part is drawn as `tnlib.draw` draws it, without its title; vertically the parts are
-        centred.
+        For `tnlib.draw`. Each part is drawn as by `tnlib.draw`, without its title, vertically centred.
 
     Raises
     ------
@@ -77,7 +76,7 @@ def _extent(diagram: Diagram) -> tuple[float, float]:
 
 
 def _leg_text_width(leg: Leg) -> float:
-    return _LEG_LETTER * max(_count_letters(leg.name), 0 if leg.size is None else len(f"{leg.size:,}")) + 0.06
+    return _LEG_LETTER * max(_count_letters(leg.name), len(leg.size_text)) + 0.06
 
 
 def _count_letters(label: str) -> int:

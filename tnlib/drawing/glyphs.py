@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tnlib.drawing.diagram import Node, Point
@@ -53,8 +52,10 @@ def node_patch(node: Node) -> Any:
         side = 1.7 * _RADIUS
         box = "round,pad=0,rounding_size=0.04"
         return FancyBboxPatch((x - side / 2, y - side / 2), side, side, boxstyle=box, **style)
-    corners = _diamond(x, y) if node.kind == "weights" else _triangle(node)
-    return Polygon(list(corners), closed=True, joinstyle="round", **style)
+    r = 1.15 * _RADIUS
+    diamond = [(x + r, y), (x, y + r), (x - r, y), (x, y - r)]
+    corners = diamond if node.kind == "weights" else _triangle(node)
+    return Polygon(corners, closed=True, joinstyle="round", **style)
 
 
 def visible_text(label: str) -> str:
@@ -74,13 +75,7 @@ def _label_position(node: Node) -> Point:
     return x - 0.07 * dx / length, y - 0.07 * dy / length
 
 
-def _diamond(x: float, y: float) -> Iterator[Point]:
-    r = 1.15 * _RADIUS
-    yield from ((x + r, y), (x, y + r), (x - r, y), (x, y - r))
-
-
-def _triangle(node: Node) -> Iterator[Point]:
+def _triangle(node: Node) -> list[Point]:
     (x, y), (dx, dy) = node.position, node.direction or (1.0, 0.0)
     tip, r = math.atan2(dy, dx), 1.35 * _RADIUS
-    for angle in (tip, tip + 2.2, tip - 2.2):
-        yield x + r * math.cos(angle), y + r * math.sin(angle)
+    return [(x + r * math.cos(angle), y + r * math.sin(angle)) for angle in (tip, tip + 2.2, tip - 2.2)]

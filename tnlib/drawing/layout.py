@@ -81,21 +81,17 @@ def fan(node: int, legs: Sequence[int], shape: Sequence[int], position: Point, a
     side = -1 if math.cos(angle) >= 0 else 1
     angles = [angle + side * spread * (j - (len(legs) - 1) / 2) for j in range(len(legs))]
     x, y = position
-    return [
-        Leg(node, None, f"k{k}", shape[k], (x + REACH * math.cos(a), y + REACH * math.sin(a)))
-        for k, a in zip(legs, angles, strict=True)
-    ]
+    ends = [(x + REACH * math.cos(a), y + REACH * math.sin(a)) for a in angles]
+    return [Leg(node, None, f"k{k}", shape[k], end) for k, end in zip(legs, ends, strict=True)]
 
 
 def point_towards(start: Point, target: Point, length: float) -> Point:
     """Return the point at `length` from `start` in the direction of `target`, below `start` if they coincide."""
     x, y = target[0] - start[0], target[1] - start[1]
     distance = math.hypot(x, y)
-    return (
-        (start[0] + length * x / distance, start[1] + length * y / distance)
-        if distance
-        else (start[0], start[1] - length)
-    )
+    if distance == 0:
+        return start[0], start[1] - length
+    return start[0] + length * x / distance, start[1] + length * y / distance
 
 
 def circle_angle(k: int, count: int) -> float:

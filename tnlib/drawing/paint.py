@@ -49,7 +49,7 @@ def paint(diagram: Diagram) -> Figure:
         paint_node(ax, node)
     x0, x1, y0, y1 = _resize(figure, ax, _limits_around_text(ax, 0.12))
     if diagram.title:
-        _write(ax, ((x0 + x1) / 2, y1 + 0.15), diagram.title, ha="center", va="bottom", fontsize=9, color=INK)
+        ax.text((x0 + x1) / 2, y1 + 0.15, diagram.title, ha="center", va="bottom", fontsize=9, color=INK)
     left = _paint_legend(ax, diagram, (x0 + x1) / 2, y0 - 0.2)
     x0, x1, y0, y1 = _limits_around_text(ax, 0.14)
     _resize(figure, ax, (min(x0, left), x1, y0, y1))
@@ -132,7 +132,7 @@ def _rounded_path(points: Array) -> tuple[Array, list[Any]]:
     vertices, codes = [points[0]], [Path.MOVETO]
     for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
         near, far = (
-            corner + (other - corner) * min(0.5, _CORNER_RADIUS / (_distance(corner, other) or math.inf))
+            corner + (other - corner) * min(0.5, _CORNER_RADIUS / (math.dist(corner, other) or math.inf))
             for other in (before, behind)
         )
         vertices += [near, corner, far]
@@ -140,13 +140,9 @@ def _rounded_path(points: Array) -> tuple[Array, list[Any]]:
     return np.array([*vertices, points[-1]]), [*codes, Path.LINETO]
 
 
-def _distance(a: Array, b: Array) -> float:
-    return float(np.hypot(*(b - a)))
-
-
 def _direction(a: Array, b: Array) -> Array:
     """Return the unit vector (2,) from a to b, zero if they coincide."""
-    return np.asarray((b - a) / (_distance(a, b) or 1.0))
+    return np.asarray((b - a) / (math.dist(a, b) or 1.0))
 
 
 def _normal(a: Array, b: Array) -> Array:
@@ -196,7 +192,7 @@ def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
         _write(ax, middle + np.sign(bend) * gap, _name_and_size(leg, " "), ha="center", va=va, **style)
     elif abs(normal[1]) > 0.85:  # a level bond: the name above, the dimension below
         _write(ax, middle + gap, leg.name, ha="center", va="bottom", **style)
-        _write(ax, middle - gap, "" if leg.size is None else f"{leg.size:,}", ha="center", va="top", **style)
+        _write(ax, middle - gap, leg.size_text, ha="center", va="top", **style)
     else:  # on the right
         right = normal if normal[0] >= 0 else -normal
         ha = "left" if right[0] > 0.3 else "center"
@@ -206,13 +202,12 @@ def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
 
 
 def _name_and_size(leg: Leg, separator: str) -> str:
-    size = "" if leg.size is None else f"{leg.size:,}"
-    return separator.join(part for part in (leg.name, size) if part)
+    return separator.join(part for part in (leg.name, leg.size_text) if part)
 
 
-def _write(ax: Axes, position: Any, text: str, **style: Any) -> None:
+def _write(ax: Axes, position: Array, text: str, **style: Any) -> None:
     x, y = position
-    ax.text(float(x), float(y), text, **style)
+    ax.text(x, y, text, **style)
 
 
 def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
@@ -225,8 +220,8 @@ def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
     style: dict[str, Any] = {"fc": (0.84, 0.28, 0.56, 0.09), "ec": _BUBBLE_COLOR, "lw": 1.3, "zorder": 0}
     box = "round,pad=0,rounding_size=0.35"
     ax.add_patch(FancyBboxPatch((x0 - pad, y0 - pad), width, height, boxstyle=box, **style))
-    corner = (x1 + pad - 0.18, y1 + pad - 0.04)
-    _write(ax, corner, bubble.label, ha="right", va="top", fontsize=8, color=_BUBBLE_COLOR, zorder=5)
+    x, y = x1 + pad - 0.18, y1 + pad - 0.04
+    ax.text(x, y, bubble.label, ha="right", va="top", fontsize=8, color=_BUBBLE_COLOR, zorder=5)
 
 
 def _paint_legend(ax: Axes, diagram: Diagram, x: float, y: float) -> float:
@@ -240,6 +235,6 @@ def _paint_legend(ax: Axes, diagram: Diagram, x: float, y: float) -> float:
         glyph = node_patch(Node(kind, "", (0.0, 0.0), (1.0, 0.0) if kind == "isometry" else None))
         glyph.set_transform(Affine2D().scale(0.38).translate(left + 0.2, y) + ax.transData)
         ax.add_patch(glyph)
-        _write(ax, (left + 0.4, y), _LEGEND[kind], ha="left", va="center", fontsize=6.5, color="#555555")
+        ax.text(left + 0.4, y, _LEGEND[kind], ha="left", va="center", fontsize=6.5, color="#555555")
         left += width
     return start

@@ -23,11 +23,6 @@ _FORMATS = (".svg", ".png")
 class Picture:
     """A diagram that notebooks show and `save` writes to a file; the result of `draw`.
 
-    Parameters
-    ----------
-    diagram
-        The diagram to paint.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -50,19 +45,9 @@ class Picture:
         return paint(self.diagram)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an SVG or PNG file, atomically.
+        """Write an SVG or PNG file, atomically; `path` ends in .svg or .png, and an existing file is replaced.
 
-        Parameters
-        ----------
-        path
-            Ends in .svg or .png; an existing file is replaced.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            If `path` is no path or has another ending.
-        MissingFileError
-            If its folder does not exist.
+        Raises ArgumentError or ArgumentTypeError for another `path`, MissingFileError where its folder does not exist.
         """
         target = as_target("Picture.save", path)
         kind = target.suffix.lower()

@@ -11,19 +11,12 @@ from tnlib.drawing.diagram import Diagram
 def sweep_steps(tt: Any) -> dict[str, Diagram]:
     """Return one diagram per step of the TT-SVD sweep that produces `tt` from a dense tensor, by title.
 
-    Step k is an SVD of the remainder, on the right of the isometries of the steps before. The isometries need not be
-    contracted with it, because they preserve norms.
+    Step k is an SVD of the remainder, on the right of the isometries of the steps before.
 
     Parameters
     ----------
     tt
-        A left-canonical TensorTrain of 2 to 10 cores, as `tt_svd` returns it. Ranks and isometries are those of its
-        cores.
-
-    Returns
-    -------
-    dict of Diagram
-        For `tnlib.draw`.
+        A left-canonical TensorTrain of 2 to 10 cores, as `tt_svd` returns it.
 
     Raises
     ------

@@ -39,17 +39,9 @@ _PHASE_ITERATIONS = 10  # of the alternating maximisation over phases
 class SpectralReduction:
     """Result of `spectral_reduction`: one d x d matrix per index of a tensor, for each random start.
 
-    Parameters
-    ----------
-    variables
-        One letter per leg; legs with the same letter share their matrices.
-    matrices
-        Per start and letter, in the order in which letters first occur: (n, d, d), scaled so that
-        sum_i X_i (x) conj(X_i) has spectral radius 1.
-    fitness
-        (starts,), the local maxima.
-    real
-        True for a real tensor, for which conj(X) has the same fitness as X.
+    `variables` has one letter per leg. `matrices` are (n, d, d) per start and letter, in the order in which letters
+    first occur, scaled so that sum_i X_i (x) conj(X_i) has spectral radius 1. `fitness` (starts,) are the local maxima.
+    `real` is True for a real tensor, for which conj(X) has the same fitness as X.
     """
 
     variables: str
@@ -74,18 +66,14 @@ class SpectralReduction:
         a phase of each letter and, for a real tensor, complex conjugation.
         """
         count = len(self.matrices)
-        x, y = (
-            self.matrices[as_position("SpectralReduction.similarity", name, start, count, "starts")]
-            for name, start in (("a", a), ("b", b))
-        )
-        conjugates = [y, tuple(m.conj() for m in y)] if self.real else [y]
-        return max(self._similarity(x, z) for z in conjugates)
-
-    @staticmethod
-    def _similarity(a: tuple[Array, ...], b: tuple[Array, ...]) -> float:
-        maps = np.stack([_transfer_matrix(x, y) for x, y in zip(a, b, strict=True)])
-        starts = product((1, 1j, -1, -1j), repeat=len(maps) - 1)  # a phase common to all does not change the radius
-        return max(_largest_radius(maps, np.array((1, *phases))) for phases in starts)
+        x = self.matrices[as_position("SpectralReduction.similarity", "a", a, count, "starts")]
+        y = self.matrices[as_position("SpectralReduction.similarity", "b", b, count, "starts")]
+        radii = []
+        for z in [y, tuple(m.conj() for m in y)] if self.real else [y]:
+            maps = np.stack([_transfer_matrix(*pair) for pair in zip(x, z, strict=True)])
+            starts = product((1, 1j, -1, -1j), repeat=len(maps) - 1)  # a phase common to all does not change the radius
+            radii += [_largest_radius(maps, np.array((1, *phases))) for phases in starts]
+        return max(radii)
 
     def __repr__(self) -> str:
         d = self.matrices[0][0].shape[-1]
@@ -115,17 +103,13 @@ def spectral_reduction(
     ----------
     t
         A tensor with at least two legs.
-    d
-        Size of the matrices.
+    d, field
+        Size of the matrices, "complex" or "real".
     variables
         One letter per leg; legs with the same letter share their matrices: "aaa" for a tensor in V (x) V (x) V, "abb"
         for a stack of operators on one space. By default all letters differ.
-    field
-        "complex" or "real" matrices.
-    n_starts
-        Number of random starts.
-    rng
-        Generator or seed of the starts; None is seed 0.
+    n_starts, rng
+        Number of random starts, and their generator or seed; None is seed 0.
 
     Returns
     -------
@@ -150,19 +134,15 @@ def spectral_reduction(
     (4, 1.0)
     """
     t = as_array("spectral_reduction", "t", t)
-    d, n_starts = (as_count("spectral_reduction", *pair) for pair in (("d", d), ("n_starts", n_starts)))
+    d, n_starts = as_count("spectral_reduction", "d", d), as_count("spectral_reduction", "n_starts", n_starts)
     generator = as_rng("spectral_reduction", rng)
     names = _as_variables(t, variables, field)
     letters = list(dict.fromkeys(names))
     scale = largest(t)
     double = t.astype(np.result_type(t, np.float64))
-    problem = FitnessProblem(
-        tensor=double / scale if scale else double,
-        legs=[letters.index(letter) for letter in names],
-        sizes=[t.shape[names.index(letter)] for letter in letters],
-        d=d,
-        field=field,
-    )
+    legs = [letters.index(letter) for letter in names]
+    sizes = [t.shape[names.index(letter)] for letter in letters]
+    problem = FitnessProblem(double / scale if scale else double, legs, sizes, d, field)
     matrices, logs = zip(*(problem.maximise(generator) for _ in range(n_starts)), strict=True)
     return SpectralReduction(names, matrices, scale ** (1 / t.ndim) * np.exp(logs), bool(np.isrealobj(t)))
 
@@ -226,7 +206,7 @@ class FitnessProblem:
         return denominator / 2 - numerator, np.concatenate(parts)
 
     def _matrices(self, flat: Array) -> Array:
-        """Return the matrices of all letters, concatenated to (i, d, d)."""
+        """Return the matrices of all letters, (i, d, d)."""
         x = flat if self.field == "real" else flat.reshape(2, -1)[0] + 1j * flat.reshape(2, -1)[1]
         return np.asarray(x.reshape(-1, self.d, self.d))
 

@@ -36,9 +36,6 @@ def equal_groups(s: Array, tolerance: float | Array) -> list[slice]:
     """Return the groups of two or more equal values in `s`, descending: those within `tolerance` of their first.
 
     `tolerance` is one number or one for every value. Values below it form a group of roundoff.
-
-    >>> equal_groups(np.array([2.0, 1.0, 1.0, 1.0, 0.5]), 1e-9)
-    [slice(1, 4, None)]
     """
     values = s.tolist()
     tolerances = tolerance.tolist() if isinstance(tolerance, np.ndarray) else [tolerance] * len(values)
@@ -150,9 +147,6 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
     The leading entry is the first one whose modulus is within sqrt(eps) of the column's largest, so that rounding does
     not choose between entries that are equal in exact arithmetic; eps is that of `dtype`, the dtype of the result, if
     it differs from that of `u`. Zero columns get phase 1.
-
-    >>> leading_phases(np.array([[0.1, 1.0], [-0.9, -1.0]]))
-    array([-1.,  1.])
     """
     modulus = np.abs(u)
     threshold = (1.0 - math.sqrt(np.finfo(dtype or u.dtype).eps)) * np.maximum.reduce(modulus)

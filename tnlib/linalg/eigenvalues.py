@@ -23,25 +23,10 @@ def leading_moduli(
 ) -> Array:
     """Return the `count` largest moduli of eigenvalues of a linear map, descending; zeros beyond its `size`.
 
-    Parameters
-    ----------
-    apply
-        The map, from vectors (size,) to vectors (size,).
-    size
-        Dimension of the space.
-    dtype
-        Of the vectors: float64 or complex128.
-    count
-        How many moduli to return.
-    nilpotency_bound
-        Steps after which the map would vanish if it were nilpotent, at most `size`. As many are tried, because the
-        eigenvalues of a nilpotent map of large index cannot be computed: rounding errors of size eps move them to
-        eps^(1 / index). A map that vanishes exactly gets zeros.
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If the iteration does not converge, as for many eigenvalues of the same modulus.
+    `apply` maps vectors (size,) of `dtype`, float64 or complex128. If the map were nilpotent it would vanish after
+    `nilpotency_bound` steps. As many are tried, because eigenvalues of a nilpotent map of large index cannot be
+    computed: rounding errors of size eps move them to eps^(1 / index). LinAlgError is raised where the iteration does
+    not converge, as for many eigenvalues of the same modulus.
     """
     if size <= _DENSE:
         moduli = _dense_moduli(apply, size, dtype)

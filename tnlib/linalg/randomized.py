@@ -39,18 +39,8 @@ def randomized_svd(a: Array, rank: int, *, norm: float, negligible: float) -> Ra
 
     Subspace iteration (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review 53 (2011),
     algorithm 4.4) with half as many vectors more than `rank`, until the error at `rank` is an estimated 0.1 % above the
-    smallest one. The residual is not estimated but measured.
-
-    Parameters
-    ----------
-    a
-        (m, n).
-    rank
-        Number of singular vectors.
-    norm
-        Frobenius norm of `a`.
-    negligible
-        Error that counts as roundoff.
+    smallest one. The residual is not estimated but measured. `norm` is the Frobenius norm of `a`; errors up to
+    `negligible` count as roundoff.
     """
     m, n = a.shape
     count = rank + max(16, rank // 2)

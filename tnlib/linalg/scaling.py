@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ _BLOCK = 1 << 18  # entries summed at a time
 _SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in this range lost no significant term
 _SAFE_NORM = 1e125
 _DRIFT = 32  # powers of two by which a product in a sweep may leave [1/2, 1) before it is rescaled
-_LN2 = [float.fromhex(part) for part in ("0x1.62e42f8p-1", "0x1.be8e7b8p-27", "0x1.35793c7673008p-53")]  # 26 bits each
+_LN2 = Fraction(0x162E42FEFA39EF35793C7673007E5ED5, 1 << 125)  # log(2) to 125 bits
 _FAR = 1 << 14  # powers of two beyond every dtype
 
 
@@ -37,14 +38,14 @@ class Scaled(NamedTuple):
 
     def norm(self) -> float:
         """Return the Frobenius norm; raises OverflowError beyond the range of float64."""
-        return _ldexp(norm(self.array), self.exponent)
+        return math.ldexp(norm(self.array), self.exponent)
 
     def item(self) -> float | complex:
         """Return the only entry as a Python number; raises OverflowError beyond the range of float64."""
         x = self.array.reshape(-1)[0]
         if np.iscomplexobj(x):
-            return complex(_ldexp(float(x.real), self.exponent), _ldexp(float(x.imag), self.exponent))
-        return _ldexp(float(x), self.exponent)
+            return complex(math.ldexp(float(x.real), self.exponent), math.ldexp(float(x.imag), self.exponent))
+        return math.ldexp(float(x), self.exponent)
 
 
 def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) -> Scaled:
@@ -68,14 +69,9 @@ def fold(a: Array, exponent: int) -> Scaled:
 
 
 def split_exponential(x: float) -> tuple[int, float]:
-    """Return e and f with exp(x) = 2**e * f, 0.7 < f < 1.5, f right to roundoff however large `x` is.
-
-    >>> split_exponential(0.0)
-    (0, 1.0)
-    """
+    """Return e and f with exp(x) = 2**e * f, 0.7 < f < 1.5, f right to roundoff however large `x` is."""
     e = round(x / math.log(2))
-    halves = (e >> 26 << 26, e & (1 << 26) - 1)  # of 26 bits, so that products with the parts of log(2) are exact
-    return e, math.exp(math.fsum([x, *(-half * part for half in halves for part in _LN2)]))
+    return e, math.exp(Fraction(x) - e * _LN2)
 
 
 def largest(a: Array) -> float:
@@ -87,10 +83,9 @@ def largest(a: Array) -> float:
 
 
 def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
-    """Return e such that the largest part of `a * 2**-e` is in [1/2, 1).
+    """Return e such that the largest part of `a * 2**-e` is in [1/2, 1), 0 for data that need no scaling.
 
-    Zero where the data need no scaling: squares summed over any array that fits in memory stay in range of `dtype`, by
-    default that of `a`.
+    Sums of their squares over any array that fits in memory stay in range of `dtype`, by default that of `a`.
     """
     top, safe = largest(a), _safe(dtype or a.dtype)
     if top == 0.0 or 1.0 / safe < top < safe:
@@ -192,7 +187,3 @@ def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -
         return Prepared(a, 0, length)
     scaled, exponent = rescale(a)
     return Prepared(scaled, exponent, norm(scaled))
-
-
-def _ldexp(x: float, e: int) -> float:
-    return math.ldexp(x, max(-_FAR, min(_FAR, e)))

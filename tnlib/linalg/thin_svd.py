@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from tnlib._typing import Array
@@ -22,22 +24,14 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
     # calls to both alternate, the idle threads of one spin in the way of the other.
     wide = a.shape[0] < a.shape[1]
     tall = a.T if wide else a  # the QR of a tall matrix sums along columns, and rounds less than the LQ of a wide one
-    if tall.shape[1] < _THREADED:
-        u, s, vh = _decompose(tall)
-    else:
-        with all_blas_threads():
-            u, s, vh = _decompose(tall)
+    with nullcontext() if tall.shape[1] < _THREADED else all_blas_threads():
+        try:
+            u, s, vh = np.linalg.svd(tall, full_matrices=False)
+        except np.linalg.LinAlgError:
+            import scipy.linalg
+
+            u, s, vh = scipy.linalg.svd(tall, full_matrices=False, check_finite=False, lapack_driver="gesvd")
     return (vh.T, s, u.T) if wide else (u, s, vh)
-
-
-def _decompose(a: Array) -> tuple[Array, Array, Array]:
-    try:
-        u, s, vh = np.linalg.svd(a, full_matrices=False)
-    except np.linalg.LinAlgError:
-        import scipy.linalg
-
-        u, s, vh = scipy.linalg.svd(a, full_matrices=False, check_finite=False, lapack_driver="gesvd")
-    return u, s, vh
 
 
 def product_svd(left: Array, right: Array) -> tuple[Array, Array, Array]:
@@ -50,7 +44,6 @@ def product_svd(left: Array, right: Array) -> tuple[Array, Array, Array]:
     q2, r2 = qr_positive(right.T)
     u, s, vh = thin_svd(r1 @ r2.T)
     u, vh = q1 @ u, vh @ q2.T
-    change = canonical_basis_change(
-        u, s / (s[0] or 1), u.dtype, diagonal=True
-    )  # squares of values near 1 stay in range
+    relative = s / (s[0] or 1)  # so that squares stay in range
+    change = canonical_basis_change(u, relative, u.dtype, diagonal=True)
     return change.columns(u), s, change.rows(vh)

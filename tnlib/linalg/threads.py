@@ -23,7 +23,6 @@ from tnlib._typing import Array
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LARGE = 1 << 24  # multiplications; a smaller product ends before threads have started
 
 
@@ -85,20 +84,21 @@ def single_threaded_scipy() -> Iterator[None]:
     Where calls to both libraries alternate, the spinning threads of one stop the other: ARPACK on vectors of 3600
     complex numbers, with products by numpy, took 16 s on two cores and 0.5 s with this limit.
     """
-    library = _find_blas("scipy")
-    if library is None:
-        yield
-        return
-    previous = library.set_threads(1)
+    previous = _set_blas_threads(1, "scipy")
     try:
         yield
     finally:
-        library.set_threads(previous)
+        _set_blas_threads(previous, "scipy")
 
 
 def thread_count() -> int:
     """Return the number of threads that BLAS may use, limits of the environment and of threadpoolctl included."""
-    return max(1, min(_State.limit if _State.n_calls else _blas_threads(), _core_count()))
+    if _State.n_calls:
+        allowed = _State.limit
+    else:
+        library = _blas("numpy")
+        allowed = _threads_of_environment() if library is None else int(library.num_threads)
+    return max(1, min(allowed, _core_count()))
 
 
 def run_parallel(work: Callable[..., object], pieces: Sequence[tuple[Any, ...]]) -> None:
@@ -163,53 +163,28 @@ def _enter_pool() -> None:
     _State.this_thread.in_pool = True
 
 
-class _Blas:
-    """The thread count of a BLAS library, through threadpoolctl's handle on it."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        # OpenBLAS ignores the plain setter in all threads but the first that called it; despite its name, the local one
-        # works from every thread and for all of them, and returns the previous count.
-        self._set_from_any_thread = getattr(library.dynlib, "openblas_set_num_threads_local", None)
-
-    def threads(self) -> int:
-        """Return the count."""
-        return int(self._library.num_threads)
-
-    def set_threads(self, count: int) -> int:
-        """Set the count and return the previous one."""
-        if self._set_from_any_thread is not None:
-            return int(self._set_from_any_thread(count))
-        previous = self.threads()
-        if previous != count:
-            self._library.set_num_threads(count)
-        return previous
-
-
-def _blas_threads() -> int:
-    library = _numpy_blas()
-    return _threads_of_environment() if library is None else library.threads()
-
-
-def _set_blas_threads(count: int) -> int:
-    """Set the number of threads of numpy's BLAS and return the previous one."""
-    library = _numpy_blas()
-    return _threads_of_environment() if library is None else library.set_threads(count)
+def _set_blas_threads(count: int, package: str = "numpy") -> int:
+    """Set the number of threads of the BLAS of `package` and return the previous one."""
+    library = _blas(package)
+    if library is None:
+        return _threads_of_environment()
+    # OpenBLAS ignores the plain setter in all threads but the first that called it; despite its name, the local one
+    # works from every thread and for all of them, and returns the previous count.
+    set_from_any_thread = getattr(library.dynlib, "openblas_set_num_threads_local", None)
+    if set_from_any_thread is not None:
+        return int(set_from_any_thread(count))
+    previous = int(library.num_threads)
+    library.set_num_threads(count)
+    return previous
 
 
 @functools.cache
-def _numpy_blas() -> _Blas | None:
-    return _find_blas("numpy") or _find_blas("")
-
-
-def _find_blas(package: str) -> _Blas | None:
-    """Return the BLAS whose path names `package`, None where threadpoolctl knows none; takes half a millisecond."""
+def _blas(package: str) -> Any:
+    """Return threadpoolctl's handle on the BLAS with `package` in its path, else on the first one, None without any."""
     from threadpoolctl import ThreadpoolController
 
-    for library in ThreadpoolController().lib_controllers:
-        if library.user_api == "blas" and package in str(library.filepath):
-            return _Blas(library)
-    return None
+    libraries = [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+    return next((library for library in libraries if package in str(library.filepath)), next(iter(libraries), None))
 
 
 def _core_count() -> int:
@@ -218,5 +193,5 @@ def _core_count() -> int:
 
 def _threads_of_environment() -> int:
     """Return the limit that environment variables set, for a BLAS that threadpoolctl does not know."""
-    limits = [int(value) for name in _VARIABLES if (value := os.environ.get(name, "")).isdigit()]
-    return min(limits, default=_core_count())
+    values = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")]
+    return min((int(value) for value in values if value.isdigit()), default=_core_count())

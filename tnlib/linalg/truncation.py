@@ -31,11 +31,7 @@ _RESOLVED = 4.5
 
 
 def tail_norms(s: Array) -> Array:
-    """Return t with t[r] = sqrt(sum(s[r:] ** 2)), r = 0 ... len(s): the error of keeping r values.
-
-    >>> tail_norms(np.array([3.0, 4.0, 0.0]))
-    array([5., 4., 0., 0.])
-    """
+    """Return t (len(s) + 1,) with t[r] = sqrt(sum(s[r:] ** 2)): the error of keeping r values."""
     out = np.zeros(len(s) + 1)
     # smallest first, so that the discarded part is summed without rounding against the kept one
     np.cumsum(np.square(s[::-1], dtype=np.float64), out=out[1:])
@@ -50,33 +46,13 @@ def noise_level(norm: float, dtype: np.dtype[Any], smaller_side: int) -> float:
     return float(np.finfo(dtype).eps) * norm * max(_NOISE, math.sqrt(smaller_side))
 
 
-def choose_rank(s: Array, *, budget: float | None, noise: float, max_rank: int | None = None) -> int:
-    """Return the smallest rank whose discarded tail fits `budget`, at least 1 and at most `max_rank`.
-
-    Parameters
-    ----------
-    s
-        Singular values, descending.
-    budget
-        Frobenius norm that may be discarded; None keeps every value above `noise`, the numerical rank.
-    noise
-        The `noise_level`.
-    max_rank
-        Cap; the smaller rank wins.
-
-    >>> choose_rank(np.array([3.0, 1.0, 0.1]), budget=0.2, noise=0.0)
-    2
-    """
-    values = s.tolist()
-    rank = _numerical_rank(values, noise) if budget is None else _rank_within(values, budget)
-    return rank if max_rank is None else min(rank, max_rank)
-
-
-def _numerical_rank(values: Sequence[float], noise: float) -> int:
-    return max(1, sum(value > noise for value in values))
+def numerical_rank(s: Array, noise: float) -> int:
+    """Return the number of singular values above the `noise_level`, at least 1."""
+    return max(1, int(sum(value > noise for value in s.tolist())))
 
 
 def _rank_within(values: Sequence[float], budget: float) -> int:
+    """Return the smallest rank, at least 1, whose tail norm is at most `budget`."""
     square = 0.0
     for rank in range(len(values), 1, -1):
         square += values[rank - 1] * values[rank - 1]  # inf, and no exception, beyond the range
@@ -103,24 +79,12 @@ class Truncation(NamedTuple):
 
 @dataclass
 class TruncationBudget:
-    """The truncations of a sweep, and the error that later ones may still make.
+    """The truncations of a sweep, and the error that later ones may still make."""
 
-    Parameters
-    ----------
-    norm
-        Frobenius norm of the tensor.
-    rtol
-        Relative tolerance of the whole; None keeps numerical ranks.
-    sides
-        For each truncation of the sweep, the smaller dimension of the unfolding of the whole tensor that it cuts.
-    dtype
-        Of the tensor.
-    """
-
-    norm: float
-    rtol: float | None
-    sides: Sequence[int]
-    dtype: np.dtype[Any]
+    norm: float  # Frobenius norm of the tensor
+    rtol: float | None  # relative tolerance of the whole; None keeps numerical ranks
+    sides: Sequence[int]  # per truncation, the smaller dimension of the unfolding of the whole tensor that it cuts
+    dtype: np.dtype[Any]  # of the tensor
     records: list[Truncation] = field(default_factory=list, init=False)
 
     @property
@@ -139,8 +103,7 @@ class TruncationBudget:
     @property
     def threshold(self) -> float:
         """Frobenius norm that the next truncation may discard: its share, or the noise level."""
-        share = self.share
-        return self.noise if share is None else share
+        return self.noise if self.share is None else self.share
 
     @property
     def negligible(self) -> float:
@@ -160,25 +123,15 @@ class TruncationBudget:
         discarded: float = 0.0,
         resolution: float = 0.0,
     ) -> int:
-        """Return the number of singular values `s` to keep, and record the truncation.
+        """Return the number of singular values `s`, descending, to keep, and record the truncation.
 
-        Parameters
-        ----------
-        s
-            Singular values, descending.
-        max_rank
-            Cap on the rank.
-        error_estimate
-            Of the tail norms, as from `left_svd`; all of it counts as discarded.
-        discarded
-            Frobenius norm of singular values that are not in `s`.
-        resolution
-            Relative difference below which values count as equal.
+        `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
+        Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
         share, noise, values = self.share, self.noise, s.tolist()
         if share is None:
             allowed = noise**2 + error_estimate**2
-            optimistic = needed = _numerical_rank(values, noise)
+            optimistic = needed = numerical_rank(s, noise)
         else:
             allowed = share**2
             optimistic = needed = _rank_within(values, share)
@@ -207,16 +160,12 @@ class TruncationBudget:
             if not trial.committed:
                 del self.records[trial.start :]
 
-    @property
-    def split_groups(self) -> list[int]:
-        """Numbers of the truncations whose rank cap separated equal singular values."""
-        return [k for k, record in enumerate(self.records) if record.splits_group]
-
     def notes(self, leg: str = "", *, first: int = 0, cap: str = "max_rank") -> tuple[str, ...]:
         """Return the notes of a `Fit`: at which bonds or legs, counted from `first`, a cap separated equal values."""
-        if not self.split_groups:
+        split = [str(k) for k, record in enumerate(self.records, first) if record.splits_group]
+        if not split:
             return ()
-        where = f" at {leg} {', '.join(str(k + first) for k in self.split_groups)}" if leg else ""
+        where = f" at {leg} {', '.join(split)}" if leg else ""
         return (f"{cap} separates equal singular values{where}; another rank would be unique",)
 
     @property

@@ -25,9 +25,8 @@ def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> 
         A TensorTrain, TTMatrix, Tucker, CP, SVD or LowRank.
     groups
         Singular values that share a basis, as `degenerate_groups` returns them for this tensor; by default those that
-        are equal to roundoff. Where two tensors agree to 1e-9, say, groups with a coarser `rtol` make their gauges
-        agree as well. An SVD, whose `s` stays diagonal, changes by as much as the values of a group differ. A CP has
-        no groups.
+        are equal to roundoff. Groups with a coarser `rtol` make the gauges of two tensors that nearly agree the same.
+        An SVD, whose `s` stays diagonal, changes by as much as the values of a group differ. A CP has no groups.
 
     Returns
     -------
@@ -44,9 +43,7 @@ def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> 
 
     Notes
     -----
-    `tucker` without a tolerance and without caps returns this form. Where a tolerance or a cap drops more than
-    roundoff, later legs are truncated after the slices along earlier ones were made orthogonal, and `n_iter` minimizes
-    the error regardless of the slices: then this is another form of the same approximation.
+    `tucker` returns this form unless a tolerance, a cap or `n_iter` changes the slices after they became orthogonal.
 
     References
     ----------

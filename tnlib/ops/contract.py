@@ -13,7 +13,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import LinearFormat
 from tnlib._registry import require
 from tnlib._typing import Array
-from tnlib._validate import as_array, is_list, plural
+from tnlib._validate import as_array, as_legs, plural
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.contract import contract_trains
 from tnlib.formats.train.format import TensorTrain
@@ -42,8 +42,8 @@ def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any
     t
         A TensorTrain; for vectors a Tucker or CP as well.
     other
-        {leg: vector (n,)}, or a TensorTrain: with as many legs as `legs` names, leg j of it is contracted with leg
-        legs[j]; with as many as `t` has, legs of the same number are contracted, and both legs of the others stay.
+        {leg: vector (n,)}; or a TensorTrain with as many legs as `legs`, of which leg j is contracted with leg legs[j];
+        or one with as many legs as `t`: legs of the same number are contracted, both legs of the others stay.
     legs
         With a train: the legs that are contracted, in ascending order.
 
@@ -76,19 +76,19 @@ def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any
             )
         contract_vectors = require("contract", "contract_vectors", "t", t, _ADVICE)
         scaled = {leg: rescale(vector) for leg, vector in _as_vectors(t.shape, other).items()}
-        value = contract_vectors(t, {leg: vector for leg, (vector, _) in scaled.items()})
-        return _times_power("contract", value, sum(e for _, e in scaled.values()))
+        value = contract_vectors(t, {leg: vector.array for leg, vector in scaled.items()})
+        return _times_power("contract", value, sum(vector.exponent for vector in scaled.values()))
     as_train("contract", "t", t, TensorTrain)
     as_train("contract", "other", other, TensorTrain)
     if legs is None:
         raise ArgumentTypeError("contract: legs must name the legs to contract, got None; pass for example (0, 1).")
-    chosen = _as_legs("contract", "legs", legs, t.ndim)
+    chosen = as_legs("contract", "legs", legs, t.ndim, proper=False)
     if not chosen:
         raise ArgumentError("contract: legs must name at least one leg, got none; use tnlib.outer for the product.")
-    if chosen != sorted(chosen):
+    if list(chosen) != sorted(chosen):
         raise ArgumentError(f"contract: legs must be in ascending order, got {legs!r}; sort them.")
     _refuse_unequal_sizes(t, other, chosen)
-    return _times_power("contract", contract_trains(t, other, chosen), 0)
+    return _times_power("contract", contract_trains(t, other, chosen))
 
 
 @renamed_arguments(value="t", legs="axis")
@@ -106,12 +106,7 @@ def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | compl
     Returns
     -------
     TensorTrain | Tucker | CP | float | complex
-        Of the remaining legs; a number where none is left.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If `t` is none of these, or a leg does not exist.
+        Of the remaining legs; a number where none is left. Errors are those of `contract`.
 
     Examples
     --------
@@ -121,41 +116,21 @@ def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | compl
     (True, (2,))
     """
     contract_vectors = require("sum_legs", "contract_vectors", "t", t, _ADVICE)
-    chosen = range(t.ndim) if axis is None else _as_legs("sum_legs", "axis", axis, t.ndim)
+    chosen = range(t.ndim) if axis is None else as_legs("sum_legs", "axis", axis, t.ndim, proper=False)
     value = contract_vectors(t, {k: np.ones(t.shape[k], t.dtype) for k in sorted(chosen)})
-    return _times_power("sum_legs", value, 0)  # type: ignore[no-any-return]
-
-
-def _as_legs(function: str, parameter: str, legs: Any, ndim: int) -> list[int]:
-    """Return distinct leg numbers from 0; all legs may be named."""
-    values = list(legs) if is_list(legs) else [legs]
-    if any(isinstance(k, bool) or not isinstance(k, int | np.integer) for k in values):
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be leg numbers, got {legs!r}; pass for example {parameter}=(0, 1)."
-        )
-    if any(not -ndim <= k < ndim for k in values):
-        raise ArgumentError(
-            f"{function}: {parameter} must lie between {-ndim} and {ndim - 1}, got {legs!r}; t has "
-            f"{plural(ndim, 'leg')}."
-        )
-    positions = [int(k) % ndim for k in values]
-    if len(set(positions)) < len(positions):
-        raise ArgumentError(f"{function}: {parameter} must name every leg once, got {legs!r}; drop the repeated one.")
-    return positions
+    return _times_power("sum_legs", value)  # type: ignore[no-any-return]
 
 
 def _as_vectors(shape: tuple[int, ...], vectors: Mapping[Any, Any]) -> dict[int, Array]:
+    legs = as_legs("contract", "legs", list(vectors), len(shape), proper=False)
     out: dict[int, Array] = {}
-    for key, vector in vectors.items():
-        (leg,) = _as_legs("contract", "legs", [key], len(shape))
+    for leg, vector in zip(legs, vectors.values(), strict=True):
         a = as_array("contract", f"the vector of leg {leg}", vector, ndim=1)
         if len(a) != shape[leg]:
             raise ArgumentError(
                 f"contract: the vector of leg {leg} must have shape ({shape[leg]},), got {a.shape}; "
                 "it is contracted with that leg."
             )
-        if leg in out:
-            raise ArgumentError(f"contract: leg {leg} must be named once, got it twice; drop one of the vectors.")
         out[leg] = a
     return out
 
@@ -172,7 +147,7 @@ def _refuse_unequal_sizes(t: TensorTrain, other: TensorTrain, legs: Sequence[int
             raise ArgumentError(f"contract: leg {k} must have one size, got {t.shape[k]} and {size}; it is contracted.")
 
 
-def _times_power(function: str, value: Any, exponent: int) -> Any:
+def _times_power(function: str, value: Any, exponent: int = 0) -> Any:
     """Return `value` times 2**`exponent`: a format, or a number where `value` is `Scaled`."""
     if isinstance(value, Scaled):
         try:

@@ -35,9 +35,8 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
     """Return `t` as a `kind`, equal to roundoff.
 
     CP becomes Tucker or a train with diagonal cores; Tucker a train, and a train Tucker at its numerical ranks; a
-    TT-matrix a train with fused legs, and a train a TT-matrix; LowRank and SVD a train of two cores, and back;
-    KroneckerTerms a TT-matrix of two cores, and back; a train its Vidal form, and back. Every format with two legs
-    that has a conversion to LowRank or a train becomes any other format with two legs.
+    TT-matrix a train with fused legs, and back; LowRank and SVD a train of two cores, and back; KroneckerTerms a
+    TT-matrix of two cores, and back; a train its Vidal form, and back; and every format with two legs any other one.
 
     Parameters
     ----------
@@ -46,8 +45,7 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
     kind
         TensorTrain, TTMatrix, Tucker, CP, LowRank, SVD, KroneckerTerms or Vidal.
     row_shape
-        Only from TensorTrain to TTMatrix: the number of rows of each leg, the rest being columns. By default all of
-        them, so that a train becomes one column.
+        Only from TensorTrain to TTMatrix: the number of rows of each leg. By default all, for a matrix of one column.
 
     Returns
     -------
@@ -56,10 +54,8 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
 
     Raises
     ------
-    ArgumentTypeError
-        If there is no exact conversion; the message names the decomposition to call instead.
-    ArgumentError
-        If `t` has too many legs for `kind`, or `row_shape` does not divide its legs.
+    ArgumentError, ArgumentTypeError
+        If there is no exact conversion, `t` has too many legs for `kind`, or `row_shape` does not divide its legs.
 
     Examples
     --------

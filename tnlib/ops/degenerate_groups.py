@@ -42,14 +42,12 @@ def degenerate_groups(t: Any, *, rtol: float | None = None) -> Any:
         every bond; a Tucker, which has them on every leg.
     rtol
         Two values are equal if they differ by less than this fraction of the norm of all values of the bond or leg. By
-        default, as wherever tnlib fixes a basis, 256 eps in trains and Tucker, and 24 eps where values stay on a
-        diagonal: in SVD, LowRank and plain values. Larger for values that measurement or iteration has separated.
+        default 256 eps in trains and Tucker, and 24 eps in SVD, LowRank and plain values, which stay on a diagonal.
 
     Returns
     -------
     list of slice, or list of list of slice
-        For a train one list for each of the bonds 1 ... d - 1, for a Tucker one for each leg; they refer to the
-        numerical ranks, in the gauge of `canonical_form`.
+        For a train one list for each of the bonds 1 ... d - 1, for a Tucker one for each leg, in `canonical_form`.
 
     Raises
     ------
@@ -81,14 +79,13 @@ def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
     u
         (m, r), orthonormal columns, such as left singular vectors.
     groups
-        Slices of columns that span a space together, from `degenerate_groups`. Columns outside are only multiplied by
-        a phase.
+        Slices of columns that span a space together, from `degenerate_groups`.
 
     Returns
     -------
     ndarray
         (m, r). Within a group the pivoted Cholesky factor of the projector on its space, the first of the longest rows
-        as pivot; outside, columns with a positive leading entry.
+        as pivot; outside, columns multiplied by a phase, with a positive leading entry.
 
     Raises
     ------
@@ -97,8 +94,8 @@ def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
 
     References
     ----------
-    N. J. Higham, "Analysis of the Cholesky decomposition of a semi-definite matrix", in Reliable Numerical Computation
-    (1990), for the factor and its perturbations.
+    N. J. Higham, "Analysis of the Cholesky decomposition of a semi-definite matrix", Reliable Numerical Computation
+    (1990).
 
     Examples
     --------
@@ -120,8 +117,7 @@ def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | N
 
     It is the smallest relative change of a squared row length of some basis that would make another row the pivot, or
     the leading entry. Changes of the spaces well below it move the basis by as much, divided by the gaps between
-    groups; beyond it, the basis may jump. Rows of exactly equal length are not at a jump: the first of them is the
-    pivot until it is shorter than another one by a tolerance, 2 sqrt(eps), which is their distance here.
+    groups. For rows of equal length, of which the first is the pivot within a tolerance, it is 2 sqrt(eps).
 
     Parameters
     ----------
@@ -129,12 +125,8 @@ def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | N
         Orthonormal columns (m, r); or an SVD, LowRank, TensorTrain, TTMatrix or Tucker, for the smallest distance of
         all its bonds or legs in the gauge of `canonical_form`.
     groups
-        As `degenerate_groups` returns them for `t`. By default those, and none for plain columns.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `t` or `groups` are none of these.
+        As `degenerate_groups` returns them for `t`. By default those, and none for plain columns. Errors are those of
+        `canonical_basis`.
 
     Examples
     --------

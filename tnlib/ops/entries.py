@@ -17,6 +17,7 @@ from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.linalg.scaling import shift
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.ops.convert import convert
 
@@ -32,7 +33,7 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
         A TensorTrain, TTMatrix, Tucker, CP, LowRank, or another format with a conversion to a train.
     indices
         Integers (..., d), one for each leg; for a TTMatrix (..., d, 2), row and column of each core. Negative ones
-        count from the end. Long lists are evaluated in batches.
+        count from the end.
 
     Returns
     -------
@@ -54,17 +55,16 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
     if not isinstance(t, Format):
         advice = "pass fit.value" if isinstance(t, Fit) else "decompose it first, for example with tnlib.tt_svd"
         raise ArgumentTypeError(f"entries: t must be a format, got a {type(t).__name__}; {advice}.")
-    evaluate = implementation("entries", type(t))
-    if evaluate is None:
+    if implementation("entries", type(t)) is None:
         t = convert(t, TensorTrain)
-        evaluate = implementation("entries", TensorTrain)
+    evaluate = implementation("entries", type(t))
     paired = isinstance(t, TTMatrix)
     legs = tuple(n for core in t.cores for n in core.shape[1:-1]) if isinstance(t, TTMatrix) else t.shape
     points, shape = _as_points(indices, legs, paired=paired)
     if len(points) == 0:
         return np.empty(shape, t.dtype)
-    x, e = evaluate(t, points)  # type: ignore[misc]
-    values = _shifted(x, e)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = shift(*evaluate(t, points))  # type: ignore[misc]
     if not np.isfinite(values).all():
         raise ArgumentError(
             f"entries: every entry must lie in the range of {values.dtype}, got one beyond; lower the log_scale."
@@ -95,10 +95,3 @@ def _as_points(indices: Any, legs: tuple[int, ...], *, paired: bool) -> tuple[Ar
         )
     a = np.where(a < 0, a + sizes, a)
     return (a[:, 0::2] * sizes[1::2] + a[:, 1::2] if paired else a), shape
-
-
-def _shifted(x: Array, e: Array) -> Array:
-    """Return x (N,) times 2**e (N,), inf beyond the range of the dtype."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        parts: Array = np.ldexp(np.ascontiguousarray(x)[:, None].view(x.real.dtype), e[:, None])
-    return np.asarray(parts.view(x.dtype)[:, 0])

@@ -1,4 +1,8 @@
-"""Inner products and distances of formats, without dense arrays."""
+"""Inner products and distances of formats, without dense arrays.
+
+Two formats of different classes are converted to trains first. The cost is linear in the number of cores, a thousand of
+which neither overflow nor underflow on the way.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,15 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
     Parameters
     ----------
     a, b
-        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, with the same legs; two formats of different
-        classes are converted to trains first.
+        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, with the same legs; of two classes, both are
+        converted to trains.
     operator
         A TTMatrix between two TensorTrains, or two TTMatrices: an expectation value, without the product of ranks.
 
     Returns
     -------
     float | complex
-        A Python number, complex where one of the two is. The cost is linear in the number of cores; a thousand of
-        them neither overflow nor underflow on the way.
+        A Python number, complex where one of the two is.
 
     Raises
     ------
@@ -45,9 +48,6 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
     --------
     >>> import numpy as np, tnlib
     >>> plus = tnlib.TensorTrain([np.full((1, 2, 1), 2**-0.5)] * 200)
-    >>> up = tnlib.TensorTrain([np.array([1.0, 0.0]).reshape(1, 2, 1)] * 200)
-    >>> f"{tnlib.inner(up, plus) * 2**100:.6f}"
-    '1.000000'
     >>> flip = tnlib.TTMatrix([np.array([[0.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)] * 200)
     >>> f"{tnlib.inner(plus, plus, flip):.6f}"
     '1.000000'
@@ -72,19 +72,12 @@ def distance(a: LinearFormat, b: LinearFormat) -> float:
     Parameters
     ----------
     a, b
-        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, with the same legs; two formats of different
-        classes are converted to trains first.
+        As for `inner`, which raises the same errors.
 
     Returns
     -------
     float
-        The Frobenius norm of the difference, computed from triangular factors of its train: for two trains that agree
-        to 1e-12 it is 1e-12 of their norm.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If the shapes differ, or the result leaves the range of float64.
+        The Frobenius norm, computed from triangular factors of the difference.
 
     Examples
     --------
@@ -96,7 +89,7 @@ def distance(a: LinearFormat, b: LinearFormat) -> float:
     a, b = _of_one_class("distance", a, b)
     difference = a - b
     try:
-        return float(difference.norm())
+        return difference.norm()
     except ArgumentError:
         raise ArgumentError(
             "distance: the result must lie below 1.8e308, got one beyond; lower the log_scale of both."

@@ -45,20 +45,7 @@ def kron(a: F, b: F) -> F:
 def outer(a: F, b: F) -> F:
     """Return the outer product of two tensors, numpy.multiply.outer of their dense arrays.
 
-    Parameters
-    ----------
-    a, b
-        Two formats of one class.
-
-    Returns
-    -------
-    format
-        Of the same class, with the legs of `b` behind those of `a`.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If `a` and `b` are not of one class that has outer products.
+    It is of the same class, with the legs of `b` behind those of `a`; ArgumentTypeError is raised as by `kron`.
 
     Examples
     --------

@@ -23,18 +23,16 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     ----------
     t
         A TensorTrain, TTMatrix, Tucker, SVD, LowRank or KroneckerTerms, its dtype 32 or 64 bits a component.
-    rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
-    max_rank
-        Cap on every rank; the smaller one wins.
+    rtol, max_rank
+        Relative Frobenius error of the whole, and cap on every rank; the smaller rank wins. With neither: the numerical
+        ranks.
 
     Returns
     -------
     Fit
-        Of the same type. Trains come left-canonical with the last core as their centre, in the basis of left
-        singular vectors on every bond, so that two trains of one tensor become the same; Tucker as `tucker` leaves
-        it; LowRank with orthonormal rows on its right; KroneckerTerms in operator Schmidt form, left terms orthonormal
-        in the Frobenius product and right ones orthogonal, their norms the Schmidt values, descending.
+        Of the same type. Trains left-canonical, in the basis of left singular vectors on every bond, which two trains
+        of one tensor share; Tucker as `tucker` returns it; LowRank with orthonormal rows on its right; KroneckerTerms
+        in operator Schmidt form, left terms orthonormal in the Frobenius product, right ones orthogonal and descending.
 
     Raises
     ------

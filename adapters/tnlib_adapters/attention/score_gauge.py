@@ -20,7 +20,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.formats.matrix.balance import distribute, truncated_product_svd
 from tnlib.linalg.canonical_basis import equal_groups, equality_tolerance, group_basis_change
-from tnlib.linalg.truncation import choose_rank, noise_level
+from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.balance_terms import balance_terms
 from tnlib_adapters.attention.rotary import Rotary
 
@@ -78,7 +78,7 @@ def fix_scores(queries: Array, key: Array, columns: Columns, dtype: np.dtype[Any
 def balanced(left: Array, right: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return `left` (m, r) and `right` (r, n) balanced; columns beyond the numerical rank in `dtype` are zero."""
     u, s, vh, exponent = truncated_product_svd(left, right)
-    rank = choose_rank(s, budget=None, noise=noise_level(float(np.linalg.norm(s)), dtype, min(len(u), vh.shape[1])))
+    rank = numerical_rank(s, noise_level(float(np.linalg.norm(s)), dtype, min(len(u), vh.shape[1])))
     u, s, vh = u[:, :rank], s[:rank], vh[:rank]
     turn = group_basis_change(u, equal_groups(s, equality_tolerance(s, dtype)), dtype)
     a, b = distribute(u, s, vh, exponent, 0.5)

@@ -211,6 +211,7 @@ def test_kernels_are_plain_python_where_compilation_is_off() -> None:
     assert finish(start(script, NUMBA_DISABLE_JIT="1")) == "True"
 
 
+@pytest.mark.slow
 def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     """With a cache of its own: what numba cached without checks it would load, and nothing would be checked."""
     script = (
@@ -231,6 +232,7 @@ def copy_of_the_package(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_kernels_work_where_no_cache_can_be_written(tmp_path: Path) -> None:
     """Every place numba knows lies below a regular file, which stops root too."""
     tree = copy_of_the_package(tmp_path / "tree")
@@ -267,6 +269,7 @@ print(sum(sum(one.stats.cache_misses.values()) for one in add_gram.compiled.valu
 """
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_share_a_cache(tmp_path: Path) -> None:
     script = SHORT.replace("DTYPES", '("float64",)')
     both = [start(script, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
@@ -314,6 +317,7 @@ add_gram(np.ones((1, 3, 5), {dtype!r}), (0, 1), (0, 5), 8, np.zeros((4, 4)))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_compile_for_different_dtypes_at_once_do_not_mix_them_up(tmp_path: Path) -> None:
     """Mixed up, the code for one dtype is loaded for the other, which every later process refuses to run."""
     cache = str(tmp_path / "cache")

@@ -261,6 +261,7 @@ x = oracles.random_train((64, 64, 512), [1, 6, 6, 1]) + 1e-6 * oracles.normal((6
 """
 
 
+@pytest.mark.slow
 def test_calls_from_several_threads_at_once() -> None:
     script = """
 calls = [
@@ -362,6 +363,7 @@ x = oracles.random_train((64, 64, 512), [1, 6, 6, 1]) + 1e-6 * oracles.normal((6
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 def test_a_forked_child_has_threads_of_its_own() -> None:
     script = """
@@ -385,6 +387,7 @@ assert blas() == before
     run(FORK + script, OPENBLAS_NUM_THREADS="2")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 def test_a_child_forked_beside_a_running_call_has_its_threads_back() -> None:
     """The call goes on in the parent alone; the child must not wait for its end, nor stay on one thread for ever."""

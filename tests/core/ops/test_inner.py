@@ -227,9 +227,9 @@ def test_energies_of_200_spins() -> None:
 FLIP = tnlib.TTMatrix([np.array([[0.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)] * 3)
 BETWEEN = [
     (lambda: tnlib.inner(ghz(3, 2), ghz(3, 2), np.eye(8)), TypeError, ["operator must be a TTMatrix", "ndarray"]),
-    (lambda: tnlib.inner(ghz(3, 3), ghz(3, 2), FLIP), ValueError, ["a and operator: leg 0", "3 on the left and 2"]),
-    (lambda: tnlib.inner(ghz(3, 2), ghz(3, 3), FLIP), ValueError, ["operator and b: leg 0", "2 on the left and 3"]),
-    (lambda: tnlib.inner(ghz(4, 2), ghz(4, 2), FLIP), ValueError, ["as many cores", "4 and 3"]),
+    (lambda: tnlib.inner(ghz(3, 3), ghz(3, 2), FLIP), ValueError, ["a and operator: leg 0", "3 and 2"]),
+    (lambda: tnlib.inner(ghz(3, 2), ghz(3, 3), FLIP), ValueError, ["operator and b: leg 0", "2 and 3"]),
+    (lambda: tnlib.inner(ghz(4, 2), ghz(4, 2), FLIP), ValueError, ["as many legs", "4 and 3"]),
     (lambda: tnlib.inner(ghz(3, 2), FLIP, FLIP), TypeError, ["of one kind", "TensorTrain and a TTMatrix"]),
     (lambda: tnlib.inner(tnlib.LowRank(np.eye(2), np.eye(2)), FLIP, FLIP), TypeError, ["a must be", "LowRank"]),
 ]

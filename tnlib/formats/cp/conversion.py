@@ -18,7 +18,7 @@ from tnlib.linalg.scaling import rescale, shift
 
 def cp_to_train(t: CP) -> TensorTrain:
     """Return the train whose cores are diagonal in their bonds, which have the size of the rank."""
-    (weights, e), *factors = (rescale(a.astype(t.dtype, copy=False)) for a in t.arrays())
+    (weights, e), *factors = map(rescale, t.promoted_arrays())
     arrays = [factor.array for factor in factors]
     cores = _diagonal_cores([arrays[0] * weights, *arrays[1:]])
     return TensorTrain.from_products(cores, e + sum(factor.exponent for factor in factors))
@@ -35,10 +35,7 @@ def cp_to_tucker(t: CP) -> Tucker:
 def train_to_cp(t: TensorTrain) -> CP:
     """Return the CP that a train of two cores, or of bonds of size 1, already is; raise for any other."""
     if max(t.ranks) > 1 and len(t.cores) > 2:
-        raise ArgumentTypeError(
-            f"convert: value must be one that a CP holds exactly, got a TensorTrain of shape {t.shape}; "
-            "call tnlib.cp on its .full()."
-        )
+        raise ArgumentTypeError(f"convert: a CP does not hold a train of ranks {t.ranks} exactly.")
     factors = tuple(core.transpose(1, 0, 2).reshape(core.shape[1], -1) for core in t.cores)  # n (l r)
     return CP(shift(np.ones(factors[0].shape[1], factors[0].real.dtype), t.exponent), factors)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,15 +53,12 @@ def cp(
     x
         (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component.
     rank
-        Number R of components. More than the tensor needs is allowed.
+        Number R of components; it may exceed the rank of the tensor.
     rtol
-        Relative Frobenius error of the whole at which to stop; a warning is issued if it is missed. Without it the
-        iteration stops where the error does.
-    n_iter
-        Largest number of sweeps, for each start.
-    n_starts
-        Number of initial guesses; the best result is returned. The first guess holds singular vectors of the
-        unfoldings, the others are random.
+        Relative Frobenius error of the whole at which to stop. Without it the iteration stops where the error does.
+    n_iter, n_starts
+        Largest number of sweeps for each initial guess, and number of these; the best result is returned. The first
+        guess holds singular vectors of the unfoldings, the others are random.
     rng
         A numpy random generator or a seed for it; None always draws the same numbers.
     constraint
@@ -115,14 +111,8 @@ def cp(
     weights, factors = normalize_components(np.ones(rank, scaled.dtype), rounded, signs=constraint is None)
     weights = weights.astype(scaled.real.dtype)
     residual = _rounded_residual(scaled, size, best.residual, weights, factors)
-    return report(
-        "cp",
-        CP(shift(weights, exponent), tuple(factors)),
-        error=residual / size if size > 0 else 0.0,
-        rtol=rtol,
-        n_iter=best.n_iter,
-        stationary=best.stationary,
-    )
+    error, value = residual / size if size > 0 else 0.0, CP(shift(weights, exponent), tuple(factors))
+    return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, stationary=best.stationary)
 
 
 def _rounded_residual(x: Array, size: float, residual: float, weights: Array, factors: Sequence[Array]) -> float:
@@ -133,10 +123,8 @@ def _rounded_residual(x: Array, size: float, residual: float, weights: Array, fa
 
 
 def core_ranks(shape: Sequence[int], rank: int) -> list[int] | None:
-    """Return the multilinear ranks of the Tucker core that a CP of `rank` is fitted on, None where it saves too little.
-
-    A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
-    """
+    """Return the ranks of the Tucker core that a CP of `rank` is fitted on, None where it saves too little."""
+    # A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
     ranks = [min(n, rank + rank // 4 + 2) for n in shape]
     return ranks if math.prod(ranks) * _CORE_SAVING <= math.prod(shape) else None
 
@@ -178,10 +166,7 @@ def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target
 def _best(run: Callable[[list[Array]], Iterate], starts: Iterator[list[Array]], target: float) -> Iterate:
     """Return the iterate of the smallest residual; the first one within `target` ends the search."""
     best = run(next(starts))
-    while best.residual > target:
-        start = next(starts, None)
-        if start is None:
-            break
+    while best.residual > target and (start := next(starts, None)) is not None:
         best = min(best, run(start), key=lambda iterate: iterate.residual)
     return best
 
@@ -194,11 +179,8 @@ def _starts(x: Array, rank: int, n_starts: int, rng: np.random.Generator) -> Ite
 
 
 def _singular_vectors(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
-    """Return leading left singular vectors of every unfolding, and random columns where there are too few.
-
-    A little noise is added: singular vectors share the symmetries of x, and can be a saddle point that least squares
-    never leaves.
-    """
+    """Return leading left singular vectors of every unfolding, and random columns where there are too few."""
+    # Noise, because singular vectors share the symmetries of x, and can be a saddle point of least squares.
     factors = _random_columns(x, rank, rng)
     for k, columns in enumerate(factors):
         count = min(rank, len(columns))
@@ -208,9 +190,9 @@ def _singular_vectors(x: Array, rank: int, rng: np.random.Generator) -> list[Arr
 
 
 def _random_columns(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
-    return [unit_columns(_normal((n, rank), x.dtype, rng)) for n in x.shape]
-
-
-def _normal(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
-    draw = rng.standard_normal(shape)
-    return draw + 1j * rng.standard_normal(shape) if dtype.kind == "c" else draw
+    """Return unit columns (n[k], R) with normally distributed entries, complex for complex `x`."""
+    factors = []
+    for n in x.shape:
+        draw = rng.standard_normal((n, rank))
+        factors.append(unit_columns(draw + 1j * rng.standard_normal((n, rank)) if np.iscomplexobj(x) else draw))
+    return factors

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, as_stored, as_stored_list, numbered, refuse_too_large
+from tnlib._format import LinearFormat, as_stored, as_stored_list, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib.linalg.multilinear import khatri_rao
 from tnlib.linalg.orthogonal import r_factor
@@ -28,11 +28,6 @@ class CP(LinearFormat):
     factors
         Factor k of shape (n[k], R).
 
-    Raises
-    ------
-    ArgumentError
-        If the factors and the weights do not have the same number of components.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -45,7 +40,7 @@ class CP(LinearFormat):
     factors: Sequence[Array]
 
     def __post_init__(self) -> None:
-        factors = as_stored_list("CP", lambda k: f"factor {k}", self.factors, ndim=2)
+        factors = as_stored_list("CP", "factor", self.factors, ndim=2)
         weights = as_stored("CP", "weights", self.weights, ndim=1)
         for k, factor in enumerate(factors):
             if factor.shape[1] != len(weights):
@@ -53,17 +48,7 @@ class CP(LinearFormat):
                     f"CP: factor {k} must have {len(weights)} columns, one per weight, got shape {factor.shape}; "
                     "factors are (n, R)."
                 )
-        object.__setattr__(self, "weights", weights)
-        object.__setattr__(self, "factors", factors)
-
-    def named_arrays(self) -> dict[str, Array]:
-        """Return the weights and the factors."""
-        return {"weights": self.weights} | {f"factors.{k}": factor for k, factor in enumerate(self.factors)}
-
-    @classmethod
-    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> CP:
-        """Return the CP with these weights and factors."""
-        return cls(arrays["weights"], numbered(arrays, "factors"))
+        set_fields(self, weights=weights, factors=factors)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,24 +60,10 @@ class CP(LinearFormat):
         """The number of components, (R,)."""
         return self.weights.shape
 
-    def conj(self) -> CP:
-        """Return the complex conjugate."""
-        return CP(self.weights.conj(), tuple(factor.conj() for factor in self.factors))
+    def _part(self, *, imaginary: bool) -> CP:
+        """Expand every product of c complex columns a + ib into products of real columns, 2**(c-1) for each part.
 
-    @property
-    def real(self) -> CP:
-        """The real part, of a real dtype, exact: 2**(c-1) R components, where c is the number of complex factors."""
-        return self._with_real_factors(0) if self.dtype.kind == "c" else self
-
-    @property
-    def imag(self) -> CP:
-        """The imaginary part, of a real dtype, exact: 2**(c-1) R components, where c counts complex factors."""
-        return self._with_real_factors(1) if self.dtype.kind == "c" else self._multiplied(0)
-
-    def _with_real_factors(self, parity: int) -> CP:
-        """Expand every product of columns a + ib into 2**c products of real columns, m of them imaginary parts.
-
-        A product has the coefficient i**m: those of even m make up the real part, those of odd m the imaginary part.
+        A product of m imaginary parts has the coefficient i**m: an even m is real, an odd one imaginary.
         """
         weights, (first, *others) = self.weights, self.factors
         if np.iscomplexobj(weights):
@@ -100,7 +71,7 @@ class CP(LinearFormat):
             first, weights = first * shift(weights, -e), shift(np.ones(len(e), weights.real.dtype), e)
         factors = [first, *others]
         choices = itertools.product(*((np.real, np.imag)[: 1 + np.iscomplexobj(factor)] for factor in factors))
-        terms = [parts for parts in choices if parts.count(np.imag) % 2 == parity]
+        terms = [parts for parts in choices if parts.count(np.imag) % 2 == imaginary]
         signs = [1 - 2 * (parts.count(np.imag) // 2 % 2) for parts in terms]  # of i**m: 1, i, -1, -i
         columns = (
             np.concatenate([part(factor) for part in parts], axis=1)

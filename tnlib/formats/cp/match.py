@@ -21,8 +21,8 @@ class Match:
     Parameters
     ----------
     value
-        The first CP with unit columns and non-negative weights; component j is the one matched with the second CP's
-        component partners[j], components without a partner come last.
+        The first CP with unit columns and non-negative weights; component j is matched with component partners[j] of
+        the second CP, components without a partner come last.
     permutation
         (R,), the position of each component of `value` in the first CP.
     partners
@@ -49,14 +49,14 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
     a, b
         CPs of the same shape, in any gauge and of any two ranks; the score is over the smaller one.
     weight_penalty
-        Multiply the congruence of a pair by min(w, w') / max(w, w'), w and w' being the weights beside unit columns;
-        two zero weights count in full. Without it the weights, and the scales of `a` and `b`, do not matter.
+        Multiply the congruence of a pair by min(w, w') / max(w, w') of their weights beside unit columns, 1 for two
+        zeros. Without it the scales of `a` and `b` do not matter.
 
     Returns
     -------
     Match
-        `.value` is `a`, reordered and with phases that make every cosine with the partner positive real; where they
-        do not multiply to 1, the factor with the smallest cosine takes the rest, so that the tensor stays the same.
+        `.value` is `a`, reordered and with phases that make every cosine with the partner positive real, except the
+        smallest one where they do not multiply to 1.
 
     Raises
     ------
@@ -65,9 +65,8 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
 
     References
     ----------
-    G. Tomasi, R. Bro, "A comparison of algorithms for fitting the PARAFAC model", Comput. Stat. Data Anal. 50 (2006),
-    for the congruence. E. Acar, D. M. Dunlavy, T. G. Kolda, M. Morup, "Scalable tensor factorizations for incomplete
-    data", Chemom. Intell. Lab. Syst. 106 (2011), section 4.2, for the score.
+    E. Acar, D. M. Dunlavy, T. G. Kolda, M. Morup, "Scalable tensor factorizations for incomplete data", Chemom. Intell.
+    Lab. Syst. 106 (2011), section 4.2.
 
     Examples
     --------
@@ -102,9 +101,8 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
 
 
 def _normalized(value: CP) -> tuple[Array, Sequence[Array]]:
-    factors = [factor.astype(value.dtype, copy=False) for factor in value.factors]
     with np.errstate(over="ignore"):  # the format refuses weights outside the range of its dtype
-        unit = CP(*unit_components(value.weights, factors))
+        unit = CP(*unit_components(value.weights, value.promoted_arrays()[1:]))
     return unit.weights, unit.factors
 
 
@@ -124,10 +122,7 @@ def _best_pairs(scores: Array) -> tuple[Array, Array]:
 
 
 def _aligning_phases(cosines: Array) -> Array:
-    """Return phases (d, R) of product 1 for the columns of a CP that make its `cosines` (d, R) with another positive.
-
-    Where the phases of the cosines do not multiply to 1, the factor of the smallest modulus takes the remaining phase.
-    """
+    """Return phases (d, R) of product 1 that make all `cosines` (d, R) but the smallest of each column positive."""
     size = np.abs(cosines)
     phases = np.where(size > 0, cosines, 1) / np.where(size > 0, size, 1)
     columns, least = np.arange(cosines.shape[1]), np.argmin(size, axis=0)

@@ -29,16 +29,14 @@ def canonical_cp(t: CP, function: str, groups: Any) -> CanonicalForm:
             "pass the CP alone."
         )
     with np.errstate(over="ignore"):  # the format refuses weights outside the range of its dtype
-        weights, factors = normalize_components(t.weights, [f.astype(t.dtype, copy=False) for f in t.factors])
+        weights, factors = normalize_components(t.weights, t.promoted_arrays()[1:])
     return CanonicalForm(CP(weights, tuple(factors)), (), ())
 
 
 def normalize_components(weights: Array, factors: Sequence[Array], *, signs: bool = True) -> tuple[Array, list[Array]]:
-    """Return the same CP tensor with unit columns, real weights >= 0 in descending order, and fixed signs.
+    """Return the same CP tensor with unit columns, real weights >= 0 in descending order, and fixed `signs`.
 
-    In every factor but the last the leading entry of each column (see `leading_phases`) is positive; the last
-    factor takes the remaining sign or phase. A component of weight zero keeps unit columns. With `signs=False` signs
-    stay as they are. Components of equal weight are ordered by their entries, the largest first.
+    A component of weight zero keeps unit columns; components of equal weight are ordered by their entries.
 
     >>> weights, factors = normalize_components(np.array([-1.0]), [np.array([[2.0]]), np.array([[3.0]])])
     >>> weights, factors[0], factors[1]

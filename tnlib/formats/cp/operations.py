@@ -39,25 +39,22 @@ def outer_cp(a: CP, b: CP) -> CP:
 
 def cp_entries(t: CP, points: Array) -> tuple[Array, Array]:
     """Return x and e: entry i of `t` is x[i] * 2**e[i] at points[i], (N, d)."""
-    factors = [normalize(a.astype(t.dtype, copy=False)) for a in (t.weights[None], *t.factors)]
-    x, exponents = np.empty(len(points), t.dtype), np.zeros(len(points), np.int64)
+    weights, *factors = t.promoted_arrays()
+    scaled = [normalize(a) for a in (weights[None], *factors)]
     step = max(1, _BATCH // len(t.weights))
-    for i in range(0, len(points), step):
-        batch = slice(i, i + step)
-        rows, e = _multiply_rows(factors, points[batch])
-        x[batch], exponents[batch] = rows.sum(axis=1), e
-    return x, exponents
+    parts = [_multiply_rows(scaled, points[i : i + step]) for i in range(0, len(points), step)]
+    return np.concatenate([x for x, _ in parts]), np.concatenate([e for _, e in parts])
 
 
 def _multiply_rows(factors: list[Scaled], points: Array) -> tuple[Array, Array]:
-    """Return the products (N, R) of the weights and of one row of every factor, and their powers of two (N,)."""
+    """Return the sums (N,) of products of the weights and of one row of every factor, and their powers of two (N,)."""
     weights, *others = factors
     rows = np.repeat(weights.array, len(points), axis=0)
     exponents = np.full(len(points), sum(factor.exponent for factor in factors), np.int64)
     for factor, index in zip(others, points.T, strict=True):
         rows, e = normalize_rows(rows * factor.array[index])  # N R
         exponents += e
-    return rows, exponents
+    return rows.sum(axis=1), exponents
 
 
 def contract_vectors(t: CP, vectors: Mapping[int, Array]) -> CP | Scaled:

@@ -6,14 +6,12 @@ The product has an SVD, U S V^H, that does not depend on G. Distributed as A = U
     p = 0     A isometric, the columns of A orthonormal
     p = 1     B isometric, the rows of B orthonormal
 
-and phases, and bases of equal singular values, are fixed on the left. Several matrices that share one B, and with it
-one G, are one A, stacked: [A1; A2; ...] B.
+and phases, and bases of equal singular values, are fixed on the left.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,12 +20,13 @@ from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit
 from tnlib._typing import Array
+from tnlib._validate import as_real
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.linalg.canonical_basis import group_basis_change
 from tnlib.linalg.scaling import column_exponents, norm, shift
 from tnlib.linalg.thin_svd import product_svd
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.linalg.truncation import choose_rank, noise_level
+from tnlib.linalg.truncation import noise_level, numerical_rank
 
 
 @renamed_arguments(value="t")
@@ -35,16 +34,16 @@ from tnlib.linalg.truncation import choose_rank, noise_level
 def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
     """Return the same product in the gauge U S^power, S^(1 - power) V^H, which does not depend on how it was split.
 
-    The products A B^T and (A G) (B G^-T)^T are equal for any invertible G; the query and key maps of an attention
-    head are such a pair. Several matrices that share one B, and with it one G, are one A: stack their rows.
+    The query and key maps of an attention head are such a product. Several matrices that share one B, and with it one
+    G, are one A: stack their rows.
 
     Parameters
     ----------
     t
         The product, of any scale on either side and any rank. The dense matrix is never formed.
     power
-        Of the singular values S, the power in the left factor. 1/2: balanced, left^H left = right right^H = diag(S),
-        the smallest sum of squares of all splits. 0: `left` has orthonormal columns. 1: `right` has orthonormal rows.
+        Power of the singular values S in the left factor. 1/2: balanced, left^H left = right right^H = diag(S), the
+        smallest sum of squares of all splits. 0: `left` has orthonormal columns. 1: `right` has orthonormal rows.
 
     Returns
     -------
@@ -67,27 +66,22 @@ def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
     if not isinstance(t, LowRank):
         advice = "pass fit.value" if isinstance(t, Fit) else "pass tnlib.LowRank(A, B.T) for A B^T"
         raise ArgumentTypeError(f"balance: t must be a LowRank, got a {type(t).__name__}; {advice}.")
-    if not isinstance(power, numbers.Real) or isinstance(power, bool):
-        raise ArgumentTypeError(f"balance: power must be a real number, got {power!r}; pass for example power=0.5.")
+    power = as_real("balance", "power", power, "power=0.5")
     if not 0.0 <= power <= 1.0:
         raise ArgumentError(f"balance: power must lie between 0 and 1, got {power}; 0.5 is balanced.")
-    left, right = (a.astype(t.dtype, copy=False) for a in t.arrays())
     with np.errstate(over="ignore"):  # the format refuses what leaves the range of its dtype
-        return LowRank(*distribute(*truncated_product_svd(left, right), float(power)))
+        return LowRank(*distribute(*truncated_product_svd(*t.promoted_arrays()), power))
 
 
 def truncated_product_svd(left: Array, right: Array) -> tuple[Array, Array, Array, int]:
     """Return u, s, vh of left (m, r) @ right (r, n) at its numerical rank, and e: s is 2**e times too small."""
     u, s, vh, exponent = scaled_product_svd(left, right)
-    rank = choose_rank(s, budget=None, noise=noise_level(norm(s), s.dtype, min(len(u), vh.shape[1])))
+    rank = numerical_rank(s, noise_level(norm(s), s.dtype, min(len(u), vh.shape[1])))
     return u[:, :rank], s[:rank], vh[:rank], exponent
 
 
 def scaled_product_svd(left: Array, right: Array) -> tuple[Array, Array, Array, int]:
-    """Return u, s, vh of left (m, r) @ right (r, n), and e: s is 2**e times too small.
-
-    Every column of `left` and row of `right` may have a scale of its own; the product is never formed.
-    """
+    """Return u, s, vh of left (m, r) @ right (r, n), and e: s is 2**e times too small; any scale per inner index."""
     e, f = column_exponents(left), column_exponents(right.T)
     nonzero = (np.abs(left).max(axis=0) > 0) & (np.abs(right).max(axis=1) > 0)
     top = int((e + f)[nonzero].max()) if nonzero.any() else 0

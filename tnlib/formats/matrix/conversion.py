@@ -47,7 +47,7 @@ def svd_to_low_rank(t: SVD) -> LowRank:
 
 def low_rank_to_svd(t: LowRank) -> SVD:
     """Return the thin SVD, computed from the factors."""
-    u, s, vh, exponent = scaled_product_svd(*(a.astype(t.dtype, copy=False) for a in t.arrays()))
+    u, s, vh, exponent = scaled_product_svd(*t.promoted_arrays())
     return SVD(u, shift(s, exponent), vh)
 
 

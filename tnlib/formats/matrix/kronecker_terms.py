@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large
+from tnlib._errors import ArgumentError
+from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array
-from tnlib._validate import is_list, to_numpy
+from tnlib._validate import as_list, to_numpy
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.matrix_sums import Factors, gram_factor, rescale_terms
 from tnlib.linalg.orthogonal import r_factor
@@ -33,11 +33,6 @@ class KroneckerTerms(LinearFormat, Operator):
     right
         H matrices (q, q') on the features, arrays or `LowRank`.
 
-    Raises
-    ------
-    ArgumentError
-        If the counts or the shapes of the terms differ.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -51,7 +46,10 @@ class KroneckerTerms(LinearFormat, Operator):
 
     def __post_init__(self) -> None:
         left = as_stored("KroneckerTerms", "left", self.left, ndim=3)
-        right = _as_right(self.right)
+        right = tuple(
+            term if isinstance(term, LowRank) else as_stored("KroneckerTerms", f"right {h}", term, ndim=2)
+            for h, term in enumerate(as_list("KroneckerTerms", "right", self.right, "matrices"))
+        )
         if len(left) != len(right):
             raise ArgumentError(
                 f"KroneckerTerms: left and right must have as many terms, got {len(left)} and {len(right)}; "
@@ -63,8 +61,7 @@ class KroneckerTerms(LinearFormat, Operator):
                     f"KroneckerTerms: all right matrices must have one shape, got {right[0].shape} for term 0 and "
                     f"{term.shape} for term {h}; pad them."
                 )
-        object.__setattr__(self, "left", left)
-        object.__setattr__(self, "right", right)
+        set_fields(self, left=left, right=right)
 
     def named_arrays(self) -> dict[str, Array]:
         """Return left, then the arrays of every right matrix."""
@@ -79,11 +76,10 @@ class KroneckerTerms(LinearFormat, Operator):
     @classmethod
     def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> KroneckerTerms:
         """Return the sum of these terms."""
+        names = [f"right.{h}" for h in range(len(arrays["left"]))]
         right = [
-            LowRank(arrays[f"right.{h}.left"], arrays[f"right.{h}.right"])
-            if f"right.{h}.left" in arrays
-            else arrays[f"right.{h}"]
-            for h in range(len(arrays["left"]))
+            arrays[name] if name in arrays else LowRank(arrays[f"{name}.left"], arrays[f"{name}.right"])
+            for name in names
         ]
         return cls(arrays["left"], right)
 
@@ -136,24 +132,11 @@ class KroneckerTerms(LinearFormat, Operator):
         """The adjoint, term by term."""
         return self.T.conj()
 
-    def conj(self) -> KroneckerTerms:
-        """Return the complex conjugate."""
-        return KroneckerTerms(self.left.conj(), [term.conj() for term in self.right])
-
-    @property
-    def real(self) -> KroneckerTerms:
-        """The real part, of a real dtype; complex data get two terms for each."""
-        return self._sum_of_parts(self.left.real, -self.left.imag) if self.dtype.kind == "c" else self
-
-    @property
-    def imag(self) -> KroneckerTerms:
-        """The imaginary part, of a real dtype; complex data get two terms for each."""
-        return self._sum_of_parts(self.left.imag, self.left.real) if self.dtype.kind == "c" else self._multiplied(0)
-
-    def _sum_of_parts(self, with_real: Array, with_imag: Array) -> KroneckerTerms:
-        """Return the sum over h of with_real[h] (x) Re(right[h]) + with_imag[h] (x) Im(right[h])."""
+    def _part(self, *, imaginary: bool) -> KroneckerTerms:
+        """Return the real or the imaginary part: two terms, with Re(right[h]) and Im(right[h]), for each."""
+        left = [self.left.imag, self.left.real] if imaginary else [self.left.real, -self.left.imag]
         right = [*(term.real for term in self.right), *(term.imag for term in self.right)]
-        return KroneckerTerms(np.concatenate([with_real, with_imag]), right)
+        return KroneckerTerms(np.concatenate(left), right)
 
     def __matmul__(self, x: Any) -> Any:
         """Multiply with KroneckerTerms, a term for every pair of terms, or with a dense array."""
@@ -190,27 +173,14 @@ class KroneckerTerms(LinearFormat, Operator):
     def _apply(self, x: Array) -> Array:
         out = np.zeros((len(x), *self._legs[:2]), np.result_type(self.dtype, x))
         for a, b in zip(self.left, self.right, strict=True):
-            if isinstance(b, LowRank):
-                out += _two_sided(a, x @ b.right.T, b.left.T)  # k p' [q'] r
-            else:
-                out += _two_sided(a, x, b.T)
+            pair = (x @ b.right.T, b.left.T) if isinstance(b, LowRank) else (x, b.T)  # k p' [q'] r
+            out += _two_sided(a, *pair)
         return out
 
 
 def right_factors(t: KroneckerTerms) -> list[Factors]:
     """Return the right matrices of `t`, each as one array (q, q') or as two factors (q, r) and (r, q')."""
     return [term.arrays() if isinstance(term, LowRank) else (term,) for term in t.right]
-
-
-def _as_right(right: Any) -> tuple[Array | LowRank, ...]:
-    if not is_list(right) or len(right) == 0:
-        raise ArgumentTypeError(
-            f"KroneckerTerms: right must be a non-empty sequence of matrices, got {type(right).__name__}; pass a list."
-        )
-    return tuple(
-        term if isinstance(term, LowRank) else as_stored("KroneckerTerms", f"right {h}", term, ndim=2)
-        for h, term in enumerate(right)
-    )
 
 
 def _two_sided(a: Array, x: Array, b: Array) -> Array:
@@ -223,9 +193,10 @@ def _two_sided(a: Array, x: Array, b: Array) -> Array:
 
 def _product(a: Array | LowRank, b: Array | LowRank) -> Array | LowRank:
     """Return a @ b, as factors where one of the two is."""
-    if isinstance(a, LowRank) and not isinstance(b, LowRank):
-        return LowRank(a.left, a.right @ b)
-    if isinstance(b, LowRank) and not isinstance(a, LowRank):
-        return LowRank(a @ b.left, b.right)
+    match a, b:
+        case LowRank(), np.ndarray():
+            return LowRank(a.left, a.right @ b)
+        case np.ndarray(), LowRank():
+            return LowRank(a @ b.left, b.right)
     product: Array | LowRank = a @ b
     return product

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large
+from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import norm
@@ -25,11 +24,6 @@ class LowRank(LinearFormat, Operator):
         (m, r).
     right
         (r, n). For a product A B^T pass B.T.
-
-    Raises
-    ------
-    ArgumentError
-        If the inner sizes differ.
 
     Examples
     --------
@@ -50,17 +44,7 @@ class LowRank(LinearFormat, Operator):
                 f"LowRank: left (m, r) and right (r, n) must share r, got shapes {left.shape} and {right.shape}; "
                 "for a product A B^T pass B.T as right."
             )
-        object.__setattr__(self, "left", left)
-        object.__setattr__(self, "right", right)
-
-    def named_arrays(self) -> dict[str, Array]:
-        """Return left, right."""
-        return {"left": self.left, "right": self.right}
-
-    @classmethod
-    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> LowRank:
-        """Return the product of these factors."""
-        return cls(arrays["left"], arrays["right"])
+        set_fields(self, left=left, right=right)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,26 +66,9 @@ class LowRank(LinearFormat, Operator):
         """The adjoint, right^H @ left^H."""
         return LowRank(self.right.conj().T, self.left.conj().T)
 
-    def conj(self) -> LowRank:
-        """Return the complex conjugate."""
-        return LowRank(self.left.conj(), self.right.conj())
-
-    @property
-    def real(self) -> LowRank:
-        """The real part, of a real dtype; the rank of complex data doubles."""
-        if self.dtype.kind != "c":
-            return self
-        return self._product_of_parts([self.left.real, -self.left.imag])
-
-    @property
-    def imag(self) -> LowRank:
-        """The imaginary part, of a real dtype; the rank of complex data doubles."""
-        if self.dtype.kind != "c":
-            return self._multiplied(0)
-        return self._product_of_parts([self.left.imag, self.left.real])
-
-    def _product_of_parts(self, left: list[Array]) -> LowRank:
-        """Return left[0] @ Re(right) + left[1] @ Im(right)."""
+    def _part(self, *, imaginary: bool) -> LowRank:
+        """Return left @ Re(right) + left @ Im(right), of real left factors: the rank doubles."""
+        left = [self.left.imag, self.left.real] if imaginary else [self.left.real, -self.left.imag]
         return LowRank(np.concatenate(left, axis=1), np.concatenate([self.right.real, self.right.imag]))
 
     @overload

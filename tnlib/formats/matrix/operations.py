@@ -29,7 +29,7 @@ def round_svd(t: SVD, rtol: float | None, max_rank: int | None) -> tuple[SVD, Tr
 
 def round_low_rank(t: LowRank, rtol: float | None, max_rank: int | None) -> tuple[LowRank, TruncationBudget]:
     """Return U S and V^H of the truncated SVD."""
-    u, s, vh, exponent = scaled_product_svd(*_of_one_dtype(t))
+    u, s, vh, exponent = scaled_product_svd(*t.promoted_arrays())
     budget = TruncationBudget(norm(s), rtol, [len(s)], t.dtype)
     rank = budget.truncate(s, max_rank=max_rank)
     return LowRank(shift(u[:, :rank] * s[:rank], exponent), vh[:rank]), budget
@@ -88,10 +88,7 @@ def kron_low_rank(a: LowRank, b: LowRank) -> LowRank:
 
 
 def kron_terms(a: KroneckerTerms, b: KroneckerTerms) -> KroneckerTerms:
-    """Return the Kronecker product, with the terms of `a` or of `b`, whichever takes fewer numbers.
-
-    kron(A (x) B, b) = A (x) (B (x) b) and kron(a, C (x) D) = (a (x) C) (x) D, with one side multiplied out.
-    """
+    """Return A (x) (B (x) b) for every A (x) B of `a`, or (a (x) C) (x) D for every C (x) D of `b`: the smaller one."""
     terms_of_a = a.left.size + len(a.left) * a.right[0].shape[0] * a.right[0].shape[1] * b.size
     terms_of_b = b.left.size * a.size + sum(x.size for factors in right_factors(b) for x in factors)
     if terms_of_a < terms_of_b:
@@ -114,11 +111,7 @@ def canonical_svd(t: SVD, function: str, groups: Any) -> CanonicalForm:
 
 def canonical_low_rank(t: LowRank, function: str, groups: Any) -> CanonicalForm:
     """Return the balanced product, with a canonical basis in every group of equal singular values."""
-    u, s, vh, exponent = truncated_product_svd(*_of_one_dtype(t))
+    u, s, vh, exponent = truncated_product_svd(*t.promoted_arrays())
     (chosen,) = choose_groups(function, t, [s], groups, diagonal=True)
     value = LowRank(*distribute(u, s, vh, exponent, 0.5, chosen))
     return CanonicalForm(value, [(group_basis_change(u, chosen).columns(u), s)], [chosen])
-
-
-def _of_one_dtype(t: LowRank) -> tuple[Array, Array]:
-    return t.left.astype(t.dtype, copy=False), t.right.astype(t.dtype, copy=False)

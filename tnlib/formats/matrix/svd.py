@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
-from tnlib._format import Format, as_stored, refuse_too_large
+from tnlib._format import Format, as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array
-from tnlib._validate import as_legs, as_max_rank, as_rtol, to_numpy
+from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, shift
@@ -41,18 +41,16 @@ def svd(
         (m, n), or any number of legs if `left` is passed; real or complex, 32 or 64 bits a component.
     left
         Legs that form the rows; the others, in order, form the columns.
-    rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical rank.
-    max_rank
-        Cap on the rank; the smaller rank wins.
+    rtol, max_rank
+        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. With neither: the numerical
+        rank.
 
     Returns
     -------
     Fit[SVD]
         `u` with orthonormal columns whose leading entries are positive, `s` descending, `vh` with orthonormal
-        rows. No other decomposition of that rank has a smaller error (Eckart and Young, 1936). Of a large matrix,
-        with a small `max_rank` alone, the leading singular vectors are computed by subspace iteration, which as a rule
-        exceeds the smallest error by less than a part in a thousand.
+        rows: the smallest error of all decompositions of that rank (Eckart and Young, 1936). Of a large matrix with a
+        small `max_rank` alone, subspace iteration as a rule exceeds it by less than a part in a thousand.
 
     Raises
     ------
@@ -90,12 +88,8 @@ def svd(
     u, vh = u[:, :rank].astype(budget.dtype, copy=False), vh[:rank].astype(budget.dtype, copy=False)
     s = s[:rank].astype(matrix.real.dtype, copy=False)
     change = canonical_basis_change(u, s, u.dtype, diagonal=True)
-    value = SVD(
-        change.columns(u).reshape(*row_shape, -1),
-        shift(s, exponent),
-        change.rows(vh).reshape(-1, *column_shape),
-        rows,
-    )
+    u, vh = change.columns(u).reshape(*row_shape, -1), change.rows(vh).reshape(-1, *column_shape)
+    value = SVD(u, shift(s, exponent), vh, rows)
     return report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes())
 
 
@@ -114,11 +108,6 @@ class SVD(Format):
     left
         Positions of the left legs in the dense array; None for the first ones, in order.
 
-    Raises
-    ------
-    ArgumentError
-        If the inner legs differ in size, or `left` does not fit `u`.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -133,8 +122,7 @@ class SVD(Format):
     left: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        u, vh = (to_numpy("SVD", name, a) for name, a in (("u", self.u), ("vh", self.vh)))
-        u, vh = as_stored("SVD", "u", u, ndim=u.ndim), as_stored("SVD", "vh", vh, ndim=vh.ndim)
+        u, vh = (as_stored("SVD", name, a) for name, a in (("u", self.u), ("vh", self.vh)))
         s = as_stored("SVD", "s", self.s, ndim=1)
         if u.ndim < 2 or vh.ndim < 2 or not u.shape[-1] == len(s) == len(vh):
             raise ArgumentError(
@@ -147,39 +135,29 @@ class SVD(Format):
             raise ArgumentError(
                 f"SVD: left must name the {u.ndim - 1} legs of u among {ndim}, got {left}; leave it out for the first."
             )
-        for name, value in (("u", u), ("s", s), ("vh", vh), ("left", left)):
-            object.__setattr__(self, name, value)
+        set_fields(self, u=u, s=s, vh=vh, left=left)
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.u, self.s, self.vh))
-
-    def named_arrays(self) -> dict[str, Array]:
-        """Return u, s, vh."""
-        return {"u": self.u, "s": self.s, "vh": self.vh}
 
     def attributes(self) -> dict[str, Any]:
         """Return the positions of the left legs."""
         return {"left": list(self.left or ())}
 
-    @classmethod
-    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> SVD:
-        """Return the SVD with these arrays."""
-        return cls(arrays["u"], arrays["s"], arrays["vh"], tuple(attributes["left"]))
-
     def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return np.finfo(dtype).dtype if name == "s" else dtype
 
     @property
-    def _order(self) -> tuple[int, ...]:
-        """Legs of the dense array in the order (left ..., right ...)."""
+    def _positions(self) -> Array:
+        """Position of every leg of the dense array among (left ..., right ...)."""
         left = self.left or ()
-        return left + tuple(k for k in range(self.u.ndim + self.vh.ndim - 2) if k not in left)
+        return np.argsort([*left, *(k for k in range(self.u.ndim + self.vh.ndim - 2) if k not in left)])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense array, legs in their original order."""
-        sizes = dict(zip(self._order, self.u.shape[:-1] + self.vh.shape[1:], strict=True))
-        return tuple(sizes[k] for k in range(len(sizes)))
+        sizes = self.u.shape[:-1] + self.vh.shape[1:]
+        return tuple(sizes[k] for k in self._positions)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -192,7 +170,7 @@ class SVD(Format):
         rank = len(self.s)
         flat = (self.u.reshape(-1, rank) * self.s) @ self.vh.reshape(rank, -1)  # (left ...) [r] (right ...)
         out = flat.reshape(self.u.shape[:-1] + self.vh.shape[1:])
-        return np.ascontiguousarray(out.transpose(np.argsort(self._order)))
+        return np.ascontiguousarray(out.transpose(self._positions))
 
     def norm(self) -> float:
         """Frobenius norm: that of s, since u and vh are isometric."""

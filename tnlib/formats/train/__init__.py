@@ -14,7 +14,7 @@ register(
     "tnlib.formats.train.format:TensorTrain",
     **_SHARED,
     kron="tnlib.formats.train.operations:kron_trains",
-    outer="tnlib.formats.train.operations:outer_trains",
+    outer="tnlib.formats.train.operations:chain_trains",
     contract_vectors="tnlib.formats.train.contract:contract_vectors",
     to_TTMatrix="tnlib.formats.train.tt_matrix:as_column",
     to_Vidal="tnlib.formats.train.vidal:vidal",
@@ -23,8 +23,8 @@ register(
 register(
     "tnlib.formats.train.tt_matrix:TTMatrix",
     **_SHARED,
-    kron="tnlib.formats.train.operations:kron_matrices",
-    to_TensorTrain="tnlib.formats.train.operations:matrix_to_train",
+    kron="tnlib.formats.train.operations:chain_trains",
+    to_TensorTrain="tnlib.formats.train.tt_matrix:TTMatrix.fused",
 )
 register(
     "tnlib.formats.train.vidal:Vidal",

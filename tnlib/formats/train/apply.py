@@ -12,9 +12,8 @@ bond,
 
     Q^H A x  on the left of the bond, (m, pairs),   times   T  on its right, (pairs, k),
 
-whose singular values are those of the whole, as all cores on the left are isometric already. The truncated result is
-the one of rounding the product, error included. Every sqrt(d)-th factor T is stored, the others are recomputed when the
-sweep back reaches them.
+whose singular values are those of the whole, as all cores on the left are isometric already. Every sqrt(d)-th factor T
+is stored, the others are recomputed when the sweep back reaches them.
 """
 
 from __future__ import annotations
@@ -46,26 +45,23 @@ _STORED = 1 << 18  # numbers in the factors T that may be stored all at once
 def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[T]:
     """Return operator @ x rounded: norm(operator @ x - fit.value) <= rtol * norm(operator @ x).
 
-    The result is the one of `round(operator @ x)`, without the cores of the product: the intermediate factors have no
-    legs, and only those of every sqrt(d)-th bond are stored.
+    The result is that of `round(operator @ x)`, without the cores of the product.
 
     Parameters
     ----------
     operator
         A TTMatrix of bonds R.
     x
-        A TensorTrain whose legs are the column legs of `operator`, or a TTMatrix whose row legs are; of bonds r. For a
-        dense vector there is `operator @ x`.
-    rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
-    max_rank
-        Cap on every bond; the smaller rank wins.
+        A TensorTrain whose legs are the column legs of `operator`, or a TTMatrix whose row legs are, of bonds r.
+    rtol, max_rank
+        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. With neither: the numerical
+        ranks.
 
     Returns
     -------
     Fit
         Of the type of `x`, left-canonical as `round` leaves it. The cost per core is that of orthogonalizing a matrix
-        with R r rows and as many columns as its part on the right has rank, at most R r times the leg.
+        with R r rows.
 
     Raises
     ------
@@ -74,8 +70,7 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
 
     References
     ----------
-    I. V. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), section 4.3; E. M. Stoudenmire and
-    S. R. White, "Minimally entangled typical thermal state algorithms", New J. Phys. 12 (2010), section 3.
+    E. M. Stoudenmire, S. R. White, "Minimally entangled typical thermal state algorithms", New J. Phys. 12 (2010).
 
     Examples
     --------
@@ -91,12 +86,12 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
     rtol, max_rank = as_rtol("apply", rtol), as_max_rank("apply", max_rank)
     matrix = as_column(x) if isinstance(x, TensorTrain) else x
     refuse_unequal_legs("apply", operator, matrix)
-    product, budget = truncated_product(operator, matrix, rtol, max_rank)
-    value = product.folded().fused() if isinstance(x, TensorTrain) else product.folded()
+    product, budget = _truncated_product(operator, matrix, rtol, max_rank)
+    value = product.fused() if isinstance(x, TensorTrain) else product
     return report("apply", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
 
 
-def truncated_product(
+def _truncated_product(
     a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product, left-canonical, and its truncations."""
@@ -123,14 +118,12 @@ def truncated_product(
         out.append(u.reshape(*shape, rank))
         projected = (u.conj().T @ theta).reshape(rank, x.shape[3], y.shape[3])  # r [(l m p)] ra rb
         carry = normalize(projected, carry.exponent)
-    return TTMatrix.from_sweep(out, len(out) - 1, carry.exponent + a.exponent + b.exponent), budget
+    product = TTMatrix.from_sweep(out, len(out) - 1, carry.exponent + a.exponent + b.exponent)
+    return product.folded(), budget
 
 
 class RightFactors:
-    """The factors T (la, lb, k) of the part of the product `a` `b` on the right of every bond.
-
-    All of them are stored if they have at most `max_stored` numbers together.
-    """
+    """The factors T (la, lb, k) on the right of every bond of `a` `b`; up to `max_stored` numbers, all are stored."""
 
     def __init__(self, a: TTMatrix, b: TTMatrix, max_stored: int = _STORED) -> None:
         self._a, self._b, d = a.cores, b.cores, len(a.cores)

@@ -1,9 +1,12 @@
-"""Trains and bonds as arguments of functions."""
+"""Trains, bonds and leg pairs as arguments of functions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_count
+from tnlib._validate import as_integer, as_sizes
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.tt_matrix import TTMatrix
 
@@ -22,13 +25,27 @@ def as_train(function: str, parameter: str, t: object, *kinds: type) -> Train:
 
 def as_bond(function: str, t: Train, bond: int) -> int:
     """Return the number of a bond between two cores of `t`; bond k has size t.ranks[k], negative ones included."""
-    if len(t.cores) == 1:
+    d = len(t.cores)
+    if d == 1:
         raise ArgumentError(f"{function}: tt must have at least 2 cores, got 1; it has no bond to cut.")
-    k = as_count(function, "bond", bond, least=-len(t.cores) - 1)
-    k += len(t.cores) + 1 if k < 0 else 0
-    if not 1 <= k < len(t.cores):
+    k = as_integer(function, "bond", bond, "bond=1")
+    k = k + d + 1 if k < 0 else k
+    if not 1 <= k < d:
         raise ArgumentError(
-            f"{function}: bond must lie between 1 and {len(t.cores) - 1}, got {bond}; "
-            "bond k lies between cores k - 1 and k."
+            f"{function}: bond must lie between 1 and {d - 1}, got {bond}; bond k lies between cores k - 1 and k."
         )
     return k
+
+
+def as_leg_pairs(
+    function: str, row_shape: Any, col_shape: Any, totals: Sequence[int | None] = (None, None)
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the row and column legs of a TT-matrix, equally many, whose products are `totals`."""
+    rows = as_sizes(function, "row_shape", row_shape, total=totals[0])
+    columns = as_sizes(function, "col_shape", col_shape, total=totals[1])
+    if len(rows) != len(columns):
+        raise ArgumentError(
+            f"{function}: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
+            "add legs of size 1."
+        )
+    return rows, columns

@@ -5,8 +5,7 @@ Cores left of the centre are left-isometric, those right of it right-isometric,
     |>--|>--(C)--<|--<|         sum over l, n of conj(A[l, n, r]) A[l, n, r'] = 1
     |   |    |    |   |         sum over n, r of B[l, n, r] conj(B[l', n, r]) = 1
 
-so that the norm, the Schmidt values and the best truncation of the whole are those of the centre alone. Schollwoeck,
-"The density-matrix renormalization group in the age of matrix product states", Annals of Physics 326 (2011), section 4.
+so that the norm, the Schmidt values and the best truncation of the whole are those of the centre alone.
 """
 
 from __future__ import annotations
@@ -76,19 +75,9 @@ def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> li
     Parameters
     ----------
     tt
-        A TensorTrain or TTMatrix.
+        A TensorTrain or TTMatrix, of which `log_scale` does not matter.
     center
-        The core that the others should point to; the train's own by default.
-
-    Returns
-    -------
-    list of float
-        Of the cores as they are stored, `log_scale` aside.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tt` is no train, or neither it nor the caller names a centre.
+        The core that the others should point to; the train's own by default, and an ArgumentError without one.
 
     Examples
     --------
@@ -101,9 +90,8 @@ def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> li
     center = tt.center if center is None else as_position("isometry_errors", "center", center, len(tt.cores), "cores")
     if center is None:
         raise ArgumentError("isometry_errors: center must name a core of a train without a centre, got None; pass one.")
-    cores = tt.fused().cores
-    left = [isometry_error(core.reshape(-1, core.shape[-1])) for core in cores[:center]]
-    right = [isometry_error(core.reshape(len(core), -1).T) for core in cores[center + 1 :]]
+    left = [isometry_error(core.reshape(-1, core.shape[-1])) for core in tt.cores[:center]]
+    right = [isometry_error(core.reshape(len(core), -1).T) for core in tt.cores[center + 1 :]]
     return [*left, 0.0, *right]
 
 
@@ -142,6 +130,6 @@ def scaled_bond_matrix(train: TensorTrain, bond: int) -> Scaled:
     """Return a matrix with the singular values of the train cut at `bond`: the centre, moved next to the bond."""
     on_the_right = train.center is not None and train.center >= bond
     moved = move_center(train, bond if on_the_right else bond - 1)
-    core = moved.cores[bond] if on_the_right else moved.cores[bond - 1]
+    core = moved.cores[bond if on_the_right else bond - 1]
     matrix = core.reshape(len(core), -1).T if on_the_right else core.reshape(-1, core.shape[-1])
     return Scaled(matrix, moved.exponent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tnlib._deprecation import renamed_arguments
-from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_position
+from tnlib._errors import ArgumentError
+from tnlib._validate import as_list, as_position
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.cores import add_cores, with_common_exponent
 from tnlib.formats.train.format import TensorTrain
@@ -14,7 +14,7 @@ from tnlib.formats.train.format import TensorTrain
 
 @renamed_arguments(leg="axis", values="trains")
 def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
-    """Return trains concatenated along one leg, as numpy.concatenate does for arrays: ranks add up.
+    """Return trains concatenated along one leg, as numpy.concatenate does for arrays; ranks add up.
 
     Parameters
     ----------
@@ -22,11 +22,6 @@ def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
         Trains whose other legs agree.
     axis
         The leg that grows; a negative one counts from the end.
-
-    Returns
-    -------
-    TensorTrain
-        Its ranks are sums, which `round` lowers where it can.
 
     Raises
     ------
@@ -41,17 +36,13 @@ def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
     array([[1., 1., 5., 5.],
            [1., 1., 5., 5.]])
     """
-    if not isinstance(trains, Sequence) or len(trains) == 0:
-        raise ArgumentTypeError(
-            f"concatenate: trains must be a non-empty sequence of trains, got {type(trains).__name__}; pass a list."
-        )
-    for j, train in enumerate(trains):
+    for j, train in enumerate(as_list("concatenate", "trains", trains, "trains")):
         as_train("concatenate", f"train {j}", train, TensorTrain)
     shape = trains[0].shape
     axis = as_position("concatenate", "axis", axis, len(shape), "legs")
     for j, train in enumerate(trains):
         differ = [k for k, (n, m) in enumerate(zip(shape, train.shape, strict=False)) if n != m and k != axis]
-        if differ or len(train.shape) != len(shape):
+        if differ or train.ndim != len(shape):
             where = f"leg {differ[0]}" if differ else "the number of legs"
             raise ArgumentError(
                 f"concatenate: all legs but leg {axis} must agree, got shapes {shape} and {train.shape} of train {j}, "

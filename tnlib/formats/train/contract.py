@@ -25,11 +25,7 @@ def contract_vectors(t: TensorTrain, vectors: Mapping[int, Array]) -> Any:
 
 
 def contract_trains(a: TensorTrain, b: TensorTrain, legs: Sequence[int]) -> TensorTrain | TTMatrix | Scaled:
-    """Return two trains summed over the `legs` of `a`, ascending.
-
-    `b` has one core for each of them, or one for every core of `a`. In that case both legs of the others stay, as a
-    TTMatrix with the legs of `a` as rows. A `Scaled` number is returned where no leg is left.
-    """
+    """Return two trains summed over the `legs` of `a`, ascending: as `tnlib.contract`, a `Scaled` for a number."""
     d = len(a.cores)
     partners: list[Array | None] = list(b.cores)
     if len(b.cores) == len(legs) < d:
@@ -46,8 +42,7 @@ def contract_trains(a: TensorTrain, b: TensorTrain, legs: Sequence[int]) -> Tens
 def _sum_over_pairs(a: Sequence[Array], b: Sequence[Array | None], summed: Sequence[bool]) -> tuple[list[Array], int]:
     """Return the cores left of two trains when the legs `summed` of both are summed over, and their exponent.
 
-    Where `b` has None it has no core, and the leg of `a` stays alone; where its leg is not summed, the core carries
-    both legs. Bonds of the result are pairs of bonds.
+    Where `b` has None, the leg of `a` stays alone; where its leg is not summed, the core carries both legs.
     """
     cores: list[Array] = []
     dtype = np.result_type(a[0], *(core for core in b if core is not None))

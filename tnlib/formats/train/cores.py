@@ -14,10 +14,7 @@ _FAR = 1 << 14  # powers of two; a term this much smaller than another one is lo
 
 
 def contract_cores(cores: Sequence[Array]) -> Scaled:
-    """Contract cores (r[k], n[k], r[k+1]) to a new matrix (r[0] n[0] ... n[d-1], r[d]).
-
-    Two halves first, then one product of the size of the result.
-    """
+    """Contract cores (r[k], n[k], r[k+1]) to a new matrix (r[0] n[0] ... n[d-1], r[d]): both halves, then once."""
     if len(cores) == 1:
         return Scaled(cores[0].reshape(-1, cores[0].shape[-1]).copy())
     left_sizes = np.cumsum([math.log(core.shape[1]) for core in cores])
@@ -79,10 +76,7 @@ def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:
 
 
 def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -> list[Array]:
-    """Return the cores (l, n, r) of the sum of trains, blocks along the diagonal.
-
-    Along leg `stacked` the terms are concatenated instead of added.
-    """
+    """Return the cores (l, n, r) of the sum of trains, blocks along the diagonal; leg `stacked` is concatenated."""
     dtype, last = np.result_type(*(core for cores in terms for core in cores)), len(terms[0]) - 1
     out = []
     for k in range(last + 1):
@@ -100,8 +94,7 @@ def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -
 def with_common_exponent(trains: Sequence[tuple[Sequence[Array], int]]) -> tuple[list[list[Array]], int]:
     """Return the cores of trains (cores, exponent) for one exponent, the largest of those that are not zero.
 
-    A power of two is spread over all cores of a train: a thousand cores of size 1e3 and an exponent that compensates
-    them must not meet in one of them.
+    The power of two of a train is spread over all its cores, one of which might not have the range for it.
     """
     top = max((e for cores, e in trains if all(largest(core) > 0 for core in cores)), default=0)
     out = []

@@ -33,8 +33,8 @@ def correlation_length(core: npt.ArrayLike) -> float:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `core` is not a finite array with equal first and last legs, or its transfer matrix has so many eigenvalues
-        of nearly the same modulus that they cannot be computed.
+        If `core` is not a finite array with equal first and last legs, or its transfer matrix has too many eigenvalues
+        of nearly the same modulus.
 
     Examples
     --------

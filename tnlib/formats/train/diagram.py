@@ -33,7 +33,8 @@ def train_diagram(t: TensorTrain | TTMatrix) -> Diagram:
         if k is None:
             nodes.append(_ellipsis(shown, place, position))
         else:
-            nodes.append(_core_node(directions[k], str(k), position))
+            tip = (float(directions[k]), 0.0) if directions[k] else None
+            nodes.append(Node("isometry" if tip else "tensor", str(k), position, tip))
             legs += _open_legs(place, k, t.cores[k], position, is_operator)
         if place:
             bond = _bond_before(shown, place)
@@ -77,30 +78,19 @@ def core_directions(cores: Sequence[Array], center: int | None) -> tuple[list[in
     """Return the direction of the tip of every core, and the centre of the canonical form.
 
     The direction is measured: 1 for a left-isometric core, whose tip points to the right, -1 for a right-isometric one,
-    0 for others. Towards a known centre only the isometry that the canonical form requires is tested; otherwise the
-    centre is determined from the cores if possible.
+    0 for others. An unknown centre is determined from the cores if possible.
     """
-    if center is not None:
-        before = [int(_is_left_isometric(core)) for core in cores[:center]]
-        behind = [-int(_is_right_isometric(core)) for core in cores[center + 1 :]]
-        return [*before, 0, *behind], center
     last = len(cores) - 1
-    left = [_is_left_isometric(core) for core in cores]
-    right = [_is_right_isometric(core) for core in cores]
-    n_left = next((k for k in range(last) if not left[k]), last)
-    n_right = next((k for k in range(last) if not right[last - k]), last)
-    if n_left + n_right >= last:
-        return [1 if k < n_left else -1 if k > n_left else 0 for k in range(last + 1)], n_left
-    pairs = enumerate(zip(left, right, strict=True))
-    return [1 if l and (not r or k < last / 2) else -int(r) for k, (l, r) in pairs], None
-
-
-def _is_left_isometric(core: Array) -> bool:
-    return is_isometric_from(core, (core.ndim - 1,))
-
-
-def _is_right_isometric(core: Array) -> bool:
-    return is_isometric_from(core, (0,))
+    left = [is_isometric_from(core, (core.ndim - 1,)) for core in cores]
+    right = [is_isometric_from(core, (0,)) for core in cores]
+    if center is None:
+        n_left = next((k for k in range(last) if not left[k]), last)
+        n_right = next((k for k in range(last) if not right[last - k]), last)
+        if n_left + n_right < last:
+            pairs = enumerate(zip(left, right, strict=True))
+            return [1 if l and (not r or k < last / 2) else -int(r) for k, (l, r) in pairs], None
+        center = n_left
+    return [*map(int, left[:center]), 0, *(-int(r) for r in right[center + 1 :])], center
 
 
 def _title(t: TensorTrain | TTMatrix | Vidal) -> str:
@@ -112,12 +102,11 @@ def _shown_cores(count: int, center: int | None) -> list[int | None]:
     if count <= _MAX_CORES:
         return list(range(count))
     middle = () if center is None else range(max(0, center - 1), min(count, center + 2))
-    kept = sorted({*range(_END_CORES), *middle, *range(count - _END_CORES, count)})
+    kept = {*range(_END_CORES), *middle, *range(count - _END_CORES, count)}
+    kept |= {k for k in range(count) if {k - 1, k + 1} <= kept}  # a gap of one core saves nothing
     shown: list[int | None] = []
-    for k in kept:
-        gap = k - shown[-1] - 1 if shown and shown[-1] is not None else 0
-        shown += [k - 1] if gap == 1 else [None] if gap else []
-        shown.append(k)
+    for k in sorted(kept):
+        shown += [k] if k == 0 or k - 1 in kept else [None, k]
     return shown
 
 
@@ -130,10 +119,6 @@ def _bond_before(shown: Sequence[int | None], place: int) -> int:
 def _ellipsis(shown: Sequence[int | None], place: int, position: Point) -> Node:
     before, behind = shown[place - 1], shown[place + 1]  # a gap has cores on both sides
     return Node("ellipsis", f"{(behind or 0) - (before or 0) - 1} more", position)
-
-
-def _core_node(direction: int, label: str, position: Point) -> Node:
-    return Node("isometry", label, position, (float(direction), 0.0)) if direction else Node("tensor", label, position)
 
 
 def _open_legs(node: int, k: int, core: Array, position: Point, is_operator: bool) -> list[Leg]:

@@ -14,7 +14,7 @@ def train_entries(t: Train, points: Array) -> tuple[Array, Array]:
     """Return x and e: entry i of `t` is x[i] * 2**e[i] at the indices points[i], (N, d), of the fused legs."""
     train = t.fused()
     step = max(1, _BATCH // max(train.ranks))
-    parts = [_multiply_rows(train, points[i : i + step]) for i in range(0, max(1, len(points)), step)]
+    parts = [_multiply_rows(train, points[i : i + step]) for i in range(0, len(points), step)]
     return np.concatenate([x for x, _ in parts]), np.concatenate([e for _, e in parts])
 
 

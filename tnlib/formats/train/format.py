@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
 from tnlib._format import (
     LinearFormat,
     as_stored_list,
@@ -20,9 +19,10 @@ from tnlib._format import (
     refuse_different_legs,
     refuse_other_format,
     refuse_too_large,
+    set_fields,
 )
 from tnlib._typing import Array
-from tnlib._validate import as_position
+from tnlib._validate import as_integer, as_position, as_real
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
 from tnlib.linalg.orthogonal import r_factor
@@ -35,8 +35,8 @@ _LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to ro
 class Train(LinearFormat):
     """Cores of one dtype, the core that the others are isometric towards, and an integer power of two.
 
-    Cores are in range: products of a core with itself neither overflow nor underflow. Whatever a core has beyond goes
-    into `exponent` when the train is made, so that sweeps work on plain arrays.
+    Cores are in range: products of a core with itself neither overflow nor underflow. A larger scale goes into
+    `exponent` when the train is created, so that sweeps work on plain arrays.
     """
 
     cores: tuple[Array, ...]
@@ -49,16 +49,16 @@ class Train(LinearFormat):
         self, cores: Sequence[Array], center: int | None = None, log_scale: float = 0.0, *, exponent: int = 0
     ) -> None:
         name = type(self).__name__
-        stored = as_stored_list(name, lambda k: f"core {k}", cores, ndim=self._core_ndim)
+        stored = as_stored_list(name, "core", cores, ndim=self._core_ndim)
         _check_bonds(name, stored)
         center = None if center is None else as_position(name, "center", center, len(stored), "cores")
         dtype = np.result_type(*stored)
         scaled = [rescale(core.astype(dtype, copy=False)) for core in stored]
         arrays, twos = [core for core, _ in scaled], sum(e for _, e in scaled)
-        whole, factor = _split_log_scale(name, log_scale)
+        whole, factor = split_exponential(_as_log_scale(name, log_scale))
         if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
             arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
-        self._set(arrays, center, twos + whole + _as_exponent(name, exponent))
+        self._set(arrays, center, twos + whole + as_integer(name, "exponent", exponent, "a float as log_scale"))
 
     @classmethod
     def from_sweep(cls, cores: Sequence[Array], center: int | None = None, exponent: int = 0) -> Self:
@@ -82,9 +82,7 @@ class Train(LinearFormat):
         return self.from_sweep(cores, self.center, exponent)
 
     def _set(self, cores: Sequence[Array], center: int | None, exponent: int) -> None:
-        object.__setattr__(self, "cores", tuple(map(read_only, cores)))
-        object.__setattr__(self, "center", center)
-        object.__setattr__(self, "exponent", exponent)
+        set_fields(self, cores=tuple(map(read_only, cores)), center=center, exponent=exponent)
 
     def fused(self) -> TensorTrain:
         """Return the train of cores (l, n, r), the two legs of TT-matrix cores as one."""
@@ -97,10 +95,6 @@ class Train(LinearFormat):
             for core, mine in zip(train.cores, self.cores, strict=True)
         ]
         return self.from_sweep(split, train.center, train.exponent).folded()
-
-    def named_arrays(self) -> dict[str, Array]:
-        """Return the cores."""
-        return {f"cores.{k}": core for k, core in enumerate(self.cores)}
 
     def attributes(self) -> dict[str, Any]:
         """Return the centre and the power of two."""
@@ -128,7 +122,7 @@ class Train(LinearFormat):
 
     @property
     def log_scale(self) -> float:
-        """Natural logarithm of the power of two kept apart from the cores."""
+        """Natural logarithm of 2**exponent."""
         return self.exponent * math.log(2)
 
     @property
@@ -137,10 +131,7 @@ class Train(LinearFormat):
         return (1, *(core.shape[-1] for core in self.cores))
 
     def norm(self) -> float:
-        """Frobenius norm: that of the centre, or from triangular factors, without cancellation.
-
-        Raises ArgumentError where it leaves the range of float64; `log_norm` never does.
-        """
+        """Frobenius norm, without cancellation; raises ArgumentError beyond float64, where `log_norm` does not."""
         try:
             return self._remainder().norm()
         except OverflowError:
@@ -168,17 +159,9 @@ class Train(LinearFormat):
         """Return the complex conjugate, core by core."""
         return self.from_sweep([core.conj() for core in self.cores], self.center, self.exponent)
 
-    @property
-    def real(self) -> Self:
-        """The real part, of a real dtype; bonds of complex data double."""
-        return self.from_sweep(raw.real_part(self.cores), None, self.exponent) if self.dtype.kind == "c" else self
-
-    @property
-    def imag(self) -> Self:
-        """The imaginary part, of a real dtype; bonds of complex data double."""
-        if self.dtype.kind != "c":
-            return self._multiplied(0)
-        return self.from_sweep(raw.real_part(self.cores, imaginary=True), None, self.exponent)
+    def _part(self, *, imaginary: bool) -> Self:
+        """Return the real or the imaginary part: bonds double."""
+        return self.from_sweep(raw.real_part(self.cores, imaginary=imaginary), None, self.exponent)
 
     def __mul__(self, other: Any) -> Self:
         """Multiply with a number, or entry by entry with a train of the same legs: ranks multiply."""
@@ -218,17 +201,12 @@ class TensorTrain(Train):
     cores
         Core k of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. Bond k lies between cores k - 1 and k.
     center
-        The core towards which all others are isometric, taken at your word; None if not known. Negative positions
-        count from the end.
+        The core towards which all others are isometric, not verified; None if unknown. Negative positions count from
+        the end.
     log_scale
-        Natural logarithm of a positive factor. Its power of two is kept apart, the rest goes into a core.
+        Natural logarithm of a positive factor. Its power of two becomes part of `exponent`, the rest of a core.
     exponent
         Binary logarithm of another factor, an integer.
-
-    Raises
-    ------
-    ArgumentError
-        If neighbouring cores do not share their bond, an end is not 1, or `center` is outside.
 
     Examples
     --------
@@ -306,18 +284,8 @@ def _check_bonds(name: str, cores: Sequence[Array]) -> None:
         )
 
 
-def _as_exponent(name: str, exponent: int) -> int:
-    if isinstance(exponent, bool) or not isinstance(exponent, numbers.Integral):
-        raise ArgumentTypeError(f"{name}: exponent must be an integer, got {exponent!r}; pass a float as log_scale.")
-    return int(exponent)
-
-
-def _split_log_scale(name: str, log_scale: float) -> tuple[int, float]:
-    """Return e and f with exp(log_scale) = 2**e * f, 0.7 < f < 1.5."""
-    if isinstance(log_scale, bool) or not isinstance(log_scale, numbers.Real):
-        raise ArgumentTypeError(f"{name}: log_scale must be a real number, got {log_scale!r}; pass a float.")
-    if not abs(log_scale) <= _LOG_SCALE_LIMIT:  # NaN too
-        raise ArgumentError(
-            f"{name}: log_scale must lie between -1e12 and 1e12, got {log_scale}; use zero cores for 0."
-        )
-    return split_exponential(float(log_scale))
+def _as_log_scale(name: str, log_scale: float) -> float:
+    value = as_real(name, "log_scale", log_scale, "a float")
+    if not abs(value) <= _LOG_SCALE_LIMIT:  # NaN too
+        raise ArgumentError(f"{name}: log_scale must lie between -1e12 and 1e12, got {value}; use zero cores for 0.")
+    return value

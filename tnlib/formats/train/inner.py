@@ -23,10 +23,7 @@ def inner_trains(a: Train, b: Train) -> Scaled:
 
 
 def inner_between(a: Any, operator: Any, b: Any) -> Scaled:
-    """Return the inner product of `a` with `operator` times `b`; no array has both bonds of the product.
-
-    `a` and `b` are two TensorTrains, or two TTMatrices.
-    """
+    """Return the inner product of `a` with `operator` times `b`; no array has both bonds of the product."""
     as_train("inner", "operator", operator, TTMatrix)
     as_train("inner", "a", a)
     as_train("inner", "b", b)

@@ -1,4 +1,4 @@
-"""Kronecker and outer products of trains, and conversions between trains and TT-matrices."""
+"""Kronecker and outer products of trains, and the conversion of a train to a TT-matrix."""
 
 from __future__ import annotations
 
@@ -16,34 +16,15 @@ T = TypeVar("T", TensorTrain, TTMatrix)
 
 def kron_trains(a: TensorTrain, b: TensorTrain) -> TensorTrain:
     """Return the Kronecker product, leg by leg: core (l, n, r) (x) core (l', n', r'); ranks multiply."""
-    if len(a.cores) != len(b.cores):
-        raise ArgumentError(
-            f"kron: a and b must have as many legs, got {len(a.cores)} and {len(b.cores)}; "
-            "a leg of size 1 can take the place of a missing one."
-        )
     cores = [np.kron(x, y) for x, y in zip(a.cores, b.cores, strict=True)]
     return TensorTrain.from_products(cores, a.exponent + b.exponent)
 
 
-def kron_matrices(a: TTMatrix, b: TTMatrix) -> TTMatrix:
-    """Return the Kronecker product of two matrices: the cores of `b` behind those of `a`."""
-    return _chain(TTMatrix, a, b)
-
-
-def outer_trains(a: TensorTrain, b: TensorTrain) -> TensorTrain:
-    """Return the outer product: the cores of `b` behind those of `a`."""
-    return _chain(TensorTrain, a, b)
-
-
-def _chain(kind: type[T], a: T, b: T) -> T:
+def chain_trains(a: T, b: T) -> T:
+    """Return the outer product of two trains, or the Kronecker product of two TT-matrices: `b` behind `a`."""
     dtype = np.result_type(a.dtype, b.dtype)
     cores = [core.astype(dtype, copy=False) for core in (*a.cores, *b.cores)]
-    return kind.from_sweep(cores, None, a.exponent + b.exponent).folded()
-
-
-def matrix_to_train(t: TTMatrix) -> TensorTrain:
-    """Return the train of the fused legs (m[k] n[k])."""
-    return t.fused()
+    return a.from_sweep(cores, None, a.exponent + b.exponent).folded()
 
 
 def train_to_matrix(t: TensorTrain, row_shape: Sequence[int]) -> TTMatrix:

@@ -1,7 +1,6 @@
 r"""Rounding: trains to trains of smaller ranks.
 
-Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 2, from the right to the left and
-back: first the centre moves to the first core,
+Two sweeps: first the centre moves to the first core,
 
     (core)--<|--<|--<|          <|  right-isometric core
        |     |   |   |
@@ -70,10 +69,10 @@ def right_canonicalize(train: TensorTrain) -> TensorTrain:
 def truncate_bonds(
     train: TensorTrain, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False
 ) -> tuple[TensorTrain, list[Array]]:
-    """Truncate a right-canonical train.
+    """Return a right-canonical train, truncated and left-canonical, and the singular values that every bond keeps.
 
-    Return the left-canonical train and the singular values that every bond keeps, in units of 2**train.exponent.
-    `diagonal` says that they will stay on a diagonal between the bases, as in a Vidal form (`equality_tolerance`).
+    These are in units of 2**train.exponent. With `diagonal` they will stay on a diagonal between the bases, as in a
+    Vidal form (`equality_tolerance`).
     """
     out: list[Array] = []
     spectra: list[Array] = []
@@ -92,10 +91,7 @@ def truncate_bonds(
 
 
 def schmidt_form(train: TensorTrain, *, diagonal: bool = False) -> tuple[TensorTrain, list[Array]]:
-    """Return the train in the basis of left singular vectors on every bond, at its numerical ranks, and their values.
-
-    The values are in units of the same power of two for all bonds; `diagonal` as in `truncate_bonds`.
-    """
+    """Return the result of `truncate_bonds` at the numerical ranks of the train."""
     gathered = right_canonicalize(train)
     return truncate_bonds(gathered, train_budget(gathered, None), None, diagonal=diagonal)
 

@@ -1,39 +1,37 @@
 r"""Randomized rounding of a train, or of a sum of trains that is never formed.
 
-Al Daas, Ballard, Cazeaux, Hallman, Miedlar, Pasha, Reid and Saibaba, "Randomized algorithms for rounding in the
-tensor-train format", SIAM J. Sci. Comput. 45 (2023). A sweep from the right contracts each term of the sum A with a
-random train of l columns, the sketch W[k] = (part on the right of bond k) Omega; a sweep from the left takes
+A sweep from the right contracts each term of the sum A with a random train of l columns, the sketch W[k] = (part on the
+right of bond k) Omega; a sweep from the left takes
 
     Q[k] R = Y[k] = (Q[k-1]^H A)[k] W[k],
 
-an orthonormal basis of the range of that bond, and A is projected on all of them. No intermediate is larger than a rank
-of one term times l. The parts lost at different bonds are orthogonal to each other, so a second, independent sketch W',
-whose columns preserve norms on average, estimates
+an orthonormal basis of the range of that bond, and A is projected on all of them. The parts lost at different bonds are
+orthogonal to each other, so a second, independent sketch W', whose columns preserve norms on average, estimates
 
     norm(A - Q Q^H A)^2  =  mean over j of  sum over k of  norm((1 - Q[k] Q[k]^H) (Q[k-1]^H A)[k] W'[k][:, j])^2.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import warnings
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ConvergenceWarning
-from tnlib._fit import Fit, roundoff
+from tnlib._errors import ArgumentError
+from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rng, as_rtol
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.canonicalize import T
 from tnlib.formats.train.cores import with_common_exponent
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import right_canonicalize, truncate_bonds
+from tnlib.formats.train.round import right_canonicalize, train_budget, truncate_bonds
 from tnlib.linalg.scaling import Scaled, largest, norm, shift
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.linalg.truncation import TruncationBudget
 
 _FIRST_WIDTH = 16  # columns of the first sketch under a tolerance
 _OVERSAMPLING = 10  # columns more than `max_rank` at least, and half of it
@@ -54,16 +52,15 @@ def round_randomized(
     """Round a train, or the sum of several that is never formed, by random sketches.
 
     `round` costs the third power of the ranks, which in a sum are those of all terms together; this costs ranks squared
-    times the new rank. Use it where ranks are far above those wanted.
+    times the new rank.
 
     Parameters
     ----------
     t
         A TensorTrain or a TTMatrix, or a list of them of one shape, which stands for their sum.
-    rtol
-        Relative Frobenius error of the whole; sketches grow until it is met.
-    max_rank
-        Cap on every rank; the smaller one wins. One of the two is needed.
+    rtol, max_rank
+        Relative Frobenius error of the whole, met by growing sketches, and cap on every rank; the smaller rank wins.
+        One of the two is needed.
     rng
         A numpy random generator or a seed for it; None always draws the same numbers.
 
@@ -71,8 +68,8 @@ def round_randomized(
     -------
     Fit
         A train as `round` returns it. `error` is estimated from an independent sketch, two standard errors included,
-        and `certified` False. With `max_rank` alone it is as a rule a few percent above that of `round` where singular
-        values decay, and more where they do not.
+        and `certified` False. With `max_rank` alone it is a few percent above that of `round` where singular values
+        decay, and more where they do not.
 
     Raises
     ------
@@ -86,7 +83,7 @@ def round_randomized(
 
     Examples
     --------
-    Fifty product states whose spins point between up and down, in equal steps, are nearly a state of rank 5.
+    Fifty states of four parallel spins lie in the space of symmetric states: their sum has rank 3 in the middle.
 
     >>> import numpy as np, tnlib
     >>> angles = np.linspace(0, np.pi / 2, 50)
@@ -110,25 +107,20 @@ def round_randomized(
     total = math.hypot(held, lost)
     rest = rtol if rtol is None or total == 0 else math.sqrt(max(0.0, rtol**2 - (lost / total) ** 2))
     gathered = right_canonicalize(projection)
-    sides = [max(len(core), len(gathered.cores)) for core in gathered.cores[1:]]
-    budget = TruncationBudget(norm(gathered.cores[0]), rest, sides, dtype)
+    budget = train_budget(gathered, rest)
     rounded, _ = truncate_bonds(gathered, budget, max_rank)
-    value = TensorTrain.from_sweep(rounded.cores, rounded.center, rounded.exponent + exponent)
-
+    value = terms[0].unfused(TensorTrain.from_sweep(rounded.cores, rounded.center, rounded.exponent + exponent))
     error = math.hypot(lost, budget.error * held) / total if total > 0 else 0.0
-    missed = rtol is not None and error > max(rtol, roundoff(dtype, len(value.cores) + 1))
-    if missed:
-        text = f"{name}: the error {error:.3g} misses rtol={rtol:.3g}; raise max_rank, or ask for less."
-        warnings.warn(text, ConvergenceWarning, stacklevel=3)
-    return Fit(terms[0].unfused(value), error, False, not missed, 0)
+    return report(name, value, error=error, rtol=rtol, certified=False)
 
 
 def _project_within(
     terms: Sequence[Cores], rtol: float | None, max_rank: int | None, rng: np.random.Generator
 ) -> tuple[TensorTrain, float]:
     """Widen the sketch until the estimate of the part it leaves out fits the tolerance, or the cap is reached."""
-    largest_rank = max(bond_bounds(terms))
-    cap = largest_rank if max_rank is None else min(largest_rank, max_rank + max(_OVERSAMPLING, max_rank // 2))
+    cap = max(bond_bounds(terms))
+    if max_rank is not None:
+        cap = min(cap, max_rank + max(_OVERSAMPLING, max_rank // 2))
     width = cap if rtol is None else min(cap, _FIRST_WIDTH)
     while True:
         projection, lost = project_on_sketch(terms, width, rng)
@@ -140,17 +132,15 @@ def _project_within(
 
 def bond_bounds(terms: Sequence[Cores]) -> list[int]:
     """Return an upper bound of the rank of each of the d + 1 bonds of the sum."""
-    legs = [core.shape[1] for core in terms[0]]
-    return [
-        *(min(sum(len(t[k]) for t in terms), math.prod(legs[:k]), math.prod(legs[k:])) for k in range(len(legs))),
-        1,
-    ]
+    legs, ranks = [core.shape[1] for core in terms[0]], [[*map(len, term), 1] for term in terms]
+    totals = [sum(of_bond) for of_bond in zip(*ranks, strict=True)]
+    return [min(total, math.prod(legs[:k]), math.prod(legs[k:])) for k, total in enumerate(totals)]
 
 
 def project_on_sketch(terms: Sequence[Cores], width: int, rng: np.random.Generator) -> tuple[TensorTrain, float]:
-    """Return a projection of the sum of `terms`, left-canonical with ranks up to `width`, and an estimate of its error.
+    """Return a left-canonical projection of the sum of `terms`, of ranks up to `width`, and the norm of its error.
 
-    The error is a norm in units of 2**exponent of the projection, two standard errors included.
+    This is an estimate, two standard errors included, in units of 2**exponent of the projection.
     """
     dtype = np.result_type(*(core for term in terms for core in term))
     sizes = [min(width, bound) for bound in bond_bounds(terms)]
@@ -179,15 +169,12 @@ def project_on_sketch(terms: Sequence[Cores], width: int, rng: np.random.Generat
 def _sketch(
     terms: Sequence[Cores], sizes: Sequence[int], dtype: np.dtype[Any], rng: np.random.Generator
 ) -> list[tuple[list[Array], int]]:
-    """Return, for every bond, the part of each term on its right times one random train, (r, l), and the exponent.
-
-    Every column preserves norms on average.
-    """
+    """Return, for every bond, the part of each term on its right times one random train, (r, l), and the exponent."""
     parts, exponent = [np.ones((1, 1), dtype) for _ in terms], 0
     out = [(parts, exponent)]
     for k in range(len(sizes) - 2, 0, -1):
         n, columns = terms[0][k].shape[1], sizes[k + 1]
-        omega = _standard_normal((n * columns, sizes[k]), dtype, rng) / math.sqrt(columns)
+        omega = _standard_normal((n * columns, sizes[k]), dtype, rng) / math.sqrt(columns)  # keeps norms on average
         omega = omega.astype(dtype, copy=False)
         grown = [np.tensordot(term[k], part, 1) for term, part in zip(terms, parts, strict=True)]  # l n [r] j
         parts, exponent = _rescale_all([a.reshape(len(a), -1) @ omega for a in grown], exponent)  # l [n] [j] j'
@@ -196,10 +183,8 @@ def _sketch(
 
 
 def _sum_of_products(lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
-    total = lefts[0] @ rights[0]
-    for left, right in zip(lefts[1:], rights[1:], strict=True):
-        total += left @ right
-    return total
+    products = (left @ right for left, right in zip(lefts, rights, strict=True))
+    return functools.reduce(operator.iadd, products)
 
 
 def _rescale_all(arrays: list[Array], exponent: int) -> tuple[list[Array], int]:
@@ -210,7 +195,7 @@ def _rescale_all(arrays: list[Array], exponent: int) -> tuple[list[Array], int]:
 
 def _standard_normal(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
     draw = rng.standard_normal(shape)
-    if np.issubdtype(dtype, np.complexfloating):
+    if dtype.kind == "c":
         return np.asarray((draw + 1j * rng.standard_normal(shape)) / math.sqrt(2))
     return draw
 
@@ -222,9 +207,8 @@ def _as_terms(t: Any) -> list[Any]:
         raise ArgumentError("round_randomized: t must hold at least one train, got an empty list; pass a train.")
     for k, term in enumerate(terms):
         as_train("round_randomized", "t" if terms == [t] else f"term {k} of t", term)
-    kind, legs = type(terms[0]), [core.shape[1:-1] for core in terms[0].cores]
     for k, term in enumerate(terms):
-        if type(term) is not kind or [core.shape[1:-1] for core in term.cores] != legs:
+        if type(term) is not type(terms[0]) or term._legs != terms[0]._legs:
             raise ArgumentError(
                 f"round_randomized: all terms of t must be of one kind and shape, got term 0 {terms[0]!r} and "
                 f"term {k} {term!r}; convert them first."

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import numbers
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format
 from tnlib._registry import implementation
 from tnlib._typing import Array
-from tnlib._validate import as_max_rank, as_rtol
+from tnlib._validate import as_max_rank, as_real, as_rtol
 from tnlib.formats.train.arguments import as_bond, as_train
 from tnlib.formats.train.canonicalize import T, move_center, scaled_bond_matrix
 from tnlib.formats.train.format import TensorTrain
@@ -27,9 +26,7 @@ from tnlib.linalg.truncation import TruncationBudget, noise_level
 
 @single_threaded_blas
 def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
-    """Return the singular values of the tensor cut at `bond`, descending.
-
-    Values, not their squares; for a state of norm 1 their squares sum to 1. All bonds at once, in one sweep: `vidal`.
+    """Return the singular values of the tensor cut at `bond`, descending, not squared; `vidal` returns all bonds.
 
     Parameters
     ----------
@@ -72,20 +69,14 @@ def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.
 
     Parameters
     ----------
-    tt
-        A TensorTrain or TTMatrix; its norm does not matter.
-    bond
-        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
+    tt, bond
+        As for `schmidt_values`; the norm of `tt` does not matter.
     order
         1 for von Neumann, another a >= 0 for Renyi's log(sum(p^a)) / (1 - a): 0 gives the logarithm of the Schmidt
         rank, inf that of 1 / max(p).
     base
-        Of the logarithm: nats by default, 2 for bits.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tt` is no train, has no such bond, or `order` or `base` is off.
+        Of the logarithm: nats by default, 2 for bits. Errors are those of `schmidt_values`, and for `order` < 0 or
+        `base` <= 1.
 
     Examples
     --------
@@ -94,8 +85,10 @@ def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.
     >>> f"{tnlib.entropy(bell, 1, base=2):.6f}"
     '1.000000'
     """
-    order, base = _as_real("entropy", "order", order, least=0.0), _as_real("entropy", "base", base, least=0.0)
-    if base <= 1.0 or math.isinf(base):
+    order, base = as_real("entropy", "order", order, "order=2.0"), as_real("entropy", "base", base, "base=2")
+    if not order >= 0.0:  # NaN too
+        raise ArgumentError(f"entropy: order must be at least 0.0, got {order}; raise it.")
+    if not 1.0 < base < math.inf:
         raise ArgumentError(f"entropy: base must be finite and larger than 1, got {base}; pass for example base=2.")
     s = _spectrum("entropy", tt, bond).array
     s = s[s > noise_level(float(np.linalg.norm(s)), s.dtype, len(s))]
@@ -121,17 +114,7 @@ def _renyi(p: Array, order: float) -> float:
 def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
     """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending; roundoff is left out.
 
-    Parameters
-    ----------
-    tt
-        A TensorTrain or TTMatrix; its norm does not matter.
-    bond
-        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tt` is no train, or has no such bond.
+    Arguments and errors are those of `schmidt_values`; the norm of `tt` does not matter.
 
     References
     ----------
@@ -155,24 +138,17 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
 
     Parameters
     ----------
-    tt
-        A TensorTrain or TTMatrix.
-    bond
-        1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
-    rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical rank.
-    max_rank
-        Cap on the rank; the smaller one wins.
+    tt, bond
+        A TensorTrain or TTMatrix, and the bond as for `schmidt_values`.
+    rtol, max_rank
+        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. With neither: the numerical
+        rank.
 
     Returns
     -------
     Fit
-        The train with core `bond` as its centre, and the discarded weight as `error ** 2`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tt` is no train, has no such bond, or a tolerance is off.
+        The train with core `bond` as its centre, and the discarded weight as `error ** 2`. Errors are those of
+        `schmidt_values` and `round`.
 
     Examples
     --------
@@ -195,8 +171,7 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
     cores[bond - 1] = change.columns(u[:, :rank]).reshape(left, n, rank)
     cores[bond] = (carry @ cores[bond].reshape(right, -1)).reshape(rank, *cores[bond].shape[1:])  # r' [r] n r''
     value = tt.unfused(TensorTrain.from_sweep(cores, bond, train.exponent))
-    notes = budget.notes("bond", first=bond)
-    return report("truncate_bond", value, error=budget.error, rtol=rtol, notes=notes)
+    return report("truncate_bond", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=bond))
 
 
 def _spectrum(function: str, tt: TensorTrain | TTMatrix | Format, bond: int) -> Scaled:
@@ -208,11 +183,3 @@ def _spectrum(function: str, tt: TensorTrain | TTMatrix | Format, bond: int) -> 
     train = as_train(function, "tt", tt).fused()
     matrix, exponent = scaled_bond_matrix(train, as_bond(function, train, bond))
     return Scaled(thin_svd(r_factor(matrix))[1], exponent)
-
-
-def _as_real(function: str, parameter: str, value: float, *, least: float) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{function}: {parameter} must be a real number, got {value!r}; pass a float.")
-    if not value >= least:  # false for NaN too
-        raise ArgumentError(f"{function}: {parameter} must be at least {least}, got {value}; raise it.")
-    return float(value)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, overload
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._format import Operator, refuse_too_large
+from tnlib._errors import ArgumentTypeError
+from tnlib._format import Operator, refuse_different_sizes, refuse_too_large
 from tnlib._typing import Array
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.format import TensorTrain, Train
@@ -23,18 +23,8 @@ class TTMatrix(Train, Operator):
     ----------
     cores
         Core k of shape (r[k], m[k], n[k], r[k+1]), row leg before column leg, r[0] = r[d] = 1.
-    center
-        The core towards which all others are isometric, taken at your word; None if not known. Negative positions
-        count from the end.
-    log_scale
-        Natural logarithm of a positive factor. Its power of two is kept apart, the rest goes into a core.
-    exponent
-        Binary logarithm of another factor, an integer.
-
-    Raises
-    ------
-    ArgumentError
-        If neighbouring cores do not share their bond, an end is not 1, or `center` is outside.
+    center, log_scale, exponent
+        As for `TensorTrain`.
 
     Examples
     --------
@@ -139,14 +129,4 @@ def as_column(x: TensorTrain) -> TTMatrix:
 
 def refuse_unequal_legs(name: str, a: TTMatrix, x: TTMatrix) -> None:
     """Raise where the column legs of `a` are not the row legs of `x`."""
-    if len(a.cores) != len(x.cores):
-        raise ArgumentError(
-            f"{name}: both must have as many cores, got {len(a.cores)} and {len(x.cores)}; "
-            "a core of legs of size 1 can take the place of a missing one."
-        )
-    for k, (n, m) in enumerate(zip(a.col_shape, x.row_shape, strict=True)):
-        if n != m:
-            raise ArgumentError(
-                f"{name}: leg {k} must have one size, got {n} on the left and {m} on the right; "
-                "column legs of the one meet row legs of the other."
-            )
+    refuse_different_sizes(name, a.col_shape, x.row_shape, "column legs of the left one meet row legs of the right one")

@@ -1,6 +1,6 @@
 r"""TT-SVD: a dense array to the cores of a train.
 
-Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), Algorithm 1, from the left: each step leaves
+From the left, each step leaves
 
     |>--|>--|>--(rest)          |>  left-isometric core
     |   |   |   | | |
@@ -48,10 +48,9 @@ def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None 
     ----------
     x
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
-    rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
-    max_rank
-        Cap on every bond; the smaller rank wins.
+    rtol, max_rank
+        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. With neither: the numerical
+        ranks.
 
     Returns
     -------
@@ -141,9 +140,8 @@ def _split_by_sampling(
         return None
     with budget.trial() as trial:
         head, _ = _split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
-        projected, discarded = project(
-            merge_cores(head), flat, size=norm, negligible=budget.negligible
-        )  # r [(l n0 ... nk)] (n(k+1) ... t)
+        # r [(l n0 ... nk)] (n(k+1) ... t)
+        projected, discarded = project(merge_cores(head), flat, size=norm, negligible=budget.negligible)
         return (head, projected) if trial.commit_measured(discarded) else None
 
 
@@ -177,11 +175,13 @@ def _split_by_gram_matrix(
 
 def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:
     """Return the core of one leg and the rest."""
-    u, s, vh = thin_svd(rest.reshape(len(rest) * leg, -1))
+    flat = rest.reshape(len(rest) * leg, -1)
+    u, s, _ = thin_svd(flat)
     rank = budget.truncate(s, max_rank=max_rank)
     u, s = u[:, :rank], s[:rank]
-    change = canonical_basis_change(u, s, budget.dtype)
-    return [change.columns(u).reshape(len(rest), leg, rank)], change.rows(s[:, None] * vh[:rank])
+    basis = canonical_basis_change(u, s, budget.dtype).columns(u)
+    # the product with the matrix itself is right to roundoff, as that of s and vh is not where values cluster
+    return [basis.reshape(len(rest), leg, rank)], basis.conj().T @ flat
 
 
 def _isometries(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format
 from tnlib._registry import implementation
-from tnlib._validate import as_max_rank, as_rtol, as_sizes
+from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
@@ -37,10 +37,9 @@ def ttm_svd(
         the positions and the others the features: that matrix is never multiplied out.
     row_shape, col_shape
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): the legs that rows and columns split into, slowest first.
-    rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical ranks.
-    max_rank
-        Cap on every bond; the smaller rank wins.
+    rtol, max_rank
+        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. With neither: the numerical
+        ranks.
 
     Returns
     -------
@@ -67,27 +66,14 @@ def ttm_svd(
     rtol, max_rank = as_rtol("ttm_svd", rtol), as_max_rank("ttm_svd", max_rank)
     of_format = implementation("ttm_svd", type(a))
     if of_format is not None and isinstance(a, Format):
-        rows, columns = _as_leg_pairs(row_shape, col_shape, a.shape)
+        rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, a.shape)
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
         matrix, exponent, norm = prepare("ttm_svd", "a", a, ndim=2)
-        rows, columns = _as_leg_pairs(row_shape, col_shape, matrix.shape)
+        rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
         paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
         train, budget = decompose_prepared(paired, rtol, max_rank)
         pairs = zip(train.cores, rows, columns, strict=True)
         cores = [core.reshape(len(core), m, n, -1) for core, m, n in pairs]  # l m n r
         value = TTMatrix.from_sweep(cores, train.center, train.exponent)
     return report("ttm_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
-
-
-def _as_leg_pairs(
-    row_shape: Sequence[int], col_shape: Sequence[int], shape: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    rows = as_sizes("ttm_svd", "row_shape", row_shape, total=shape[0])
-    columns = as_sizes("ttm_svd", "col_shape", col_shape, total=shape[1])
-    if len(rows) != len(columns):
-        raise ArgumentError(
-            f"ttm_svd: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
-            "add legs of size 1."
-        )
-    return rows, columns

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._format import Format, as_stored_list, numbered
+from tnlib._errors import ArgumentError
+from tnlib._format import Format, as_stored_list, set_fields
 from tnlib._typing import Array
+from tnlib._validate import as_real
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import schmidt_form
@@ -33,15 +33,6 @@ class Vidal(Format):
     log_scale
         Natural logarithm of the Frobenius norm: exp(log_scale) times the lambdas are the singular values.
 
-    Raises
-    ------
-    ArgumentError
-        If bonds do not fit, or a Schmidt value is not positive.
-
-    References
-    ----------
-    G. Vidal, "Efficient classical simulation of slightly entangled quantum computations", Phys. Rev. Lett. 91 (2003).
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -55,8 +46,8 @@ class Vidal(Format):
     log_scale: float = 0.0
 
     def __post_init__(self) -> None:
-        gammas = as_stored_list("Vidal", lambda k: f"gamma {k}", self.gammas, ndim=3)
-        lambdas = as_stored_list("Vidal", lambda k: f"lambda {k}", self.lambdas, ndim=1) if len(gammas) > 1 else ()
+        gammas = as_stored_list("Vidal", "gamma", self.gammas, ndim=3)
+        lambdas = as_stored_list("Vidal", "lambda", self.lambdas, ndim=1) if len(gammas) > 1 else ()
         sizes = [1, *(len(s) for s in lambdas), 1]
         if len(lambdas) != len(gammas) - 1 or any(
             (g.shape[0], g.shape[-1]) != (sizes[k], sizes[k + 1]) for k, g in enumerate(gammas)
@@ -68,27 +59,14 @@ class Vidal(Format):
         for k, s in enumerate(lambdas):
             if np.iscomplexobj(s) or not (s > 0).all():
                 raise ArgumentError(f"Vidal: lambda {k} must be positive, got {s.min()}; leave out what is zero.")
-        if not isinstance(self.log_scale, numbers.Real):
-            raise ArgumentTypeError(f"Vidal: log_scale must be a real number, got {self.log_scale!r}; pass a float.")
-        if not math.isfinite(self.log_scale):
-            raise ArgumentError(f"Vidal: log_scale must be finite, got {self.log_scale}; use zero gammas for 0.")
-        object.__setattr__(self, "gammas", gammas)
-        object.__setattr__(self, "lambdas", lambdas)
-        object.__setattr__(self, "log_scale", float(self.log_scale))
-
-    def named_arrays(self) -> dict[str, Array]:
-        """Return the gammas and the lambdas."""
-        named = {f"gammas.{k}": gamma for k, gamma in enumerate(self.gammas)}
-        return named | {f"lambdas.{k}": s for k, s in enumerate(self.lambdas)}
+        log_scale = as_real("Vidal", "log_scale", self.log_scale, "a float")
+        if not math.isfinite(log_scale):
+            raise ArgumentError(f"Vidal: log_scale must be finite, got {log_scale}; use zero gammas for 0.")
+        set_fields(self, gammas=gammas, lambdas=lambdas, log_scale=log_scale)
 
     def attributes(self) -> dict[str, Any]:
         """Return the scale."""
         return {"log_scale": self.log_scale}
-
-    @classmethod
-    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Vidal:
-        """Return the form with these gammas and lambdas."""
-        return cls(numbered(arrays, "gammas"), numbered(arrays, "lambdas"), attributes["log_scale"])
 
     def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return np.zeros(0, dtype).real.dtype if name.startswith("lambdas") else dtype
@@ -122,20 +100,8 @@ class Vidal(Format):
 def vidal(tt: TensorTrain) -> Vidal:
     """Return the Gamma-Lambda form of `tt`, with its numerical ranks.
 
-    Parameters
-    ----------
-    tt
-        A TensorTrain.
-
-    Returns
-    -------
-    Vidal
-        Unique up to the choice of a basis for equal Schmidt values, which is fixed as everywhere in tnlib.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If `tt` is no TensorTrain.
+    The form is unique up to the basis of equal Schmidt values, which is fixed. Raises ArgumentTypeError for anything
+    but a TensorTrain.
 
     References
     ----------

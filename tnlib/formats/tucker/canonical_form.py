@@ -2,10 +2,9 @@ r"""Canonical form of a Tucker: orthonormal factors, and a core whose slices alo
 
     sum over all legs but k of conj(core[.. i ..]) core[.. j ..]  =  0 for i != j,  s[k][i]^2 for i = j
 
-with s[k] descending, the singular values of the unfolding along leg k: the higher-order SVD (De Lathauwer, De Moor,
-Vandewalle, "A multilinear singular value decomposition", SIAM J. Matrix Anal. Appl. 21 (2000)). The sequentially
-truncated HOSVD is the same where it discards nothing but roundoff: a unitary on one leg leaves the singular values and
-vectors of the other unfoldings unchanged.
+with s[k] descending, the singular values of the unfolding along leg k: the higher-order SVD. The sequentially truncated
+HOSVD is the same where it discards nothing but roundoff: a unitary on one leg leaves the singular values and vectors of
+the other unfoldings unchanged.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ def recompress(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Sca
 
     With A_k = Q_k R_k, the core multiplied by all R_k holds the coordinates of `t` in the orthonormal bases Q_k.
     """
-    core, bases = normalize(t.core.astype(t.dtype, copy=False)), []
-    for k, factor in enumerate(t.factors):
-        scaled, e = normalize(factor.astype(t.dtype, copy=False))
-        q, r = qr_positive(scaled)
+    (core, *sides), bases = map(normalize, t.promoted_arrays()), []
+    for k, (side, e) in enumerate(sides):
+        q, r = qr_positive(side)
         core = Scaled(core.array, core.exponent + e).update(mode_product(core.array, r, k))  # r0 ... rk' [rk] ...
         bases.append(q)
     array = np.ascontiguousarray(core.array)

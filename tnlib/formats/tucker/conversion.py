@@ -18,14 +18,14 @@ from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram_svd import left_svd
 from tnlib.linalg.scaling import Prepared, norm, rescale, shift
-from tnlib.linalg.truncation import choose_rank, noise_level
+from tnlib.linalg.truncation import noise_level, numerical_rank
 
 _LARGEST_CORE = 1 << 31  # entries
 
 
 def tucker_to_train(t: Tucker) -> TensorTrain:
     """Return the TT-SVD of the core at its numerical ranks, with the factors multiplied into the legs of its cores."""
-    (core, e), *factors = (rescale(a.astype(t.dtype, copy=False)) for a in t.arrays())
+    (core, e), *factors = map(rescale, t.promoted_arrays())
     core = np.ascontiguousarray(core)
     train, _ = decompose_prepared(Prepared(core, 0, norm(core)), None, None)
     cores = [np.matmul(factor.array, small) for factor, small in zip(factors, train.cores, strict=True)]  # l n [k] r
@@ -43,7 +43,7 @@ def train_to_tucker(t: TensorTrain) -> Tucker:
         train = move_center(train, k)
         center = train.cores[k]
         svd = left_svd(center, exact=True)  # n of (l, n, r)
-        rank = choose_rank(svd.s, budget=None, noise=noise_level(norm(center), t.dtype, center.shape[1]))
+        rank = numerical_rank(svd.s, noise_level(norm(center), t.dtype, center.shape[1]))
         u, s = svd.u[:, :rank], svd.s[:rank]
         factors.append(canonical_basis_change(u, s, u.dtype).columns(u).astype(t.dtype, copy=False))
         small = np.matmul(factors[k].conj().T, center)  # l rk [n] r

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, as_stored, as_stored_list, numbered, refuse_too_large
+from tnlib._format import LinearFormat, as_stored, as_stored_list, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib.linalg.multilinear import mode_product
 from tnlib.linalg.orthogonal import r_factor
@@ -27,11 +27,6 @@ class Tucker(LinearFormat):
     factors
         Factor k of shape (n[k], r[k]).
 
-    Raises
-    ------
-    ArgumentError
-        If a factor does not fit its leg of the core.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -44,7 +39,7 @@ class Tucker(LinearFormat):
     factors: Sequence[Array]
 
     def __post_init__(self) -> None:
-        factors = as_stored_list("Tucker", lambda k: f"factor {k}", self.factors, ndim=2)
+        factors = as_stored_list("Tucker", "factor", self.factors, ndim=2)
         core = as_stored("Tucker", "core", self.core, ndim=len(factors))
         for k, factor in enumerate(factors):
             if factor.shape[1] != core.shape[k]:
@@ -52,17 +47,7 @@ class Tucker(LinearFormat):
                     f"Tucker: factor {k} must have {core.shape[k]} columns, one per entry of leg {k} of the core, "
                     f"got shape {factor.shape}; factors are (n, r)."
                 )
-        object.__setattr__(self, "core", core)
-        object.__setattr__(self, "factors", factors)
-
-    def named_arrays(self) -> dict[str, Array]:
-        """Return the core and the factors."""
-        return {"core": self.core} | {f"factors.{k}": factor for k, factor in enumerate(self.factors)}
-
-    @classmethod
-    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Tucker:
-        """Return the Tucker with this core and these factors."""
-        return cls(arrays["core"], numbered(arrays, "factors"))
+        set_fields(self, core=core, factors=factors)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,29 +59,15 @@ class Tucker(LinearFormat):
         """Multilinear ranks, the shape of the core."""
         return self.core.shape
 
-    def conj(self) -> Tucker:
-        """Return the complex conjugate."""
-        return Tucker(self.core.conj(), tuple(factor.conj() for factor in self.factors))
-
-    @property
-    def real(self) -> Tucker:
-        """The real part, of a real dtype; ranks of complex factors double."""
-        return self._with_real_factors(np.real) if self.dtype.kind == "c" else self
-
-    @property
-    def imag(self) -> Tucker:
-        """The imaginary part, of a real dtype; ranks of complex factors double."""
-        return self._with_real_factors(np.imag) if self.dtype.kind == "c" else self._multiplied(0)
-
-    def _with_real_factors(self, part: Callable[[Array], Array]) -> Tucker:
-        """Return one part of self: with A = [Re A, Im A] [1; i] the factors are real, and the core takes the rest."""
+    def _part(self, *, imaginary: bool) -> Tucker:
+        """Return one part: with A = [Re A, Im A] [1; i] the factors are real, and the core takes the rest."""
         core, factors = self.core, []
         for k, factor in enumerate(self.factors):
             if np.iscomplexobj(factor):
                 core = np.concatenate([core, 1j * core], axis=k)  # r0 ... (2 rk) ...
                 factor = np.concatenate([factor.real, factor.imag], axis=1)  # nk (2 rk)
             factors.append(factor)
-        return Tucker(np.ascontiguousarray(part(core)), tuple(factors))
+        return Tucker(np.ascontiguousarray(core.imag if imaginary else core.real), tuple(factors))
 
     def _multiplied(self, number: Any) -> Tucker:
         return Tucker(number * self.core, self.factors)

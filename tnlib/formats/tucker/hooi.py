@@ -4,8 +4,7 @@ With the other factors fixed, the error of a projection is smallest where the co
 
     U_k  =  the leading r[k] left singular vectors of the unfolding along leg k of  x times U_j^H along all legs j != k
 
-and a sweep never raises the error. L. De Lathauwer, B. De Moor, J. Vandewalle, "On the best rank-1 and
-rank-(R1, ..., RN) approximation of higher-order tensors", SIAM J. Matrix Anal. Appl. 21 (2000), Algorithm 4.2.
+and a sweep never raises the error.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
-from tnlib._validate import as_count, as_rtol, as_sizes
+from tnlib._validate import as_count, as_rtol, as_sizes_of_each
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
 from tnlib.formats.tucker.st_hosvd import st_hosvd
@@ -55,10 +54,10 @@ def tucker(
 
     References
     ----------
-    N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the higher-order singular
-    value decomposition", SIAM J. Sci. Comput. 34 (2012), Algorithm 1. L. De Lathauwer, B. De Moor,
-    J. Vandewalle, "On the best rank-1 and rank-(R1, ..., RN) approximation of higher-order tensors", SIAM J.
-    Matrix Anal. Appl. 21 (2000), Algorithm 4.2.
+    N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the higher-order singular value
+    decomposition", SIAM J. Sci. Comput. 34 (2012), Algorithm 1; for the iteration L. De Lathauwer, B. De Moor,
+    J. Vandewalle, "On the best rank-1 and rank-(R1, ..., RN) approximation of higher-order tensors", SIAM J. Matrix
+    Anal. Appl. 21 (2000), Algorithm 4.2.
 
     Examples
     --------
@@ -93,13 +92,4 @@ def _as_caps(
             "they are two names of one argument, pass max_rank."
         )
     keyword, cap = ("max_rank", max_rank) if ranks is None else ("ranks", ranks)
-    if cap is None:
-        return keyword, (None,) * ndim
-    if not isinstance(cap, Sequence | np.ndarray):
-        return keyword, (as_count("tucker", keyword, cap),) * ndim
-    caps = as_sizes("tucker", keyword, cap)
-    if len(caps) != ndim:
-        raise ArgumentError(
-            f"tucker: {keyword} must be one number or {ndim}, one per leg, got {caps}; name every leg of the array."
-        )
-    return keyword, caps
+    return keyword, (None,) * ndim if cap is None else as_sizes_of_each("tucker", keyword, cap, ndim)

@@ -5,8 +5,6 @@ core that the steps before it left:
 
     core_k  =  U_k^H core_(k-1)  along leg k,      norm(x - y)^2  =  sum over k of the discarded weight of step k
 
-N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the higher-order singular value
-decomposition", SIAM J. Sci. Comput. 34 (2012), Algorithm 1.
 """
 
 from __future__ import annotations
@@ -28,17 +26,10 @@ def st_hosvd(
     max_ranks: Sequence[int | None],
     bases: Sequence[Array] | None = None,
 ) -> tuple[Array, list[Array], TruncationBudget]:
-    """Return the core (r[0], ...) and orthonormal factors (n[k], r[k]) of `x` (n[0], ...), in double precision.
+    """Return the core (r[0], ...) and orthonormal factors (n[k], r[k]) of `x` (n[0], ...), in range and of norm `size`.
 
-    Parameters
-    ----------
-    x
-        In range, of norm `size`.
-    rtol, max_ranks
-        Relative Frobenius error of the whole; a cap for every leg, or None.
-    bases
-        Orthonormal columns (N[k], n[k]) that `x` holds coordinates in. The factors are then (N[k], r[k]), and their
-        signs and bases are fixed there.
+    The result is in double precision. With `bases`, orthonormal columns (N[k], n[k]) that `x` holds coordinates in, the
+    factors are (N[k], r[k]), and their signs and bases are fixed there.
     """
     budget = TruncationBudget(size, rtol, [min(n, x.size // n) for n in x.shape], x.dtype)
     core, factors = x, []
@@ -60,10 +51,8 @@ def unfold_slabs(x: Array, k: int) -> Array:
 
 
 def _truncated_svd(slabs: Array, budget: TruncationBudget, max_rank: int | None) -> tuple[LeftSVD, int]:
-    """Return left singular vectors of the middle leg of (l, n, m), and the rank within the budget.
-
-    Singular values from one Gram matrix are used where their error estimate leaves the rank and the error certain.
-    """
+    """Return left singular vectors of the middle leg of (l, n, m), and the rank within the budget."""
+    # Singular values from one Gram matrix, where their error estimate leaves the rank and the error certain.
     svd = left_svd(slabs, exact=False)
     if budget.admits(svd.error_estimate, max_rank):
         with budget.trial() as trial:

@@ -38,18 +38,10 @@ Weights = dict[str, Array]
 class Gauged:
     """A network in the gauge of belief propagation, and the weights of its bonds.
 
-    Parameters
-    ----------
-    network
-        The same network up to roundoff, with the square roots of the weights in the tensors at both ends of a bond.
-    weights
-        Weights of each bond, by the name of its index: positive, descending, of Euclidean norm 1.
-    error
-        Largest distance of a message from the fixed point, relative to the message.
-    converged
-        False if `error` exceeds the tolerance after the last sweep.
-    n_iter
-        Number of sweeps over all bonds.
+    `network` equals the argument up to roundoff; the tensors at both ends of a bond hold the square roots of its
+    weights. `weights` are by the name of the index: positive, descending, of Euclidean norm 1. `error` is the largest
+    relative distance of a message from the fixed point after `n_iter` sweeps over all bonds, `converged` is False if it
+    exceeds the tolerance.
     """
 
     network: qtn.TensorNetwork = field(repr=False)
@@ -66,7 +58,7 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
     Parameters
     ----------
     tn
-        A quimb TensorNetwork; every index joins at most two tensors (see `spell_out`). It is not changed.
+        A quimb TensorNetwork; every index joins at most two tensors (see `spell_out`).
     tol
         Largest relative distance of a message from the fixed point; 1000 eps by default.
     n_iter
@@ -81,8 +73,8 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
 
     Raises
     ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, an index joins more than two tensors, or a part with loops has no open index.
+    ArgumentError
+        If an index joins more than two tensors, or a part with loops has no open index.
 
     Warns
     -----
@@ -138,11 +130,13 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
 
 
 def _as_tol(tol: Any) -> float | None:
-    if tol is not None and (not isinstance(tol, Real) or isinstance(tol, bool)):
+    if tol is None:
+        return None
+    if not isinstance(tol, Real) or isinstance(tol, bool):
         raise ArgumentTypeError(f"gauge_loops: tol must be a real number, got {tol!r}; pass for example tol=1e-10.")
-    if tol is not None and not float(tol) >= 0:
+    if not float(tol) >= 0:
         raise ArgumentError(f"gauge_loops: tol must not be negative, got {tol}; leave it out for roundoff.")
-    return None if tol is None else float(tol)
+    return float(tol)
 
 
 def _in_double_precision(tn: qtn.TensorNetwork) -> tuple[qtn.TensorNetwork, np.dtype[Any]]:
@@ -152,9 +146,8 @@ def _in_double_precision(tn: qtn.TensorNetwork) -> tuple[qtn.TensorNetwork, np.d
     """
     out, arrays = tn.copy(), as_arrays("gauge_loops", tn)
     for tensor, data in zip(out, arrays, strict=True):
-        scaled, e = rescale(data)
-        double = scaled.astype(np.result_type(data, np.float64), copy=False)
-        tensor.modify(data=double, left_inds=None)  # the gauge does not keep isometries
+        scaled, e = rescale(data.astype(np.result_type(data, np.float64)), dtype=data.dtype)
+        tensor.modify(data=scaled, left_inds=None)  # the gauge does not keep isometries
         out.exponent = float(out.exponent) + e * math.log10(2)
     out.fuse_multibonds_()
     return out, np.result_type(*arrays)

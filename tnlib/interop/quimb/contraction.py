@@ -43,9 +43,8 @@ def contract(
 
     Raises
     ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, `legs` do not name indices of it, `path` does not fit it, an intermediate product does
-        not fit into memory, or the result leaves the range of its dtype.
+    ArgumentError
+        If an intermediate product does not fit into memory, or the result leaves the range of its dtype.
 
     Examples
     --------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,30 +17,19 @@ Path: TypeAlias = tuple[tuple[int, ...], ...]
 
 _OPTIMAL_UP_TO = 10  # tensors; the number of contraction trees grows like a factorial
 _GREEDY_REPEATS = 64
-_COSTMODS = (0.5, 2.0), (0.1, 4.0)  # ranges of the weight that a greedy search gives to the sizes of its operands
-_BOTH_COSTMODS_UP_TO = 150  # tensors; in long chains a search with a small weight takes seconds
+_COSTMOD = (0.5, 2.0)  # range of the weight that a greedy search gives to the sizes of its operands
 
 
 @dataclass(frozen=True)
 class Cost:
     """Cost of contracting a network pair by pair, as counted by cotengra.
 
-    Parameters
-    ----------
-    multiplications
-        Scalar multiplications of all pairwise products; there are about as many additions.
-    largest
-        Entries of the largest pairwise product, the result included.
-    written
-        Entries of all pairwise products.
-    path
-        Contraction path as in opt_einsum: each step removes the tensors at these positions of the list and appends
-        their product. Steps of a single tensor sum over indices that no other tensor has; these sums come first and
-        count in none of the numbers above.
-    left_to_right
-        Cost of multiplying the tensors in the order of the network, each one with the product of those before it.
-    all_at_once
-        Multiplications of a single sum over all indices, without intermediate products.
+    `multiplications` are the scalar ones of all pairwise products; there are about as many additions. `largest` and
+    `written` are entries: of the largest product, the result included, and of all products. `path` is as in opt_einsum:
+    each step removes the tensors at these positions of the list and appends their product. Steps of a single tensor sum
+    over indices that no other tensor has; they come first and are not counted. `left_to_right` is the cost of
+    multiplying the tensors in the order of the network, each one with the product of those before it, `all_at_once` the
+    number of multiplications of a single sum over all indices.
     """
 
     multiplications: int
@@ -56,8 +45,7 @@ def contraction_cost(
 ) -> Cost:
     """Return the cost of contracting a network in an optimized order, left to right, and all at once.
 
-    The order is optimal for up to ten tensors and the best of about a hundred randomized greedy searches for more,
-    with a fixed seed.
+    The order is optimal for up to ten tensors, and the best of 64 greedy searches with a fixed seed for more.
 
     Parameters
     ----------
@@ -72,11 +60,6 @@ def contraction_cost(
     -------
     Cost
         `contract` accepts its `path`.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, `legs` do not name indices of it, or `path` does not fit it.
 
     References
     ----------
@@ -107,7 +90,15 @@ def contraction_cost(
 
 def optimized_tree(tn: qtn.TensorNetwork, legs: Sequence[str]) -> cotengra.ContractionTree:
     """Return the cheapest contraction tree that was found; the same for the same indices and sizes."""
-    orders = [*_optimizers(tn.num_tensors), _left_to_right(tn.num_tensors)]
+    optimizer = (
+        cotengra.OptimalOptimizer()
+        if tn.num_tensors <= _OPTIMAL_UP_TO
+        else cotengra.RandomGreedyOptimizer(max_repeats=_GREEDY_REPEATS, costmod=_COSTMOD, seed=0, parallel=False)
+    )
+    orders = (
+        optimizer,
+        _left_to_right(tn.num_tensors),
+    )  # around hyperindices the optimal search may lose to the latter
     return min((contraction_tree(tn, legs, order) for order in orders), key=_key)
 
 
@@ -137,14 +128,6 @@ def as_path(function: str, tn: qtn.TensorNetwork, path: Any) -> Path:
     if remaining != 1:
         raise ArgumentError(f"{function}: path must leave one tensor, got one that leaves {remaining}; add steps.")
     return steps
-
-
-def _optimizers(count: int) -> Iterator[Any]:
-    if count <= _OPTIMAL_UP_TO:
-        yield cotengra.OptimalOptimizer()
-        return
-    for costmod in _COSTMODS[: 1 if count > _BOTH_COSTMODS_UP_TO else 2]:
-        yield cotengra.RandomGreedyOptimizer(max_repeats=_GREEDY_REPEATS, costmod=costmod, seed=0, parallel=False)
 
 
 def _left_to_right(count: int) -> Path:

@@ -18,7 +18,7 @@ def spell_out(tn: qtn.TensorNetwork) -> qtn.TensorNetwork:
     Parameters
     ----------
     tn
-        A quimb TensorNetwork; it is not changed.
+        A quimb TensorNetwork.
 
     Returns
     -------
@@ -28,8 +28,8 @@ def spell_out(tn: qtn.TensorNetwork) -> qtn.TensorNetwork:
 
     Raises
     ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, or a copy tensor does not fit into memory.
+    ArgumentError
+        If a copy tensor does not fit into memory.
 
     Examples
     --------

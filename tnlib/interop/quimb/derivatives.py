@@ -22,7 +22,7 @@ def poke_hole(
     Parameters
     ----------
     tn
-        A quimb TensorNetwork; it is not changed.
+        A quimb TensorNetwork.
     tensor
         A tag, or several, of exactly one tensor.
     legs
@@ -33,11 +33,6 @@ def poke_hole(
     quimb.tensor.TensorNetwork
         The open legs have the names of the tensor's indices. An index that is also in `legs` gets an identity matrix,
         and the leg of the removed tensor is called {name}* there.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, `tensor` are not the tags of exactly one tensor, or `legs` do not name indices.
 
     Examples
     --------
@@ -57,9 +52,9 @@ def derivative(tn: qtn.TensorNetwork, tensor: str | Sequence[str], *, legs: Sequ
     """Return the derivative of a contracted network with respect to one of its tensors.
 
     It is the complex derivative d contract(tn)[legs] / d tensor[...] of a polynomial, without conjugates: a real
-    function L = Re f has the gradient (steepest ascent, torch's `.grad`) conj(derivative). An array that occurs in
-    several tensors has one derivative for each, and the sum of these is its own. The conjugate of an array counts as
-    another array: d <psi|psi> / d conj(T) is the derivative with respect to the tensor in the bra.
+    function L = Re f has the gradient (torch's `.grad`) conj(derivative). The derivative with respect to an array is
+    the sum over the tensors that hold it. Its conjugate counts as another array: d <psi|psi> / d conj(T) is the
+    derivative with respect to the tensor in the bra.
 
     Parameters
     ----------
@@ -76,20 +71,13 @@ def derivative(tn: qtn.TensorNetwork, tensor: str | Sequence[str], *, legs: Sequ
         The legs of the contraction, then those of the tensor in the order of its indices. Contracted with the tensor
         over the latter it is the contraction itself.
 
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, `tensor` are not the tags of exactly one tensor, or `legs` do not name indices.
-
     Examples
     --------
-    The derivative of x^T A y with respect to A is the outer product of x and y:
-
     >>> import quimb.tensor as qtn
     >>> from tnlib.interop.quimb import derivative
     >>> x, y = qtn.Tensor([1.0, 2.0], ["i"]), qtn.Tensor([3.0, 4.0], ["j"])
     >>> a = qtn.Tensor([[0.0, 1.0], [1.0, 0.0]], ["i", "j"], ["A"])
-    >>> derivative(x & a & y, "A")
+    >>> derivative(x & a & y, "A")  # of x^T A y: the outer product of x and y
     array([[3., 4.],
            [6., 8.]])
     """
@@ -124,7 +112,6 @@ def _environment(
 
 def _starred(index: str, tn: qtn.TensorNetwork) -> str:
     """Return `index` with enough stars to be a new name."""
-    name = f"{index}*"
-    while name in tn.ind_map:
-        name += "*"
-    return name
+    while index in tn.ind_map:
+        index += "*"
+    return index

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
+from tnlib.drawing.index_ends import IndexEnds
 from tnlib.drawing.layout import ChainRows, point_towards
 from tnlib.drawing.node_kinds import node_kind
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network
@@ -24,73 +25,56 @@ _FACTOR_LABELS = {"U": "U", "VH": "V$^H$", "LEFT": "left", "RIGHT": "right"}
 _UNLABELED = {"SVD", "CP", "CORE"}
 
 
-def network_format_diagram(t: Network) -> Diagram:
-    """Return the diagram of a network with its legs in order."""
-    return network_diagram(t.tn, t.legs)
-
-
-def network_diagram(tn: Any, legs: Sequence[str] | None = None) -> Diagram:
-    """Return the diagram of a TensorNetwork: tensors at their lattice sites, or where quimb's layout puts them.
+def network_diagram(value: Any) -> Diagram:
+    """Return the diagram of a Network or a TensorNetwork: tensors at lattice sites, or where quimb's layout puts them.
 
     The kinds of tensors are measured. An index of three tensors or more, or an open index of two, runs through a copy
-    tensor. `legs` are the open indices, by default `tn.outer_inds()`.
+    tensor.
     """
-    as_network("draw", tn)
+    tn = as_network("draw", value.tn if isinstance(value, Network) else value)
+    outer = tuple(value.legs or ()) if isinstance(value, Network) else tuple(tn.outer_inds())
     tensors = list(tn.tensor_map.values())
-    arrays = as_arrays("draw", tn)
-    outer = tuple(tn.outer_inds()) if legs is None else tuple(legs)
-    holders: dict[str, list[int]] = {}  # tensors that have the index
-    for k, tensor in enumerate(tensors):
-        for index in tensor.inds:
-            holders.setdefault(index, []).append(k)
-    joined = [index for index, ks in holders.items() if len(ks) + (index in outer) > 2]
-    copy_tensors = {index: len(tensors) + n for n, index in enumerate(joined)}
-    layout = _lay_out(tn, tensors, joined, outer)
+    index_ends = IndexEnds([tensor.inds for tensor in tensors], outer)
+    copy_tensors = index_ends.copy_tensors
+    sites = None if copy_tensors else _lattice_sites(tn, tensors)
+    layout = _quimb_layout(tn, [*copy_tensors], outer) if sites is None else _site_layout(tensors, sites, outer)
     nodes: list[Node] = []
-    for k, (tensor, a) in enumerate(zip(tensors, arrays, strict=True)):
-        leg_ends = [_far_end(index, k, holders[index], copy_tensors, layout) for index in tensor.inds]
-        nodes.append(_node(tensor, a, layout.positions[k], layout.chain_positions[k], leg_ends, copy_tensors))
+    for k, (tensor, a) in enumerate(zip(tensors, as_arrays("draw", tn), strict=True)):
+        leg_ends = [index_ends.far_end(i, k, layout.chain_positions, layout.ends) for i in tensor.inds]
+        is_weights = a.ndim == 1 and tensor.inds[0] in copy_tensors
+        nodes.append(_node(tensor, a, is_weights, layout.positions[k], layout.chain_positions[k], leg_ends))
     nodes += [Node("delta", "", layout.positions[k]) for k in copy_tensors.values()]
-    lines: list[Leg] = []
-    for index, ks in holders.items():
-        name, size = "" if index.startswith("_") else index, int(tn.ind_size(index))  # quimb's own names begin with _
+    legs: list[Leg] = []
+    for index, first, second, bond in index_ends.bonds():
+        name, size = "" if bond.startswith("_") else bond, int(tn.ind_size(index))  # quimb's own names begin with _
         if index in copy_tensors:
-            lines += [Leg(k, copy_tensors[index], name if n == 0 else "", size) for n, k in enumerate(ks)]
-        elif len(ks) == 2:
-            start, stop = ks if (ks[0], ks[1]) in layout.bond_points else ks[::-1]
-            via = layout.bond_points.get((start, stop), ())
+            legs.append(Leg(first, second, name, size))
+        else:
+            start, stop = (first, second) if (first, second) in layout.bond_points else (second, first)
             towards = _arrow(nodes, start, stop, layout.chain_positions)
-            lines.append(Leg(start, stop, name, size, via=via, towards=towards))
-    for index in outer:
-        root = copy_tensors.get(index, holders[index][0])
-        lines.append(Leg(root, None, index, int(tn.ind_size(index)), layout.ends[index]))
-    return Diagram(tuple(nodes), tuple(lines), f"{type(tn).__name__}, {len(tensors)} tensors")
+            legs.append(Leg(start, stop, name, size, via=layout.bond_points.get((start, stop), ()), towards=towards))
+    legs += [Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i]) for i in outer]
+    return Diagram(tuple(nodes), tuple(legs), f"{type(tn).__name__}, {len(tensors)} tensors")
 
 
 class _Layout(NamedTuple):
     """Positions of tensors and copy tensors, ends of open legs, and the bonds from the end of a row to the next."""
 
-    positions: dict[int, Point]
+    positions: list[Point]
     ends: dict[str, Point]
-    chain_positions: dict[int, Point]  # positions if all tensors stood in one row, along which triangles point
+    chain_positions: list[Point]  # positions if all tensors stood in one row, along which triangles point
     bond_points: dict[tuple[int, int], tuple[Point, ...]]
-
-
-def _lay_out(tn: Any, tensors: Sequence[Any], joined: Sequence[str], outer: Sequence[str]) -> _Layout:
-    """Place tensors at their sites, or where quimb puts them."""
-    sites = None if joined else _lattice_sites(tn, tensors)
-    return _quimb_layout(tn, joined, outer) if sites is None else _site_layout(tensors, sites, outer)
 
 
 def _site_layout(tensors: Sequence[Any], sites: Sequence[tuple[int, int]], outer: Sequence[str]) -> _Layout:
     """Place tensors at (column, row) of a lattice; break a long chain into rows that are read like text."""
-    chain_positions = {k: (_STEP * x, -_STEP * y) for k, (x, y) in enumerate(sites)}
-    positions, bond_points = chain_positions, {}
+    positions = chain_positions = [(_STEP * x, -_STEP * y) for x, y in sites]
+    bond_points = {}
     is_flat = len({y for _, y in sites}) == 1
     if {y for _, y in sites} == {0} and {x for x, _ in sites} == set(range(len(sites))):
         is_operator = any(sum(i in outer for i in tensor.inds) > 1 for tensor in tensors)
         rows = ChainRows.of_cores(len(sites), _STEP, is_operator=is_operator)
-        positions = {k: rows.position(x) for k, (x, _) in enumerate(sites)}
+        positions = [rows.position(x) for x, _ in sites]
         order = sorted(range(len(sites)), key=lambda k: sites[k][0])
         bond_points = {pair: rows.bond_points(x) for x, pair in enumerate(itertools.pairwise(order))}
     # Open legs hang down, or point up and down if there are two; on a lattice they leave across its diagonal.
@@ -114,8 +98,9 @@ def _quimb_layout(tn: Any, joined: Sequence[str], outer: Sequence[str]) -> _Layo
     bonds += [(index, tid) for index in joined for tid in tn.ind_map[index]]
     factor = _scale(points, [float(np.hypot(*(raw[a] - raw[b]))) for a, b in bonds])
     center, rotation = points.mean(axis=0), _level_rotation(points)
-    placed = {key: _as_point((point - center) @ rotation * factor) for key, point in raw.items()}
-    positions = {k: placed[key] for k, key in enumerate(keys)}
+    moved = {key: (point - center) @ rotation * factor for key, point in raw.items()}
+    placed = {key: (float(x), float(y)) for key, (x, y) in moved.items()}
+    positions = [placed[key] for key in keys]
     ends = {}
     for index in outer:
         root = placed[index if index in joined else min(tn.ind_map[index])]
@@ -168,26 +153,16 @@ def _level_rotation(points: Array) -> Array:
     return np.array([[cos, -sin], [sin, cos]])
 
 
-def _far_end(index: str, k: int, holders: Sequence[int], copy_tensors: Mapping[str, int], layout: _Layout) -> Point:
-    """Return the other end of the leg `index` of tensor k."""
-    if index in copy_tensors:
-        return layout.chain_positions[copy_tensors[index]]
-    others = [other for other in holders if other != k]
-    return layout.chain_positions[others[0]] if others else layout.ends.get(index, layout.chain_positions[k])
-
-
-def _node(
-    tensor: Any, a: Array, position: Point, origin: Point, leg_ends: Sequence[Point], copy_tensors: Mapping[str, int]
-) -> Node:
+def _node(tensor: Any, a: Array, is_weights: bool, position: Point, origin: Point, leg_ends: Sequence[Point]) -> Node:
     """Return the node of a tensor at a position; directions are those from `origin` to the ends of its legs."""
     label = _label(tensor.tags)
-    if _DIAGONAL_LABELS.keys() & set(tensor.tags) or (a.ndim == 1 and tensor.inds[0] in copy_tensors):
+    if is_weights or _DIAGONAL_LABELS.keys() & set(tensor.tags):
         return Node("weights", label, position)
     kind, direction = node_kind(a, leg_ends, origin, is_center="CENTER" in tensor.tags)
     return Node(kind, "" if kind == "delta" else label, position, direction)
 
 
-def _arrow(nodes: Sequence[Node], a: int, b: int, positions: Mapping[int, Point]) -> int | None:
+def _arrow(nodes: Sequence[Node], a: int, b: int, positions: Sequence[Point]) -> int | None:
     """Return the end of the bond to which the triangle at the other end points, None if there is no such triangle."""
     for near, far in ((a, b), (b, a)):
         direction = nodes[near].direction
@@ -204,9 +179,5 @@ def _label(tags: Sequence[str]) -> str:
     factors = [_FACTOR_LABELS[tag] for tag in tags if tag in _FACTOR_LABELS]
     sites = [tag[1:] for tag in tags if tag[:1] == "I" and tag[1:].replace(",", "").isdigit()]
     others = [tag for tag in tags if len(tag) <= 4 and tag not in _UNLABELED and tag[:1] not in "_I"]
-    labels = [*diagonal, *factors, *(sites if len(sites) == 1 else ()), *others, *(("core",) if "CORE" in tags else ())]
-    return labels[0] if labels else ""
-
-
-def _as_point(p: Array) -> Point:
-    return float(p[0]), float(p[1])
+    core = ["core"] if "CORE" in tags else []
+    return next(iter([*diagonal, *factors, *(sites if len(sites) == 1 else []), *others, *core]), "")

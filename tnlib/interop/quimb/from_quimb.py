@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -39,7 +40,7 @@ def from_network(tn: qtn.TensorNetwork, kind: None = None, *, names: Sequence[st
 def from_network(tn: qtn.TensorNetwork, kind: Any = None, *, names: Sequence[str] | None = None) -> Any:
     """Return a quimb TensorNetwork as a format.
 
-    Tensors and their indices may have any order, bonds any names. Several indices between two tensors are fused.
+    Tensors and indices may have any order, bonds any names. Several indices between two tensors are fused.
 
     Parameters
     ----------
@@ -62,8 +63,8 @@ def from_network(tn: qtn.TensorNetwork, kind: Any = None, *, names: Sequence[str
 
     Raises
     ------
-    ArgumentTypeError, ArgumentError
-        If `tn` is not a network, `kind` not a format, or the network has other open indices or another structure.
+    ArgumentError
+        If the network has other open indices, or not the structure of the format.
 
     Examples
     --------
@@ -110,16 +111,9 @@ def _default_legs(outer: Sequence[str], kind: type) -> Indices:
     return tuple(match[0] for match in sorted(matches, key=lambda match: (sides.index(match[1]), int(match[2]))))
 
 
-def _read_train(reader: NetworkReader) -> TensorTrain:
-    return _as_train(TensorTrain, reader, [(leg,) for leg in reader.legs])
-
-
-def _read_tt_matrix(reader: NetworkReader) -> TTMatrix:
-    length = len(reader.legs) // 2
-    return _as_train(TTMatrix, reader, [reader.legs[k::length] for k in range(length)])
-
-
-def _as_train(kind: type[T], reader: NetworkReader, groups: Sequence[Indices]) -> T:
+def _read_train(kind: type[T], reader: NetworkReader) -> T:
+    length = len(reader.legs) // (2 if kind is TTMatrix else 1)
+    groups = [reader.legs[k::length] for k in range(length)]
     tensors = reader.tensors_with(groups)
     reader.remaining(tensors, 0)
     factor, exponent = binary_exponent(reader.tn)
@@ -221,8 +215,8 @@ def _read_kronecker_terms(reader: NetworkReader) -> KroneckerTerms:
 
 
 _READERS: dict[type, Callable[[NetworkReader], Format]] = {
-    TensorTrain: _read_train,
-    TTMatrix: _read_tt_matrix,
+    TensorTrain: partial(_read_train, TensorTrain),
+    TTMatrix: partial(_read_train, TTMatrix),
     Vidal: _read_vidal,
     Tucker: _read_tucker,
     CP: _read_cp,

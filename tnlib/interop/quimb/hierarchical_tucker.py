@@ -23,7 +23,6 @@ from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.interop.quimb.network_format import Network
-from tnlib.interop.quimb.to_quimb import default_names
 from tnlib.linalg.scaling import prepare, shift
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
@@ -51,29 +50,22 @@ def tree(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = 
         isometric towards it, so that quimb's `compress` and the like truncate optimally from the start. A tree of up to
         three legs is a Tucker decomposition.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `x` is not a finite array of numbers, or a tolerance is out of range.
-
     References
     ----------
     L. Grasedyck, "Hierarchical singular value decomposition of tensors", SIAM J. Matrix Anal. Appl. 31 (2010).
 
     Examples
     --------
-    The sum of eight indices has rank 2 on every bond.
-
     >>> import numpy as np
     >>> from tnlib.interop.quimb import tree
-    >>> x = np.indices((3,) * 8).sum(0)
+    >>> x = np.indices((3,) * 8).sum(0)  # the sum of eight indices has rank 2 on every bond
     >>> fit = tree(x, rtol=1e-10)
     >>> set(fit.value.ranks), fit.value.n_parameters
     ({2}, 100)
     """
     rtol, max_rank = as_rtol("tree", rtol), as_max_rank("tree", max_rank)
     core, exponent, norm = prepare("tree", "x", x)
-    dtype, names = core.dtype, default_names(core.ndim)
+    dtype, names = core.dtype, tuple(f"k{k}" for k in range(core.ndim))
     levels = _levels(core.ndim)
     count = sum(map(len, levels))  # truncations to come
     remaining = 0.0 if rtol is None else rtol**2  # squared relative error that they may make together
@@ -100,11 +92,7 @@ def tree(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = 
 
 
 def _levels(ndim: int) -> list[Level]:
-    """Return the groups of every level: single legs, then neighbours by two, the last by three if their count is odd.
-
-    >>> _levels(5)
-    [[[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4]]]
-    """
+    """Return the groups of every level: legs, then neighbours by two, the last by three if their count is odd."""
     levels = [[[k] for k in range(ndim)]]
     while ndim > 3:
         groups = [[k, k + 1] for k in range(0, ndim - 1, 2)]

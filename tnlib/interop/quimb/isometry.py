@@ -25,18 +25,12 @@ def isometry_error(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequ
     a
         An array, or a quimb Tensor.
     legs
-        The column legs of Q (the tip of the triangle in diagrams), not all legs of `a`: leg numbers of an array, names
-        of indices of a Tensor.
+        Some, not all, legs of `a`: leg numbers of an array, names of indices of a Tensor.
 
     Returns
     -------
     float
         The Frobenius norm; at least 1 where the other legs have fewer entries than `legs`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `legs` do not name legs of `a`, or name all of them.
 
     Examples
     --------
@@ -48,21 +42,7 @@ def isometry_error(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequ
 
 
 def is_isometry(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequence[str]) -> bool:
-    """Test if `a` is an isometry from the group `legs` to its other legs, up to roundoff.
-
-    The tolerance of `isometry_error` is 10,000 eps times the root of the number of columns.
-
-    Parameters
-    ----------
-    a
-        An array, or a quimb Tensor.
-    legs
-        Leg numbers of an array, names of indices of a Tensor.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `legs` do not name legs of `a`, or name all of them.
+    """Test if `isometry_error(a, legs)`, of the same arguments, is roundoff: 10,000 eps times the root of the columns.
 
     Examples
     --------

@@ -11,7 +11,7 @@ import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import HALF, as_numbers, refuse_infinite
+from tnlib._validate import HALF, as_array, to_numpy
 
 
 def as_network(function: str, tn: Any) -> qtn.TensorNetwork:
@@ -82,14 +82,8 @@ def as_arrays(function: str, tn: qtn.TensorNetwork) -> list[Array]:
 
 def _as_array(function: str, tensor: qtn.Tensor) -> Array:
     name = f"the tensor {', '.join(tensor.tags) or 'without tags'}"
-    data = tensor.data
-    if hasattr(data, "detach"):  # torch, on any device
-        data = data.detach().cpu()
-        data = data.float() if str(data.dtype) == "torch.bfloat16" else data
-    scalar = np.ndim(data) == 0
-    a = as_numbers(function, name, np.asarray(data)[None] if scalar else data)
-    refuse_infinite(function, name, a)
-    return a[0, ...] if scalar else a
+    data = to_numpy(function, name, tensor.data)
+    return as_array(function, name, data) if data.ndim else as_array(function, name, data[None])[0, ...]
 
 
 def binary_exponent(tn: qtn.TensorNetwork) -> tuple[float, int]:

@@ -20,19 +20,9 @@ from tnlib.linalg.scaling import Scaled
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network(Format):
-    """The contraction of any quimb TensorNetwork, with its legs in order.
+    """The contraction of any quimb TensorNetwork `tn`, which is referenced, not copied.
 
-    Parameters
-    ----------
-    tn
-        The network. It is referenced, not copied.
-    legs
-        The names of its open indices, in the order of the legs of the dense array; by default `tn.outer_inds()`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tn` is not a network of finite arrays, or `legs` are not its open indices.
+    `legs` are the names of its open indices in the order of the legs of the dense array, by default `tn.outer_inds()`.
 
     Examples
     --------

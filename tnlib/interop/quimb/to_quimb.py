@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import quimb.tensor as qtn
@@ -23,12 +23,7 @@ from tnlib.formats.tucker.format import Tucker
 from tnlib.interop.quimb.network_arguments import as_index_names
 
 Names: TypeAlias = tuple[str, ...]
-
-
-class _Tensor(NamedTuple):
-    data: Array
-    inds: Names
-    tags: Names
+_Tensor: TypeAlias = tuple[Array, Names, Names]  # data, indices, tags
 
 
 def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.TensorNetwork:
@@ -37,10 +32,10 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
     Parameters
     ----------
     value
-        Any format: SVD, LowRank, TensorTrain, TTMatrix, Tucker, CP, KroneckerTerms, Vidal.
+        Any format.
     names
-        Names of the open indices, one per leg; an operator's row legs before its column legs, of KroneckerTerms
-        (positions, features) on both sides. By default k0, k1, ... and, for the columns of an operator, b0, b1, ...
+        Names of the open indices; an operator's row legs before its column legs, of KroneckerTerms (positions,
+        features) on both sides. By default k0, k1, ... and, for the columns of an operator, b0, b1, ...
 
     Returns
     -------
@@ -54,10 +49,8 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
 
     Raises
     ------
-    ArgumentTypeError
-        If `value` is not a format.
     ArgumentError
-        If there is not one name per leg, a name occurs twice, or is that of a bond.
+        If there is not one name per leg, or a name is that of a bond.
 
     Examples
     --------
@@ -82,7 +75,7 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
             "an operator's row legs come before its column legs."
         )
     tensors = list(tensors_of(value, default))
-    bonds = {i for tensor in tensors for i in tensor.inds} - set(default)
+    bonds = {i for _, inds, _ in tensors for i in inds} - set(default)
     if conflicts := bonds & set(legs):
         raise ArgumentError(f"to_network: names must not be those of bonds, got {', '.join(conflicts)}; choose others.")
     renamed = dict(zip(default, legs, strict=True))
@@ -96,80 +89,78 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
 
 def leg_names(value: Format) -> Names:
     """Return the default names of the open indices of `value`, in the order of its legs."""
-    if isinstance(value, TTMatrix):
-        return default_names(len(value.cores), columns=True)
-    if isinstance(value, KroneckerTerms):
-        return default_names(2, columns=True)
-    return default_names(1, columns=True) if isinstance(value, LowRank) else default_names(value.ndim)
-
-
-def default_names(count: int, *, columns: bool = False) -> Names:
-    """Return k0, k1, ... and, for an operator, b0, b1, ...: quimb's names of the legs of states and operators."""
-    return tuple(f"{side}{k}" for side in ("kb" if columns else "k") for k in range(count))
+    match value:
+        case TTMatrix():
+            sides, count = "kb", len(value.cores)
+        case KroneckerTerms():
+            sides, count = "kb", 2
+        case LowRank():
+            sides, count = "kb", 1
+        case _:
+            sides, count = "k", value.ndim
+    return tuple(f"{side}{k}" for side in sides for k in range(count))
 
 
 def _train_tensors(value: TensorTrain | TTMatrix, legs: Names) -> Iterator[_Tensor]:
     last = len(value.cores) - 1
     for k, core in enumerate(value.cores):
         center = ("CENTER",) if k == value.center else ()
-        yield _Tensor(*_without_outer_bonds(core, k, legs[k :: last + 1], last), ("CORE", f"I{k}", *center))
+        yield *_without_outer_bonds(core, k, legs[k :: last + 1], last), ("CORE", f"I{k}", *center)
 
 
 def _vidal_tensors(value: Vidal, legs: Names) -> Iterator[_Tensor]:
     for k, gamma in enumerate(value.gammas):
-        yield _Tensor(*_without_outer_bonds(gamma, k, legs[k : k + 1], len(legs) - 1), ("GAMMA", f"I{k}"))
+        yield *_without_outer_bonds(gamma, k, legs[k : k + 1], len(legs) - 1), ("GAMMA", f"I{k}")
     for k, s in enumerate(value.lambdas):
-        yield _Tensor(s, (f"bond{k + 1}",), ("LAMBDA",))
+        yield s, (f"bond{k + 1}",), ("LAMBDA",)
 
 
 def _without_outer_bonds(core: Array, k: int, legs: Names, last: int) -> tuple[Array, Names]:
     """Return core k (l, legs ..., r) without the bonds of size 1 at the ends of the chain, and its indices."""
-    first, behind = int(k == 0), int(k == last)
-    return (
-        core.reshape(core.shape[first : core.ndim - behind]),
-        (*(f"bond{k}",)[first:], *legs, *(f"bond{k + 1}",)[behind:]),
-    )
+    outer = [0] * (k == 0) + [core.ndim - 1] * (k == last)
+    inds = (f"bond{k}", *legs, f"bond{k + 1}")
+    return core.squeeze(tuple(outer)), tuple(i for axis, i in enumerate(inds) if axis not in outer)
 
 
 def _tucker_tensors(value: Tucker, legs: Names) -> Iterator[_Tensor]:
     bonds = tuple(f"bond{k}" for k in range(len(legs)))
-    yield _Tensor(value.core, bonds, ("CORE",))
+    yield value.core, bonds, ("CORE",)
     for k, (factor, leg, bond) in enumerate(zip(value.factors, legs, bonds, strict=True)):
-        yield _Tensor(factor, (leg, bond), ("FACTOR", f"I{k}"))
+        yield factor, (leg, bond), ("FACTOR", f"I{k}")
 
 
 def _cp_tensors(value: CP, legs: Names) -> Iterator[_Tensor]:
-    yield _Tensor(value.weights, ("bond",), ("WEIGHTS",))
+    yield value.weights, ("bond",), ("WEIGHTS",)
     for k, (factor, leg) in enumerate(zip(value.factors, legs, strict=True)):
-        yield _Tensor(factor, (leg, "bond"), ("FACTOR", f"I{k}"))
+        yield factor, (leg, "bond"), ("FACTOR", f"I{k}")
 
 
 def _svd_tensors(value: SVD, legs: Names) -> Iterator[_Tensor]:
     left = value.left or ()
     right = [k for k in range(len(legs)) if k not in left]
-    yield _Tensor(value.u, (*(legs[k] for k in left), "bond"), ("U", *(f"I{k}" for k in left)))
-    yield _Tensor(value.s, ("bond",), ("S",))
-    yield _Tensor(value.vh, ("bond", *(legs[k] for k in right)), ("VH", *(f"I{k}" for k in right)))
+    yield value.u, (*(legs[k] for k in left), "bond"), ("U", *(f"I{k}" for k in left))
+    yield value.s, ("bond",), ("S",)
+    yield value.vh, ("bond", *(legs[k] for k in right)), ("VH", *(f"I{k}" for k in right))
 
 
 def _low_rank_tensors(value: LowRank, legs: Names) -> Iterator[_Tensor]:
-    yield _Tensor(value.left, (legs[0], "bond"), ("LEFT",))
-    yield _Tensor(value.right, ("bond", legs[1]), ("RIGHT",))
+    yield value.left, (legs[0], "bond"), ("LEFT",)
+    yield value.right, ("bond", legs[1]), ("RIGHT",)
 
 
 def _kronecker_tensors(value: KroneckerTerms, legs: Names) -> Iterator[_Tensor]:
     p, q, p_in, q_in = legs
-    yield _Tensor(value.left, ("term", p, p_in), ("LEFT", "I0"))
+    yield value.left, ("term", p, p_in), ("LEFT", "I0")
     low = [term for term in value.right if isinstance(term, LowRank)]
     if len(low) < len(value.right):
-        yield _Tensor(np.stack([np.asarray(term) for term in value.right]), ("term", q, q_in), ("RIGHT", "I1"))
+        yield np.stack([np.asarray(term) for term in value.right]), ("term", q, q_in), ("RIGHT", "I1")
         return
     rank, (m, n) = max(term.ranks[0] for term in low), low[0].shape
     left, right = np.zeros((len(low), m, rank), value.dtype), np.zeros((len(low), rank, n), value.dtype)
     for h, term in enumerate(low):
         left[h, :, : term.ranks[0]], right[h, : term.ranks[0]] = term.left, term.right
-    yield _Tensor(left, ("term", q, "bond"), ("RIGHT", "I1"))
-    yield _Tensor(right, ("term", "bond", q_in), ("RIGHT", "I1"))
+    yield left, ("term", q, "bond"), ("RIGHT", "I1")
+    yield right, ("term", "bond", q_in), ("RIGHT", "I1")
 
 
 _TENSORS: dict[type, Callable[..., Iterator[_Tensor]]] = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import threading
 import types
 import zlib
 from collections.abc import Callable
@@ -16,21 +14,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Sums may be taken in any order, which is what lets them run in vector registers. NaN and inf keep their meaning.
 _SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}
-
-
-class _Compiler:
-    """Lock under which one thread at a time compiles; a forked child gets a new one."""
-
-    lock = threading.Lock()
-
-    @classmethod
-    def unlock(cls) -> None:
-        """Replace the lock, which another thread may have held before a fork."""
-        cls.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Compiler.unlock)
 
 
 def kernel(function: F) -> F:
@@ -48,9 +31,8 @@ def kernel(function: F) -> F:
     @functools.wraps(function)
     def call(*arguments: Any) -> None:
         kinds = tuple(map(numba.typeof, arguments))
-        if kinds not in compiled:
-            with _Compiler.lock:
-                compiled.setdefault(kinds, _compile(function, "_".join(map(str, kinds))))
+        if kinds not in compiled:  # numba has a lock under which the first call compiles
+            compiled.setdefault(kinds, _compile(function, "_".join(map(str, kinds))))
         compiled[kinds](*arguments)
 
     call.compiled = compiled  # type: ignore[attr-defined]  # to inspect the compiled functions and their cache

@@ -199,9 +199,9 @@ V = tnlib.TensorTrain([np.ones((1, 3, 1)), np.ones((1, 4, 1))])
 REFUSED = [
     (lambda: tnlib.apply(V, V), TypeError, ["operator must be a TTMatrix", "TensorTrain"]),
     (lambda: tnlib.apply(A, np.ones(12)), TypeError, ["x must be a TensorTrain", "ndarray"]),
-    (lambda: tnlib.apply(A, V.T), ValueError, ["leg 0 must", "3 on the left and 4"]),
-    (lambda: tnlib.apply(A, A), ValueError, ["leg 0 must", "3 on the left and 2"]),
-    (lambda: tnlib.apply(A, tnlib.TensorTrain([np.ones((1, 3, 1))])), ValueError, ["as many cores", "2 and 1"]),
+    (lambda: tnlib.apply(A, V.T), ValueError, ["leg 0 must", "3 and 4"]),
+    (lambda: tnlib.apply(A, A), ValueError, ["leg 0 must", "3 and 2"]),
+    (lambda: tnlib.apply(A, tnlib.TensorTrain([np.ones((1, 3, 1))])), ValueError, ["as many legs", "2 and 1"]),
     (lambda: tnlib.apply(A, V, rtol=2), ValueError, ["rtol must", "2"]),
     (lambda: tnlib.apply(A, V, max_rank=0), ValueError, ["max_rank must", "0"]),
 ]

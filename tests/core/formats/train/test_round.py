@@ -538,7 +538,7 @@ CALLS = [
         (lambda t=t: tnlib.round(t), TypeError, ["t must be a TensorTrain", "tt_svd"])
         for t in (np.ones((2, 2)), None, 3)
     ),
-    (lambda: tnlib.round(tnlib.CP(np.ones(1), [np.ones((2, 1))])), TypeError, ["t must", "KroneckerTerms, got a CP"]),
+    (lambda: tnlib.round(tnlib.CP(np.ones(1), [np.ones((2, 1))])), TypeError, ["t must", "KroneckerTerms", "got a CP"]),
     (lambda: tnlib.round(tnlib.tt_svd(np.ones((2, 2)))), TypeError, ["t must", "Fit"]),
     *(
         (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), rtol=r), kind, ["rtol must"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers, to_numpy
 
@@ -19,21 +19,7 @@ class CallBudgetExceeded(Exception):
 
 
 class CachedFunction:
-    """Entries of f at indices (m, d), each evaluated once.
-
-    Parameters
-    ----------
-    function
-        Name of the public function, for messages.
-    f
-        Takes an integer array (m, d), which it may change, and returns (m,) numbers.
-    shape
-        (n[0], ..., n[d-1]).
-    max_calls
-        Number of points that may be evaluated.
-    reserved
-        Number of these that may be evaluated after `release` only.
-    """
+    """Entries of f at indices (m, d), each evaluated once; of `max_calls` evaluations, `reserved` are for `release`."""
 
     def __init__(
         self, function: str, f: Callable[[Array], Any], shape: Sequence[int], max_calls: int, reserved: int
@@ -74,8 +60,7 @@ class CachedFunction:
             values = self._validated(self._f(batch.copy()), batch)  # f may change its copy
             self._store(values)
             self.largest = max(self.largest, float(np.abs(values).max()))
-        for position, key in enumerate(keys, len(self._positions)):
-            self._positions[key] = position
+        self._positions |= {key: position for position, key in enumerate(keys, len(self._positions))}
 
     def _store(self, values: Array) -> None:
         stop = self._n_values + len(values)
@@ -98,21 +83,10 @@ class CachedFunction:
             )
         a = as_numbers(name, "the return value of f", a)
         if not np.isfinite(a).all():
-            bad = int(np.argmax(~np.isfinite(a)))
-            index = tuple(int(i) for i in indices[bad])
+            bad = int(np.argmin(np.isfinite(a)))
+            index = tuple(indices[bad].tolist())
             raise ArgumentError(
                 f"{name}: f must be finite, got {a[bad]} at index {index}; return a number there, for example 0."
             )
         self.dtype = np.result_type(self.dtype, a.dtype)
         return a
-
-
-def as_function(function: str, f: Any) -> Callable[[Array], Any]:
-    """Return `f` if it can be called."""
-    if not callable(f):
-        raise ArgumentTypeError(
-            f"{function}: f must be a function of an integer array (n_points, d), got a {type(f).__name__}; "
-            "to decompose an array use tnlib.tt_svd."
-        )
-    checked: Callable[[Array], Any] = f
-    return checked

@@ -9,19 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.formats.train.cross import sampling
 from tnlib.formats.train.cross.cached_function import CachedFunction
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
-from tnlib.formats.train.cross.sampling import (
-    log_density_beside,
-    log_density_of_products,
-    sample_beside,
-    sample_products,
-    sample_train,
-    sample_uniform,
-)
 from tnlib.formats.train.entries import train_entries
 from tnlib.formats.train.format import TensorTrain
-from tnlib.linalg.scaling import norm
+from tnlib.linalg.scaling import norm, shift
 
 _STANDARD_ERRORS = 2.0  # added to the estimate
 _HEAVIEST = 16  # points of a final estimate that are returned for further pivots
@@ -39,15 +32,9 @@ class Sample:
         pairs = ((self.points, other.points), (self.errors, other.errors), (self.weighted, other.weighted))
         return Sample(*map(np.concatenate, pairs))
 
-    def largest(self, count: int) -> Sample:
-        """Return the distinct points of the `count` largest errors."""
-        return self._top(count, self.errors)
-
-    def heaviest(self, count: int) -> Sample:
-        """Return the distinct points of the `count` largest weighted errors."""
-        return self._top(count, self.weighted)
-
-    def _top(self, count: int, key: Array) -> Sample:
+    def largest(self, count: int, *, weighted: bool = False) -> Sample:
+        """Return the distinct points of the `count` largest errors, or weighted errors."""
+        key = self.weighted if weighted else self.errors
         distinct = np.unique(self.points, axis=0, return_index=True)[1]
         top = distinct[np.argsort(-key[distinct], kind="stable")[:count]]
         return Sample(self.points[top], self.errors[top], self.weighted[top])
@@ -98,23 +85,24 @@ class ErrorEstimator:
         if cross is not None and len(train.cores) > 1:
             beside = [(cross.rows, [cross.columns[0][:0], *cross.columns], self._shape)]
         each = count // (2 + len(beside) + len(products))
-        drawn = [sample_uniform(self._shape, each, self._rng), sample_train(train.cores, each, self._rng)]
-        drawn += [sample_products(p, each, self._rng) for p in products]
-        drawn += [sample_beside(*neighbours, each, self._rng) for neighbours in beside]
+        drawn = [sampling.sample_uniform(self._shape, each, self._rng)]
+        drawn += [sampling.sample_train(train.cores, each, self._rng)]
+        drawn += [sampling.sample_products(p, each, self._rng) for p in products]
+        drawn += [sampling.sample_beside(*neighbours, each, self._rng) for neighbours in beside]
         points = np.concatenate(drawn)
         sample, values = self.compare(points, train), np.abs(self._f(points))
         with np.errstate(divide="ignore"):
             t = np.log(np.abs(_entries(train, points)))
         logs = [np.zeros(len(points)), math.fsum(map(math.log, self._shape)) + 2 * (t - train.log_norm())]
-        logs += [log_density_of_products(p, points) for p in products]
-        logs += [log_density_beside(*neighbours, points) for neighbours in beside]
+        logs += [sampling.log_density_of_products(p, points) for p in products]
+        logs += [sampling.log_density_beside(*neighbours, points) for neighbours in beside]
         log_w = np.logaddexp.reduce(logs, axis=0)
         weights, scale = np.exp(log_w.min() - log_w), self._f.largest
         squares, total = np.square(sample.errors / scale) * weights, np.square(values / scale) * weights
         upper = squares.mean() + _STANDARD_ERRORS * squares.std() / math.sqrt(len(points))
         error = math.sqrt(upper / total.mean()) if total.any() else math.inf
         sample = Sample(points, sample.errors, sample.errors * np.sqrt(weights))
-        return sample.heaviest(_HEAVIEST) if profiles else sample, error
+        return sample.largest(_HEAVIEST, weighted=True) if profiles else sample, error
 
     def climb(self, points: Array, train: TensorTrain) -> tuple[Array, list[Array]]:
         """Move every point (m, d) to the largest error along each leg in turn.
@@ -134,6 +122,4 @@ class ErrorEstimator:
 
 def _entries(train: TensorTrain, points: Array) -> Array:
     """Return the entries (m,) of `train` at `points` (m, d) in double precision."""
-    x, e = train_entries(train.astype(np.result_type(train.dtype, np.float64)), points)
-    parts = np.ldexp(np.ascontiguousarray(x)[:, None].view(np.float64), e[:, None])  # m, real and imaginary
-    return np.asarray(parts.view(x.dtype)[:, 0])
+    return shift(*train_entries(train.astype(np.result_type(train.dtype, np.float64)), points))

@@ -9,9 +9,8 @@ and the train interpolates through the rows, M[k] = T[k] (T[k] on I[k])^-1:
 
     A(i) ~ M[1](i1) M[2](i2) ... T[d](id),        exact in the rows.
 
-Oseledets and Tyrtyshnikov, "TT-cross approximation for multidimensional arrays", Linear Algebra Appl. 432 (2010). The
-rows are nested, the columns need not be. So any index i may be added: with its right parts i[k+1:] among the columns
-J[k], from the left to the right, the train becomes exact at i, because
+The rows are nested, the columns need not be. So any index i may be added: with its right parts i[k+1:] among the
+columns J[k], from the left to the right, the train becomes exact at i, because
 
     A(i) - train(i)  =  sum over k of  M[1](i1) ... M[k-1](i[k-1]) (column i[k+1:] of bond k - its interpolation),
 
@@ -35,14 +34,7 @@ _MAXVOL_BOUND = 10.0  # entries of an interpolation above which rows are swapped
 class CrossInterpolation:
     """Rows, columns and tables; every public method leaves a train that may be contracted.
 
-    Parameters
-    ----------
-    f
-        The tensor: indices (m, d) to entries (m,).
-    shape
-        (n[0], ..., n[d-1]).
-    point
-        An index (d,) of a non-zero entry, the first row and column of every bond.
+    `f` takes indices (m, d) to entries (m,); at `point` (d,), the first row and column of every bond, it is not zero.
     """
 
     def __init__(self, f: Callable[[Array], Array], shape: Sequence[int], point: Array) -> None:
@@ -62,10 +54,7 @@ class CrossInterpolation:
 
     def cores(self) -> list[Array]:
         """Return cores (l, n, r) of the train."""
-        return [
-            core.reshape(-1, n, core.shape[1])  # l n r
-            for core, n in zip(self._cores, self.shape, strict=True)
-        ]
+        return [core.reshape(-1, n, core.shape[1]) for core, n in zip(self._cores, self.shape, strict=True)]
 
     def grow(self, points: Array, tolerances: Array, roundoff: float) -> int:
         """Add pivots in one sweep until the train is right at `points` (m, d) to about `tolerances` (m,).
@@ -120,7 +109,7 @@ class CrossInterpolation:
             least = roundoff * float(np.abs(table).max())
             rows, kept = pivots(table, least=least, most=len(self._pivots[k]))
             if len(rows) == 0:
-                rows, kept = np.zeros(1, np.intp), np.zeros(1, np.intp)
+                rows = kept = np.zeros(1, np.intp)
             self.columns[k], self._tables[k] = self.columns[k][kept], table[:, kept]
             result = maxvol(table[:, kept], rows, bound=_MAXVOL_BOUND)
             if result is None:

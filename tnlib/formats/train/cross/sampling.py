@@ -13,19 +13,16 @@ Rng = np.random.Generator
 
 
 def sample_train(cores: Sequence[Array], count: int, rng: Rng) -> Array:
-    """Return `count` indices (count, d), drawn independently with the probability |t|^2 / norm(t)^2.
+    """Return `count` indices (count, d), drawn independently with the probability |t|^2 / norm(t)^2, t not zero.
 
     `cores` are left-isometric but the last, so that all legs on the left of one sum to the identity: from the right,
-    the weight of a leg's value given those behind it is a norm. Ferris and Vidal, "Perfect sampling with unitary tensor
-    networks", Phys. Rev. B 85 (2012). The train must not be zero.
+    the weight of a leg's value given those behind it is a norm (Ferris and Vidal, 2012).
     """
     indices = np.empty((count, len(cores)), np.intp)
     behind = np.ones((count, 1), cores[-1].dtype)
     for k in range(len(cores) - 1, -1, -1):
         rows = np.tensordot(behind, cores[k], ([1], [2]))  # m l n [r]
-        weights = np.cumsum(np.square(np.abs(rows)).sum(axis=1), axis=1)  # m n
-        drawn = (weights <= (rng.random(count) * weights[:, -1])[:, None]).sum(axis=1)
-        indices[:, k] = np.minimum(drawn, cores[k].shape[1] - 1)
+        indices[:, k] = _draw(np.square(np.abs(rows)).sum(axis=1), rng)  # m [l] n
         behind = rows[np.arange(count), :, indices[:, k]]  # m l
         behind = behind / np.linalg.norm(behind, axis=1, keepdims=True)
     return indices
@@ -40,12 +37,14 @@ def sample_uniform(shape: Sequence[int], count: int, rng: Rng) -> Array:
 def sample_products(profiles: Sequence[Array], count: int, rng: Rng) -> Array:
     """Return `count` indices (count, d) from the mean of s product distributions, `profiles[k]` (s, n[k]) of leg k."""
     component = rng.integers(0, len(profiles[0]), count)
-    columns = []
-    for profile in profiles:
-        sums = np.cumsum(profile, axis=1)[component]  # m n
-        drawn = (sums <= (rng.random(count) * sums[:, -1])[:, None]).sum(axis=1)
-        columns.append(np.minimum(drawn, profile.shape[1] - 1))
-    return np.stack(columns, axis=1)
+    return np.stack([_draw(profile[component], rng) for profile in profiles], axis=1)
+
+
+def _draw(weights: Array, rng: Rng) -> Array:
+    """Return one index (m,) for each row of `weights` (m, n), drawn with a probability proportional to them."""
+    sums = np.cumsum(weights, axis=1)
+    drawn = (sums <= (rng.random(len(sums)) * sums[:, -1])[:, None]).sum(axis=1)
+    return np.asarray(np.minimum(drawn, weights.shape[1] - 1))
 
 
 def log_density_of_products(profiles: Sequence[Array], points: Array) -> Array:
@@ -65,9 +64,8 @@ def sample_beside(heads: Sequence[Array], tails: Sequence[Array], shape: Sequenc
     other legs uniform. The indices fill neighbourhoods of all sizes around the chosen ones.
     """
     points = np.stack([rng.integers(0, n, count) for n in shape], axis=1)
-    for point, k, use_head in zip(
-        points, rng.integers(1, len(shape), count), rng.permuted(np.arange(count) % 2), strict=True
-    ):
+    bonds, heads_first = rng.integers(1, len(shape), count), rng.permuted(np.arange(count) % 2)
+    for point, k, use_head in zip(points, bonds, heads_first, strict=True):
         if use_head:
             point[:k] = heads[k][rng.integers(len(heads[k]))]
         else:
@@ -77,9 +75,7 @@ def sample_beside(heads: Sequence[Array], tails: Sequence[Array], shape: Sequenc
 
 def log_density_beside(heads: Sequence[Array], tails: Sequence[Array], shape: Sequence[int], points: Array) -> Array:
     """Return the logarithm (m,) of the density of `sample_beside` at `points` (m, d), relative to the uniform one."""
-    hashes = np.random.default_rng(0).integers(
-        1, 2**63, len(shape), dtype=np.uint64
-    )  # hashes of parts of indices, as sums
+    hashes = np.random.default_rng(0).integers(1, 2**63, len(shape), dtype=np.uint64)  # of parts of indices, as sums
     sizes = np.concatenate([[0.0], np.cumsum(np.log(shape))])
     hashed = points.astype(np.uint64) * hashes
     first, last = np.cumsum(hashed, axis=1), np.cumsum(hashed[:, ::-1], axis=1)[:, ::-1]

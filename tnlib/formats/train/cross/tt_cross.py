@@ -12,7 +12,7 @@ from tnlib._errors import ArgumentTypeError, ConvergenceWarning
 from tnlib._fit import Fit, roundoff
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, as_rtol, as_sizes
-from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudgetExceeded, as_function
+from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudgetExceeded
 from tnlib.formats.train.cross.error_estimate import ErrorEstimator, Sample
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
 from tnlib.formats.train.cross.sampling import sample_uniform
@@ -55,8 +55,8 @@ def tt_cross(
     rtol
         Relative Frobenius error of the whole.
     max_calls
-        Number of points at which f may be evaluated, samples of the error included. Where that is not enough, the best
-        train so far is returned, not converged, with a ConvergenceWarning.
+        Number of points at which f may be evaluated, samples of the error included. Where it is too small, the best
+        train so far is returned with a ConvergenceWarning.
     rng
         A numpy random generator or a seed for it; None always draws the same numbers.
 
@@ -65,8 +65,8 @@ def tt_cross(
     Fit[TensorTrain]
         Left-canonical with the last core as centre, rounded to rtol. `error` is an estimate and `certified` False: the
         root mean square of f - train over fresh random indices, half of them uniform and half drawn from abs(train)^2,
-        weighted so that its expectation is the Frobenius norm, plus two standard errors. A feature on so
-        few indices that neither samples nor searches from them meet it is missed.
+        weighted so that its expectation is the Frobenius norm, plus two standard errors. A feature on so few indices
+        that neither samples nor searches from them meet it is missed.
 
     Raises
     ------
@@ -82,8 +82,7 @@ def tt_cross(
 
     Examples
     --------
-    The Boltzmann weights of an Ising chain of 50 spins are a train of rank 2, the transfer matrix; its norm is that of
-    the chain at twice the coupling.
+    The Boltzmann weights of an Ising chain of 50 spins are a train of rank 2.
 
     >>> import numpy as np, tnlib
     >>> def weights(spins):
@@ -92,12 +91,14 @@ def tt_cross(
     >>> fit = tnlib.tt_cross(weights, (2,) * 50, rtol=1e-10)
     >>> max(fit.value.ranks), fit.converged
     (2, True)
-    >>> z = 2 * (2 * np.cosh(0.8)) ** 49
-    >>> f"{fit.value.norm() ** 2 / z:.9f}"
-    '1.000000000'
     """
-    f, shape = as_function("tt_cross", f), as_sizes("tt_cross", "shape", shape)
-    tolerance, max_calls = as_rtol("tt_cross", rtol), as_count("tt_cross", "max_calls", max_calls)
+    if not callable(f):
+        raise ArgumentTypeError(
+            f"tt_cross: f must be a function of an integer array (n_points, d), got a {type(f).__name__}; "
+            "to decompose an array use tnlib.tt_svd."
+        )
+    shape, max_calls = as_sizes("tt_cross", "shape", shape), as_count("tt_cross", "max_calls", max_calls)
+    tolerance = as_rtol("tt_cross", rtol)
     if tolerance is None:
         raise ArgumentTypeError("tt_cross: rtol must be a real number, got None; pass for example rtol=1e-6.")
     cached = CachedFunction("tt_cross", f, shape, max_calls, reserved=int(_RESERVED * max_calls))
@@ -161,9 +162,8 @@ class _Search:
     def _initial_points(self) -> Array | None:
         """Return indices (m, d) where |f| is large, None where it seems to be zero.
 
-        Where few points carry the norm of the first sample, f has a peak, and the start climbs to it. Where many do,
-        the largest of them is the first pivot and the peak the second: alone it could lie in a corner that makes no
-        difference. A peak far above all others would spoil their digits and is left out.
+        Where few points carry the norm of the first sample, f has a peak, the first pivot. Where many do, the largest
+        of them is the first pivot and the peak the second, unless it is so far above all others that it spoils digits.
         """
         for count in (_FIRST_SAMPLES, min(_ZERO_SAMPLES, self._f.remaining)):
             sample = self._errors.compare(sample_uniform(self._shape, count, self._rng), self._zero)
@@ -184,10 +184,9 @@ class _Search:
         return rounded.fused().astype(self._f.dtype)
 
     def _estimate(self, cross: CrossInterpolation, train: TensorTrain) -> tuple[Sample, float, bool]:
-        """Return points of large errors, the estimated error, and True if the search found no larger one.
+        """Return points of large errors, the estimated error, and True if it is small enough.
 
-        A few points show that a train is not accurate enough; more of them, and a search for the largest errors, are
-        needed to show that it is.
+        A few points show that it is not; more of them, and a search for the largest errors, that it is.
         """
         target = max(_TARGET * self._rtol, roundoff(train.dtype, len(self._shape) + 1))
         calls = self._f.n_calls
@@ -197,7 +196,7 @@ class _Search:
         at_crossings = self._errors.compare(crossings, train)
         if error > target:
             each = min(_NEW_POINTS, max(cross.ranks) + 1) // 2
-            return sample.heaviest(each) + at_crossings.largest(each), error, False
+            return sample.largest(each, weighted=True) + at_crossings.largest(each), error, False
         climbs = max(_CLIMBS, many // sum(self._shape))
         peaks = np.concatenate([errors.largest(climbs // 2).points for errors in (sample, at_crossings)])
         for _ in range(2 if climbs * sum(self._shape) <= many else 1):

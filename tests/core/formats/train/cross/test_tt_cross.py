@@ -107,6 +107,7 @@ BULK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rtol", [1e-6, 1e-10])
 @pytest.mark.parametrize("kind", BULK)
 def test_norms_that_the_peak_has_no_part_in(kind: str, rtol: float) -> None:
@@ -121,6 +122,7 @@ def test_norms_that_the_peak_has_no_part_in(kind: str, rtol: float) -> None:
     assert calls[1] <= 5 * calls[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4,) * 100, tuple(2 + 7 * k % 31 for k in range(200))], ids=["4^100", "2 to 32"])
 def test_hundreds_of_legs(shape: tuple[int, ...]) -> None:
     def f(points: np.ndarray) -> np.ndarray:
