@@ -73,7 +73,7 @@ COMPOSITION = (
 HEADS = (
     Entry(
         "tnlib",
-        "tnlib_adapters.attention.stacks:cores",
+        "tnlib_adapters.checkpoints.weight_stacks:cores",
         _tnlib_cores,
         lambda s: [s],
         "svd(cores(layer, 'qk'), compute_uv=False)",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
-from tnlib_adapters.compression.names import WHAT
+from tnlib_adapters.compression.choices import WHAT
 
 from benchmarks.texts import sentences
 
@@ -55,13 +55,13 @@ def stage(*, refit: bool) -> Run:
     """Return a calibration that stops early: before any fit, or after that of the output weights."""
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
-        from tnlib_adapters.attention.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration import calibrated_parts, fitted
-        from tnlib_adapters.compression.counting import count_attention
-        from tnlib_adapters.compression.evaluate import evaluate_running
-        from tnlib_adapters.compression.factorisation import Factorisation
-        from tnlib_adapters.torch.hooks.block import install
-        from tnlib_adapters.torch.hooks.running import open_running
+        from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fitted
+        from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
+        from tnlib_adapters.compression.methods.factorisation import Factorisation
+        from tnlib_adapters.compression.sizes import count_attention
+        from tnlib_adapters.instrument.block_replacement import install
+        from tnlib_adapters.instrument.running_model import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def stage(*, refit: bool) -> Run:
 def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
     """Compress as `compress` does, then tune from end to end on the same sentences."""
     import tnlib_adapters
-    from tnlib_adapters.compression.text import hold_out
+    from tnlib_adapters.compression.calibration.text import hold_out
 
     from benchmarks.tuned import tune_folder
 

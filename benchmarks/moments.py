@@ -20,7 +20,7 @@ from benchmarks.calibrated import MODELS, folder_of
 from benchmarks.texts import sentences
 
 if TYPE_CHECKING:
-    from tnlib_adapters.torch.hooks.running import Batch
+    from tnlib_adapters.instrument.running_model import Batch
 
 SENTENCES, BATCHES = 600, 8
 NAMES = {"minilm": "MiniLM", "llama": "built-in Llama"}
@@ -33,11 +33,11 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     """Return batches, a plain forward pass, and every collection of `COLLECTED`."""
     import torch
     from tnlib_adapters import open_checkpoint
-    from tnlib_adapters.compression.calibration import calibrated_parts, components_of
-    from tnlib_adapters.compression.statistics import Statistics, collect, collect_reads, measure_gates
-    from tnlib_adapters.compression.text import some_of
-    from tnlib_adapters.torch.hooks.running import open_running
-    from tnlib_adapters.torch.hooks.weights import find_places
+    from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, components_of
+    from tnlib_adapters.compression.calibration.statistics import Statistics, collect, collect_reads, measure_gates
+    from tnlib_adapters.compression.calibration.text import some_of
+    from tnlib_adapters.instrument.running_model import open_running
+    from tnlib_adapters.instrument.weight_inputs import find_places
 
     model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
     text = "\n".join(sentences("docstrings", SENTENCES))

@@ -80,7 +80,7 @@ def measure(folder: Path) -> str:
 @click.option("--method", "methods", multiple=True, default=("heads", "matrix", "ttm", "tucker"))
 def main(keeps: tuple[float, ...], methods: tuple[str, ...]) -> None:
     """Print one row for every method and fraction."""
-    import tnlib_adapters.torch  # noqa: F401 - so that transformers reads factored folders
+    import tnlib_adapters.transformers_plugin  # noqa: F401 - so that transformers reads factored folders
     import torch
     import transformers
     from tnlib_adapters import compress

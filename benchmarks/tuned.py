@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from tnlib_adapters.torch.hooks.running import Batch, RunningModel
+    from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from torch import Tensor
 
 # The step, of a factor's root mean square, and how many: two to three minutes on MiniLM and on the built-in Llama.
@@ -32,7 +32,7 @@ _WARM_UP = 10
 def tune_folder(before: Path, after: Path, text: str, out: Path, n_steps: int | None = None) -> None:
     """Write the compressed checkpoint `after`, tuned to `before` on a text, as a folder that loads where it does."""
     import torch
-    from tnlib_adapters.torch.hooks.running import open_running
+    from tnlib_adapters.instrument.running_model import open_running
     from transformers import AutoConfig
 
     original, model = open_running(before), open_running(after)

@@ -18,11 +18,11 @@ import numpy as np
 import transformers
 import transformers_models as models
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
-from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.plain import factorise
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.uncalibrated import factorise
 from tnlib_adapters.compression.write import write_checkpoint
-from tnlib_adapters.forward.model import run
-from tnlib_adapters.torch import FactoredLinear
+from tnlib_adapters.reference.model import run
+from tnlib_adapters.transformers_plugin import FactoredLinear
 
 from tnlib import ArgumentError
 
@@ -221,7 +221,7 @@ cell is the largest error over layers and heads relative to the largest entry, i
 - **forms**: the same from `qk(head, distance)` at every distance, one bilinear form each
 - **outputs**: `frozen(patterns)` under the model's own patterns
 - **in memory**: weights of `Attention.from_module` beside those of the saved folder
-- **forward**: logits, or hidden states, of `tnlib_adapters.forward.model.run`
+- **forward**: logits, or hidden states, of `tnlib_adapters.reference.model.run`
 - **folded**: the same of transformers, from a folder that holds the model with its norms and value biases folded
 - **rotated**: the same with the residual stream in another basis
 - **gauge**: the same of the model as it came, the gauge and the order of its heads fixed

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from tnlib_adapters import Attention
-from tnlib_adapters.forward.weights import Weights
+from tnlib_adapters.reference.weights import Weights
 
 ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 

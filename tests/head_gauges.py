@@ -10,8 +10,8 @@ import oracles
 from attention_layers import ARRAYS
 from oracles import with_spectrum
 from tnlib_adapters import Attention, Checkpoint, HeadNorm, Rotary
-from tnlib_adapters.attention.changed import with_tensors
-from tnlib_adapters.checkpoints.projections import Projections, put_together
+from tnlib_adapters.checkpoints.modified import with_tensors
+from tnlib_adapters.factors.projections import Projections, put_together
 
 
 def invertible(n: int, rng: np.random.Generator) -> np.ndarray:

@@ -7,4 +7,8 @@ from __future__ import annotations
 
 import lazy_loader
 
+from tnlib_adapters import _moved
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+_moved.install()

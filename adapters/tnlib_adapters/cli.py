@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from tnlib_adapters.compression.names import LAYOUTS, METHODS, STORES, WHAT
+from tnlib_adapters.compression.choices import LAYOUTS, METHODS, STORES, WHAT
 from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.compare import Comparison
-    from tnlib_adapters.compression.compare_text import TextComparison
+    from tnlib_adapters.compression.compare.by_layer import Comparison
+    from tnlib_adapters.compression.compare.on_text import TextComparison
     from tnlib_adapters.compression.progress import Progress
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
@@ -56,8 +56,9 @@ def main() -> None:
               help="With --calibrate: where to keep what the text shows of the weights, for another size or after an "
               "interruption.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
-              help="factored: store the factors; transformers reads them after import tnlib_adapters.torch. dense: the "
-              "multiplied-out weights under their old names, as large as before; loads anywhere.")  # fmt: skip
+              help="factored: store the factors; transformers reads them after import "
+              "tnlib_adapters.transformers_plugin. dense: the multiplied-out weights under their old names, as "
+              "large as before; loads anywhere.")  # fmt: skip
 @click.option("--store", type=click.Choice(STORES), default="float", show_default=True,
               help="float: factors in the dtype of the weights; int8: in one byte a number.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
@@ -70,7 +71,7 @@ def compress(source: str, out: Path, **asked: Any) -> None:
         from tnlib_adapters.compression.compress import compress as run
 
         report = run(_folder(source), out, **asked, progress=progress)
-    from tnlib_adapters.compression.terminal import show_report
+    from tnlib_adapters.compression.report.terminal import show_report
 
     show_report(report, out)
 
@@ -95,12 +96,12 @@ def compare(
     Without a text that is the error of every layer's operators.
     """
     with _command() as progress:
-        from tnlib_adapters.attention.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.compare import compare as run
-        from tnlib_adapters.compression.compare_pictures import draw_by_layer, draw_on_text
-        from tnlib_adapters.compression.compare_text import compare_on_text
-        from tnlib_adapters.compression.text import read_text
-        from tnlib_adapters.compression.whole import check_target, whole_folder
+        from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+        from tnlib_adapters.compression.calibration.text import read_text
+        from tnlib_adapters.compression.compare.by_layer import compare as run
+        from tnlib_adapters.compression.compare.on_text import compare_on_text
+        from tnlib_adapters.compression.compare.pictures import draw_by_layer, draw_on_text
+        from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 
         text = None if calibrate is None else read_text("compare", "calibrate", calibrate)
         folder, fractions = _folder(source), sorted(set(keeps), reverse=True)
@@ -116,7 +117,7 @@ def compare(
         with whole_folder(out) as partial:
             found.write_csv(partial / "compare.csv")
             picture.savefig(partial / "compare.png", dpi=150)
-    from tnlib_adapters.compression.terminal import show_comparison
+    from tnlib_adapters.compression.report.terminal import show_comparison
 
     show_comparison(found, out)
 
@@ -132,10 +133,10 @@ def evaluate(source: str, out: Path, text: Path) -> None:
     perplexity of both, and the divergence of their predictions in nats a token. Needs torch and transformers.
     """
     with _command() as progress:
-        from tnlib_adapters.compression.evaluate import evaluate as run
+        from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
 
         found = run(_folder(source), out, text, progress=progress)
-    from tnlib_adapters.compression.terminal import show_evaluation
+    from tnlib_adapters.compression.report.terminal import show_evaluation
 
     show_evaluation(found)
 

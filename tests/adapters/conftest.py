@@ -78,7 +78,7 @@ def text(tmp_path: Path) -> Path:
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
     """Name of a model -> the checkpoint of a small random one in float64, and its weights."""
     from tnlib_adapters import open_checkpoint
-    from tnlib_adapters.forward.weights import read_weights
+    from tnlib_adapters.reference.weights import read_weights
     from transformers_models import random_model
 
     @functools.cache

@@ -144,7 +144,7 @@ def test_null_is_an_answer_where_a_missing_key_is_none(saved: Any, tmp_path: Pat
 def test_what_has_learned_positions_is_compressed_and_reloaded(
     name: str, saved: Any, recorded: Any, tmp_path: Path, without_pictures: None
 ) -> None:
-    pytest.importorskip("tnlib_adapters.torch")
+    pytest.importorskip("tnlib_adapters.transformers_plugin")
     from tnlib_adapters import compress
     from transformers_models import record
 

@@ -9,7 +9,7 @@ import pytest
 from attention_layers import ARRAYS, from_the_diagonal, homogeneous, visible
 from oracles import assert_close, refused
 from tnlib_adapters import Attention, open_checkpoint
-from tnlib_adapters.checkpoints.architectures import ARCHITECTURES
+from tnlib_adapters.architectures.table import ARCHITECTURES
 
 from tnlib import ArgumentError, ArgumentTypeError
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from oracles import assert_close
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
-from tnlib_adapters.forward.model import loss, run
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.reference.model import loss, run
+from tnlib_adapters.reference.weights import read_weights
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -197,8 +197,8 @@ def test_greedy_text_is_what_the_forward_pass_prefers(model: Any, tokenizer: Any
 def test_compressed_it_still_predicts_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any, text: str, windows: np.ndarray
 ) -> None:
-    pytest.importorskip("tnlib_adapters.torch")
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 15)  # quick, and a little worse
+    pytest.importorskip("tnlib_adapters.transformers_plugin")
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 15)  # quick, and a little worse
     (tmp_path / "text").write_text(text[40_000:48_000], encoding="utf-8")
     report = compress(LLAMA, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
     assert report.kept <= 0.5
@@ -227,7 +227,7 @@ def test_compressed_without_a_text_it_still_predicts(
     method: str, keep: float, lost: float, tmp_path: Path, model: Any, windows: np.ndarray
 ) -> None:
     """Planes left out of queries and keys would cost ten times as much."""
-    pytest.importorskip("tnlib_adapters.torch")
+    pytest.importorskip("tnlib_adapters.transformers_plugin")
     compress(LLAMA, tmp_path / "out", keep=keep, method=method)
     smaller = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert nats(smaller, windows).mean() < nats(model, windows).mean() + lost

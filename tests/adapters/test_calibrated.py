@@ -14,18 +14,18 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text  # noqa: E402
-from tnlib_adapters.attention.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.checkpoints.products import Products  # noqa: E402
-from tnlib_adapters.checkpoints.projections import NAMES as PROJECTIONS  # noqa: E402
-from tnlib_adapters.checkpoints.projections import Projections  # noqa: E402
-from tnlib_adapters.compression.calibrated import fold_biases, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.calibration import calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
-from tnlib_adapters.compression.plain import turns  # noqa: E402
-from tnlib_adapters.torch.hooks.block import install  # noqa: E402
-from tnlib_adapters.torch.hooks.local import fit_layers  # noqa: E402
-from tnlib_adapters.torch.hooks.running import Batch, draw_tokens, open_running  # noqa: E402
-from tnlib_adapters.torch.hooks.weights import find_places, observe  # noqa: E402
+from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
+from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
+from tnlib_adapters.compression.methods.uncalibrated import turns  # noqa: E402
+from tnlib_adapters.factors.products import Products  # noqa: E402
+from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
+from tnlib_adapters.factors.projections import Projections  # noqa: E402
+from tnlib_adapters.instrument.block_replacement import install  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import fit_layers  # noqa: E402
+from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
+from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
 
 from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
 
@@ -36,7 +36,7 @@ SOME = ("bert", "gpt2_lm", "llama", "phi")
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     """As many as show that they help."""
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 15)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 15)
 
 
 def quietly(*_: object) -> None:

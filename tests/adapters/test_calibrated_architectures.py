@@ -13,12 +13,12 @@ from oracles import assert_close, refused
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("tnlib_adapters.torch")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import compress  # noqa: E402
-from tnlib_adapters.compression.evaluate import evaluate  # noqa: E402
-from tnlib_adapters.torch import FactoredLinear  # noqa: E402
+from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
+from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
@@ -26,7 +26,7 @@ from tnlib import ArgumentError  # noqa: E402
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 8)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 8)
     file = tmp_path / "text.txt"
     file.write_text(made_up_text(40), encoding="utf-8")
     return file

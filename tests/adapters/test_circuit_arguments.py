@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles import normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, circuits, freeze, open_checkpoint
-from tnlib_adapters.forward.model import Forward, loss, run
+from tnlib_adapters.reference.model import Forward, loss, run
 
 TOKENS = np.tile(np.arange(5, 15), 2)
 MASK = np.arange(20) > 10

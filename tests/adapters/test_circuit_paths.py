@@ -9,7 +9,7 @@ import pytest
 from oracles import assert_close, normal, refused, unchanged
 from tnlib_adapters import Checkpoint, FrozenAttention, FrozenStack, freeze
 from tnlib_adapters.circuits import Paths, path_contributions, path_losses, stream_by_order
-from tnlib_adapters.forward.model import Forward, run
+from tnlib_adapters.reference.model import Forward, run
 
 import tnlib
 

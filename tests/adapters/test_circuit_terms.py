@@ -15,9 +15,9 @@ from tnlib_adapters import Attention, Checkpoint, Rotary, open_checkpoint
 from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.circuits import OpenLayer, StreamParts, pair_effects, split_stream, ten_terms
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.forward.layers import log_softmax, softmax
-from tnlib_adapters.forward.model import Forward, run
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.reference.layers import log_softmax, softmax
+from tnlib_adapters.reference.model import Forward, run
+from tnlib_adapters.reference.weights import read_weights
 
 
 def layer_of(**facts: Any) -> Attention:

@@ -13,14 +13,14 @@ pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import tnlib_adapters
-import tnlib_adapters.torch  # registers the layout
+import tnlib_adapters.transformers_plugin  # registers the layout
 from click.testing import CliRunner
 from oracles import refused
 from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
-from tnlib_adapters.compression.compare_pictures import draw_on_text
-from tnlib_adapters.compression.compare_text import ROUNDED, ROWS, compare_on_text
-from tnlib_adapters.compression.text import hold_out
+from tnlib_adapters.compression.calibration.text import hold_out
+from tnlib_adapters.compression.compare.on_text import ROUNDED, ROWS, compare_on_text
+from tnlib_adapters.compression.compare.pictures import draw_on_text
 
 from tnlib import ArgumentError
 
@@ -30,7 +30,7 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 3)
 
 
 @pytest.mark.slow

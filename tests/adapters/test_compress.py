@@ -29,7 +29,7 @@ from oracles import refused
 from safetensors.numpy import load_file, save_file
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.forward.model import loss, run
+from tnlib_adapters.reference.model import loss, run
 
 from tnlib import ArgumentError, FileFormatError
 
@@ -484,7 +484,7 @@ def test_the_least_that_a_refusal_names_suffices(tmp_path: Path) -> None:
 
 def test_the_page_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real page: pictures inside it, every head of every layer, nothing fetched from elsewhere."""
-    from tnlib_adapters.compression.page import write_page
+    from tnlib_adapters.compression.report.page import write_page
 
     monkeypatch.setattr(_module(), "write_page", write_page)
     source = builtin_copy(tmp_path / "a <b> & c")

@@ -12,7 +12,7 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, normal, refused
 from tnlib_adapters import builtin_path, open_checkpoint
-from tnlib_adapters.checkpoints.factored import (
+from tnlib_adapters.factors.attention_factors import (
     KEY,
     Piece,
     describe,
@@ -22,7 +22,7 @@ from tnlib_adapters.checkpoints.factored import (
     stack,
     unstack,
 )
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 import tnlib
 from tnlib import FileFormatError

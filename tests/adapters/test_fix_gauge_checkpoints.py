@@ -21,7 +21,7 @@ from tnlib_adapters import (
     rotate,
     save_checkpoint,
 )
-from tnlib_adapters.forward.model import run
+from tnlib_adapters.reference.model import run
 
 # Of which transformers takes some norms and softmaxes in single precision, whatever its own.
 SINGLE = 2e-6

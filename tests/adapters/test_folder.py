@@ -25,8 +25,8 @@ from checkpoint_folders import (
 )
 from oracles import refused
 from tnlib_adapters import open_checkpoint
-from tnlib_adapters.checkpoints.projections import put_together, take_apart
-from tnlib_adapters.checkpoints.tensor_file import TensorInfo
+from tnlib_adapters.factors.projections import put_together, take_apart
+from tnlib_adapters.files.tensor_file import TensorInfo
 
 from tnlib import FileFormatError
 

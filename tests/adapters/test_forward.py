@@ -13,11 +13,11 @@ import pytest
 from checkpoint_folders import CONFIG, builtin_copy, change_config, change_tensors
 from oracles import assert_close, refused, unchanged
 from tnlib_adapters import builtin_path, open_checkpoint
-from tnlib_adapters.checkpoints.factored import KEY, Piece, describe
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.forward.layers import ACTIVATIONS
-from tnlib_adapters.forward.model import Forward, loss, run
-from tnlib_adapters.forward.weights import Weights, read_weights
+from tnlib_adapters.factors.attention_factors import KEY, Piece, describe
+from tnlib_adapters.reference.layers import ACTIVATIONS
+from tnlib_adapters.reference.model import Forward, loss, run
+from tnlib_adapters.reference.weights import Weights, read_weights
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 

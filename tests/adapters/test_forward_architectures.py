@@ -9,8 +9,8 @@ import pytest
 from checkpoint_folders import change_tensors
 from oracles import assert_close, refused
 from tnlib_adapters import open_checkpoint
-from tnlib_adapters.forward.model import Forward, loss, run
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.reference.model import Forward, loss, run
+from tnlib_adapters.reference.weights import read_weights
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 

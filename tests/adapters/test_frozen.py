@@ -12,7 +12,7 @@ import scipy.sparse.linalg
 import tnlib_adapters
 from oracles import assert_close, assert_fit, normal, refused, unchanged
 from tnlib_adapters import Attention, FrozenAttention
-from tnlib_adapters.forward.model import run
+from tnlib_adapters.reference.model import run
 
 import tnlib
 

@@ -18,7 +18,7 @@ from tnlib_adapters import (
     freeze,
     open_checkpoint,
 )
-from tnlib_adapters.forward.model import Forward, run
+from tnlib_adapters.reference.model import Forward, run
 
 import tnlib
 

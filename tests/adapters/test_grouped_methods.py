@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal
-from tnlib_adapters.checkpoints.factored import expand, stack, unstack
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
-from tnlib_adapters.compression.heads import Heads, ValueHeads
-from tnlib_adapters.compression.methods import METHODS, TURNED, Factorised, Method
-from tnlib_adapters.compression.stacks import TuckerStack
+from tnlib_adapters.compression.methods.head_products import Heads, ValueHeads
+from tnlib_adapters.compression.methods.table import METHODS, TURNED, Factorised, Method
+from tnlib_adapters.compression.methods.tensor_stacks import TuckerStack
+from tnlib_adapters.factors.attention_factors import expand, stack, unstack
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS, KV, DH = 12, 6, 2, 5
 GROUP = HEADS // KV

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
 from tnlib_adapters import Attention, Checkpoint, builtin_path, fold, open_checkpoint
 from tnlib_adapters.circuits import bigrams, head_subspace, principal_angles, read_vocabulary, subspace_overlaps
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.reference.weights import read_weights
 from transformers_models import random_model
 
 
@@ -124,7 +124,7 @@ def test_a_folded_gpt2_is_centred(tmp_path: Path) -> None:
 def test_bigrams_are_those_of_a_model_without_layers(name: str, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tnlib_adapters.forward.model import run
+    from tnlib_adapters.reference.model import run
 
     random_model(name).double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

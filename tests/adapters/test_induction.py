@@ -19,11 +19,11 @@ from tnlib_adapters.circuits import (
     split_stream,
     toy_induction,
 )
-from tnlib_adapters.circuits.induction import Induction
+from tnlib_adapters.circuits.heads.induction_heads import Induction
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.forward.layers import log_softmax
-from tnlib_adapters.forward.model import loss, run
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.reference.layers import log_softmax
+from tnlib_adapters.reference.model import loss, run
+from tnlib_adapters.reference.weights import read_weights
 
 import tnlib
 from tnlib.interop import quimb as network

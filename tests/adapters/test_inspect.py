@@ -19,13 +19,13 @@ from html_pages import check_page, pictures
 from oracles import normal
 from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.checkpoints.projections import Sizes
 from tnlib_adapters.compression.progress import quiet
-from tnlib_adapters.forward.model import run
+from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.inspection.heads import effective_rank, gauge_report
 from tnlib_adapters.inspection.measure import n_shown
 from tnlib_adapters.inspection.page import page_of
 from tnlib_adapters.inspection.tokens import Tokens, read_tokens
+from tnlib_adapters.reference.model import run
 
 import tnlib
 

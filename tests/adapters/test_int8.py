@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.checkpoints.int8 import narrow, round_slices, scale_shapes, widen
-from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.forward.model import run
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.factors.int8 import narrow, round_slices, scale_shapes, widen
+from tnlib_adapters.reference.model import run
 
 from tnlib import ArgumentError, FileFormatError
 
@@ -104,7 +104,7 @@ def test_it_runs_and_is_nearly_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["heads", "matrix", "ttm", "tucker", "cp"])
 def test_transformers_computes_the_same_as_numpy(method: str, name: str, saved: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    import tnlib_adapters.torch  # noqa: F401
+    import tnlib_adapters.transformers_plugin  # noqa: F401
     from transformers import AutoModel
 
     compress(saved(name)[1], tmp_path / "out", keep=0.5, method=method, store="int8")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tnlib_adapters.checkpoints.factored import Piece, descriptions, expand
-from tnlib_adapters.checkpoints.interpolative import pack, unpack
-from tnlib_adapters.checkpoints.projections import Sizes
+from tnlib_adapters.factors.attention_factors import Piece, descriptions, expand
+from tnlib_adapters.factors.interpolative import pack, unpack
+from tnlib_adapters.factors.projections import Sizes
 
 from tnlib import FileFormatError
 

@@ -14,7 +14,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tnlib_adapters.physics import itensor
+from tnlib_adapters.interop import itensor
 
 import tnlib
 

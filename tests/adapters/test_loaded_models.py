@@ -20,7 +20,7 @@ from tnlib_adapters import compress, open_checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tnlib_adapters.torch")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 METHODS = ["heads", "matrix", "ttm", "tucker", "cp"]
 # model that was saved -> classes that load it

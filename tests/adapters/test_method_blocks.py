@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from compressed_folders import Dense
 from oracles import normal
-from tnlib_adapters.checkpoints.factored import Piece, expand
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
-from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.factors.attention_factors import Piece, expand
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS = 12, 3
 SIZES = Sizes(n_layers=1, n_heads=HEADS, d_model=D)

@@ -11,12 +11,12 @@ import pytest
 from compressed_folders import Dense, relative, tail
 from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
-from tnlib_adapters.checkpoints.factored import Piece, expand
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
-from tnlib_adapters.compression.heads import Heads
-from tnlib_adapters.compression.matrices import Matrices, TTMatrices, refuse_unsplittable, split_evenly
-from tnlib_adapters.compression.methods import METHODS, REFUSE, Factorised
-from tnlib_adapters.compression.stacks import CPStack, TuckerStack
+from tnlib_adapters.compression.methods.head_products import Heads
+from tnlib_adapters.compression.methods.matrices import Matrices, TTMatrices, refuse_unsplittable, split_evenly
+from tnlib_adapters.compression.methods.table import METHODS, REFUSE, Factorised
+from tnlib_adapters.compression.methods.tensor_stacks import CPStack, TuckerStack
+from tnlib_adapters.factors.attention_factors import Piece, expand
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS = 12, 3
 DH = D // HEADS

@@ -25,7 +25,7 @@ import string  # noqa: E402
 import threading  # noqa: E402
 import zipfile  # noqa: E402
 
-import tnlib_adapters.torch  # noqa: E402, F401  # registers the layout
+import tnlib_adapters.transformers_plugin  # noqa: E402, F401  # registers the layout
 from tnlib_adapters import compress  # noqa: E402
 
 MODULES = (argparse, asyncio, calendar, decimal, heapq, logging, socket, string, threading, zipfile)

@@ -14,11 +14,11 @@ import pytest
 from oracles import assert_close, contract, normal, refused, unchanged
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("tnlib_adapters.torch")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from tnlib_adapters.checkpoints.factored import EXPAND  # noqa: E402
-from tnlib_adapters.torch import CPLinear, FactoredLinear, LowRankLinear, TTLinear, TuckerLinear  # noqa: E402
-from tnlib_adapters.torch.layers import MAKE  # noqa: E402
+from tnlib_adapters.factors.attention_factors import EXPAND  # noqa: E402
+from tnlib_adapters.transformers_plugin import CPLinear, FactoredLinear, LowRankLinear, TTLinear, TuckerLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin.attention_layers import MAKE  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 

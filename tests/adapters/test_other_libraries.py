@@ -28,7 +28,7 @@ def library(name: str) -> Any:
 
 
 def verbs(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    module = importlib.import_module(f"tnlib_adapters.physics.{name}")
+    module = importlib.import_module(f"tnlib_adapters.interop.{name}")
     return getattr(module, f"to_{name}"), getattr(module, f"from_{name}")
 
 
@@ -587,7 +587,7 @@ def test_a_library_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_nothing_is_imported_before_it_is_used() -> None:
     import subprocess
 
-    code = "import sys\n" + "".join(f"import tnlib_adapters.physics.{name}\n" for name in [*EVERY, "itensor"])
+    code = "import sys\n" + "".join(f"import tnlib_adapters.interop.{name}\n" for name in [*EVERY, "itensor"])
     code += "print([m for m in ('torch', 'tensorly', 'tntorch', 'pyttb', 'h5py', 'quimb') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

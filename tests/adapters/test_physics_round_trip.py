@@ -17,8 +17,8 @@ from tenpy.models.xxz_chain import XXZChain
 from tenpy.networks.mps import MPS
 from tenpy.networks.site import SpinHalfSite
 from tenpy.tools import hdf5_io
-from tnlib_adapters.physics.quimb import from_quimb, to_quimb
-from tnlib_adapters.physics.tenpy import from_tenpy, read, to_tenpy, write
+from tnlib_adapters.interop.quimb import from_quimb, to_quimb
+from tnlib_adapters.interop.tenpy import from_tenpy, read, to_tenpy, write
 
 import tnlib
 

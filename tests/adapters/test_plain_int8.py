@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
-import tnlib_adapters.torch  # noqa: E402  # registers the layout
+import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
 from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.plain_int8 import plain_bytes, round_weights, verdict  # noqa: E402
-from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
+from tnlib_adapters.compression.methods.int8_baseline import plain_bytes, round_weights, verdict  # noqa: E402
+from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 NAMES = ("bert", "gpt2_lm", "llama")
@@ -24,7 +24,7 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 5)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,12 +14,12 @@ from compressed_folders import Dense, dense_layers, n_attention, relative
 from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.checkpoints.factored import expand
-from tnlib_adapters.compression.factorisation import Factorisation
-from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.plain import factorise
+from tnlib_adapters.compression.methods.factorisation import Factorisation
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.uncalibrated import factorise
 from tnlib_adapters.compression.plan import Plan
 from tnlib_adapters.compression.request import check_keep
+from tnlib_adapters.factors.attention_factors import expand
 
 from tnlib import ArgumentError
 

@@ -13,12 +13,12 @@ from oracles import assert_close, normal, refused
 from safetensors.numpy import save_file
 from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import find_circuit
-from tnlib_adapters.circuits.additive_terms import path_terms, ten_terms_by_heads
-from tnlib_adapters.circuits.gates import GatedModel
-from tnlib_adapters.circuits.pruned_circuit import Circuit
+from tnlib_adapters.circuits.discovery.circuit_search import Circuit
+from tnlib_adapters.circuits.discovery.edge_gates import GatedModel
+from tnlib_adapters.circuits.discovery.stream_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.forward.layers import log_softmax, softmax
-from tnlib_adapters.forward.model import loss, run
+from tnlib_adapters.reference.layers import log_softmax, softmax
+from tnlib_adapters.reference.model import loss, run
 
 HEADS = [f"{layer}.{head}" for layer in range(2) for head in range(4)]
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from physics_states import operators, trains
-from tnlib_adapters.physics.quimb import from_quimb, to_quimb
+from tnlib_adapters.interop.quimb import from_quimb, to_quimb
 
 import tnlib
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, compress, fold, open_checkpoint
-from tnlib_adapters.checkpoints.token_names import token_names
 from tnlib_adapters.circuits import (
     bigrams,
     copying,
@@ -24,8 +23,9 @@ from tnlib_adapters.circuits import (
     read_vocabulary,
     singular_features,
 )
-from tnlib_adapters.circuits.stream_head import stream_head
-from tnlib_adapters.forward.weights import Weights
+from tnlib_adapters.circuits.heads.effective_head import stream_head
+from tnlib_adapters.files.token_names import token_names
+from tnlib_adapters.reference.weights import Weights
 from transformers_models import random_model
 
 import tnlib
@@ -124,7 +124,7 @@ def test_equal_values_are_one_span() -> None:
 
 def test_spans_name_tokens_that_no_basis_decides(opened: Callable[[str], Opened]) -> None:
     """A head whose values are all equal has one span; its tokens are the longest projections."""
-    from tnlib_adapters.circuits.token_features import read_tokens
+    from tnlib_adapters.circuits.tokens.token_features import read_tokens
 
     checkpoint, weights = opened("llama")
     words = read_vocabulary(checkpoint)
@@ -207,7 +207,7 @@ def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str],
 def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tnlib_adapters.circuits.token_copying import circuit_copying
+    from tnlib_adapters.circuits.tokens.copying_scores import circuit_copying
 
     random_model("gpt2_untied").double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
@@ -247,10 +247,10 @@ def test_the_previous_token_head_reads_positions(model: Checkpoint) -> None:
 def test_blocks_of_the_vocabulary_add_up(
     name: str, opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tnlib_adapters.circuits.direct_path as direct_path
-    import tnlib_adapters.circuits.ends as ends
-    import tnlib_adapters.circuits.token_copying as token_copying
-    import tnlib_adapters.circuits.vocabulary as vocabulary
+    import tnlib_adapters.circuits.tokens.copying_scores as token_copying
+    import tnlib_adapters.circuits.tokens.direct_path as direct_path
+    import tnlib_adapters.circuits.tokens.embeddings as ends
+    import tnlib_adapters.circuits.tokens.vocabulary as vocabulary
 
     checkpoint, _ = opened(name)
     norm_in_front = stream_head("stream_head", checkpoint, 1, 0).norm

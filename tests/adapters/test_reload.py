@@ -17,11 +17,11 @@ from oracles import assert_close, refused
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tnlib_adapters.torch")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.torch import FactoredLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import FileFormatError  # noqa: E402
@@ -70,7 +70,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in WITHOUT_PICTURES.items():
             patch.setattr(f"tnlib_adapters.compression.compress.{name}", stand_in)
-        patch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
+        patch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 3)
         yield get
 
 

@@ -16,12 +16,12 @@ from oracles import assert_close
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tnlib_adapters.torch")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.plain import factorise  # noqa: E402
+from tnlib_adapters.compression.methods.uncalibrated import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
-from tnlib_adapters.torch import FactoredLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import MODELS, inputs, loaded_like, outputs  # noqa: E402
 
 LAYOUTS = ("factored", "dense")

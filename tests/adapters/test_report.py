@@ -14,11 +14,11 @@ from checkpoint_folders import builtin_copy, change_tensors
 from compressed_folders import attention_tensors, dense_layers, read_config, read_tensors, relative, tail
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.compression.counting import stored_bytes
-from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.operator_errors import compare_layer
-from tnlib_adapters.compression.report import HeadReport, LayerReport, Report
-from tnlib_adapters.forward.model import run
+from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
+from tnlib_adapters.compression.sizes import stored_bytes
+from tnlib_adapters.reference.model import run
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
@@ -185,7 +185,7 @@ def test_loss_of_the_built_in_model_before_and_after(tmp_path: Path, monkeypatch
 
 @pytest.mark.usefixtures("without_pictures")
 def test_models_whose_text_is_not_at_hand_have_no_such_measure(saved: Any, tmp_path: Path) -> None:
-    from tnlib_adapters.compression.quality import measure_quality
+    from tnlib_adapters.compression.evaluation.quality import measure_quality
 
     checkpoint = open_checkpoint(saved("bert")[1])
     assert measure_quality(checkpoint, checkpoint) == {}

@@ -15,8 +15,8 @@ from compressed_folders import attention_tensors, dense_layers, n_attention, rea
 from html_pages import Page, check_page, pictures
 from random_checkpoints import random_folder
 from tnlib_adapters import compress, open_checkpoint
-from tnlib_adapters.compression.page import write_page
-from tnlib_adapters.compression.report import HeadReport, LayerReport, Report
+from tnlib_adapters.compression.report.page import write_page
+from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
 
 REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
 N_BYTES = {"F32": 4, "F16": 2, "BF16": 2}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tnlib_adapters import builtin_path, compress
-from tnlib_adapters.compression.pictures import error_curve, error_maps, spectra
-from tnlib_adapters.compression.report import Report
-from tnlib_adapters.compression.summary import summarise
+from tnlib_adapters.compression.report.pictures import error_curve, error_maps, spectra
+from tnlib_adapters.compression.report.report import Report
+from tnlib_adapters.compression.report.summary import summarise
 
 CURVE = {"kept": [0.1, 0.5, 0.9], "predicted": [0.5, 0.1, 0.01]}
 

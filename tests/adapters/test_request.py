@@ -12,7 +12,7 @@ import pytest
 from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.names import BY_TEXT, METHODS, WHAT
+from tnlib_adapters.compression.choices import BY_TEXT, METHODS, WHAT
 from tnlib_adapters.compression.request import Request
 
 from tnlib import ArgumentError

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, HeadNorm
+from tnlib_adapters.architectures.config_rules import alibi_slopes
+from tnlib_adapters.architectures.rope import read_frequencies
+from tnlib_adapters.architectures.table import ARCHITECTURES
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.checkpoints.architectures import ARCHITECTURES
-from tnlib_adapters.checkpoints.rope import read_frequencies
-from tnlib_adapters.checkpoints.rules import alibi_slopes
 
 from tnlib import ArgumentError, ArgumentTypeError
 

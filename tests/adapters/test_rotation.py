@@ -13,7 +13,7 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, isometry, refused
 from tnlib_adapters import builtin_path, fold, norm_divisors, open_checkpoint, rotate, save_checkpoint
-from tnlib_adapters.forward.model import run
+from tnlib_adapters.reference.model import run
 
 import tnlib
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal
-from tnlib_adapters.checkpoints.factored import expand
-from tnlib_adapters.checkpoints.projections import Projections, Sizes
-from tnlib_adapters.compression.moments import Inputs
-from tnlib_adapters.compression.shared_bases import SharedBases
-from tnlib_adapters.compression.whitening import Whitened
+from tnlib_adapters.compression.calibration.moments import Inputs
+from tnlib_adapters.compression.calibration.whitening import Whitened
+from tnlib_adapters.compression.methods.shared_bases import SharedBases
+from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.projections import Projections, Sizes
 
 D, HEADS, DH, N = 12, 4, 3, 300
 KV = pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])

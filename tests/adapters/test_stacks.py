@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from oracles import assert_close, isometry, normal, refused, true_error
 from tnlib_adapters import Attention, View, builtin_path, compare_formats, open_checkpoint
-from tnlib_adapters.attention import stacks
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.checkpoints import weight_stacks as stacks
+from tnlib_adapters.reference.weights import read_weights
 
 import tnlib
 

@@ -12,9 +12,9 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
-from tnlib_adapters.checkpoints.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
-from tnlib_adapters.torch.hooks import running  # noqa: E402
-from tnlib_adapters.torch.hooks import weights as observed  # noqa: E402
+from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
+from tnlib_adapters.instrument import running_model as running  # noqa: E402
+from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
@@ -34,8 +34,8 @@ def folders(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Few steps, many batches, and a file after every one of them."""
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 2)
-    monkeypatch.setattr("tnlib_adapters.compression.statistics._SAVED_EVERY", 0.0)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.statistics._SAVED_EVERY", 0.0)
     monkeypatch.setattr(running, "_TOKENS", 128)
 
 
@@ -142,6 +142,6 @@ def test_statistics_without_a_weight_are_refused(folders, text, tmp_path):
 def test_statistics_of_another_version_are_refused(folders, text, tmp_path, monkeypatch):
     file = tmp_path / "seen"
     compress(folders[0], tmp_path / "a", text, file)
-    monkeypatch.setattr("tnlib_adapters.compression.statistics_file._VERSION", "4")
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.statistics_file._VERSION", "4")
     with pytest.raises(FileFormatError, match="version 3, this is version 4"):
         compress(folders[0], tmp_path / "b", text, file)

@@ -20,8 +20,8 @@ from tenpy.networks.mpo import MPO
 from tenpy.networks.mps import MPS
 from tenpy.networks.purification_mps import PurificationMPS
 from tenpy.networks.site import BosonSite, FermionSite, GroupedSite, SpinHalfFermionSite, SpinHalfSite, SpinSite
-from tnlib_adapters.physics._sectors import Sectors, left_isometric
-from tnlib_adapters.physics.tenpy import from_tenpy, to_tenpy
+from tnlib_adapters.interop._sectors import Sectors, left_isometric
+from tnlib_adapters.interop.tenpy import from_tenpy, to_tenpy
 
 import tnlib
 

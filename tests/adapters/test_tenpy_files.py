@@ -19,7 +19,7 @@ from tenpy.networks.mps import MPS
 from tenpy.networks.purification_mps import PurificationMPS
 from tenpy.networks.site import SpinHalfSite
 from tenpy.tools import hdf5_io
-from tnlib_adapters.physics.tenpy import from_tenpy, read, to_tenpy, write
+from tnlib_adapters.interop.tenpy import from_tenpy, read, to_tenpy, write
 
 import tnlib
 
@@ -140,7 +140,7 @@ def test_legs_are_found_by_their_labels(stored: Path) -> None:
 
 def test_reading_needs_no_tenpy(stored: Path) -> None:
     code = (
-        "import sys; from tnlib_adapters.physics.tenpy import read; "
+        "import sys; from tnlib_adapters.interop.tenpy import read; "
         f"print(read({str(stored)!r}).ranks, 'tenpy' in sys.modules)"
     )
     environment = {"PYTHONPATH": ":".join(p for p in sys.path if p), "PATH": ""}

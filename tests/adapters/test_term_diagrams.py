@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from tnlib_adapters.circuits import OpenLayer, split_stream, term_diagram
-from tnlib_adapters.circuits.two_layers import NAMES
-from tnlib_adapters.forward.model import run
-from tnlib_adapters.forward.weights import read_weights
+from tnlib_adapters.circuits.paths.two_layer_terms import NAMES
+from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import read_weights
 
 import tnlib
 from tnlib.drawing import Diagram

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
-import tnlib_adapters.torch  # noqa: F401 - registers the layout
+import tnlib_adapters.transformers_plugin  # noqa: F401 - registers the layout
 from tnlib_adapters import builtin_path, compress, evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pictures")]

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
-from tnlib_adapters.torch.hooks.running import open_running  # noqa: E402
+from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
 from benchmarks.tuned import attention_parameters, tune, tune_folder  # noqa: E402
@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
 
 
 def error(before, model) -> float:
-    from tnlib_adapters.compression.evaluate import evaluate_running
+    from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 
     return evaluate_running(open_running(before), model, made_up_text()).error
 

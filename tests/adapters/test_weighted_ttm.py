@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal, unchanged
-from tnlib_adapters.checkpoints.factored import expand
-from tnlib_adapters.checkpoints.projections import NAMES, Projections, Sizes
-from tnlib_adapters.compression.matrices import TTMatrices
-from tnlib_adapters.compression.weighted_ttm import WeightedTTMatrices
+from tnlib_adapters.compression.methods.matrices import TTMatrices
+from tnlib_adapters.compression.methods.weighted_ttm import WeightedTTMatrices
+from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS, N = 12, 3, 400
 SIZES = Sizes(n_layers=1, n_heads=HEADS, d_model=D)

@@ -13,8 +13,8 @@ from attention_layers import branches
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import pattern_scores, repeat_scores, score_shares, weight_scores
-from tnlib_adapters.forward.model import run
-from tnlib_adapters.forward.weights import Weights
+from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import Weights
 from transformers_models import random_model
 
 NAMES = ["gpt2_lm", "bert", "opt", "gptj", "llama_biases", "llama_yarn", "mistral", "gemma2", "bloom"]

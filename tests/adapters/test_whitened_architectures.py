@@ -13,12 +13,12 @@ from oracles import assert_close, normal
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("tnlib_adapters.torch")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.whitening import factorise_whitened  # noqa: E402
+from tnlib_adapters.compression.calibration.whitening import factorise_whitened  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
-from tnlib_adapters.torch import FactoredLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
 
 Saved = Callable[[str], tuple[Any, Path]]

@@ -13,15 +13,15 @@ pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import tnlib_adapters
-import tnlib_adapters.torch  # registers the layout
+import tnlib_adapters.transformers_plugin  # registers the layout
 from oracles import refused
 from running_models import made_up_text
 from tnlib_adapters import evaluate, open_checkpoint
-from tnlib_adapters.checkpoints.factored import expand
-from tnlib_adapters.checkpoints.projections import Projections, Sizes
-from tnlib_adapters.compression.methods import METHODS
-from tnlib_adapters.compression.moments import Inputs
-from tnlib_adapters.compression.whitening import Whitened, inputs_of_text
+from tnlib_adapters.compression.calibration.moments import Inputs
+from tnlib_adapters.compression.calibration.whitening import Whitened, inputs_of_text
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.projections import Projections, Sizes
 
 from tnlib import ArgumentError
 

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from running_models import save_with_tokenizer  # noqa: E402
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.modules import names_of  # noqa: E402
+from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from transformers_models import MODELS, inputs, loaded_like, outputs, random_model  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -24,7 +24,7 @@ SCALED = ("gemma", "gemma2")  # what they look up is multiplied by sqrt(d_model)
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 2)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
 
 
 def check(model: Any, folder: Path, text: Path, out: Path) -> None:

@@ -23,7 +23,7 @@ from compressed_folders import digest
 from interruptions import At, fail
 from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.whole import check_target, whole_folder
+from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 
 from tnlib import ArgumentError
 

@@ -14,18 +14,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
-import tnlib_adapters.torch  # registers the layout  # noqa: E402
+import tnlib_adapters.transformers_plugin  # registers the layout  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.checkpoints.modules import is_embedding, multiply_out  # noqa: E402
-from tnlib_adapters.compression.calibration import calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.components import components  # noqa: E402
-from tnlib_adapters.compression.modules import Matrix, names_of  # noqa: E402
-from tnlib_adapters.compression.plain_int8 import plain_bytes  # noqa: E402
-from tnlib_adapters.forward.model import run  # noqa: E402
-from tnlib_adapters.torch.hooks.running import find_module, open_running  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.methods.components import components  # noqa: E402
+from tnlib_adapters.compression.methods.int8_baseline import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
+from tnlib_adapters.factors.module_factors import is_embedding, multiply_out  # noqa: E402
+from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
@@ -36,7 +36,7 @@ NAMES = ("bert", "gpt2_lm", "llama", "phi3")
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", 3)
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 3)
 
 
 def counted(folder: Path, names: list[str]) -> int:
@@ -103,8 +103,8 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     names = names_of(checkpoint, "all")
     _, matrices = calibrated_parts(checkpoint, before, before.batches(text), what="all")
-    from tnlib_adapters.checkpoints.modules import on_rows
-    from tnlib_adapters.compression.evaluate import evaluate_running
+    from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
+    from tnlib_adapters.factors.module_factors import on_rows
 
     for chosen in (names[1], names[-1]):
         one = matrices[names.index(chosen)]
@@ -239,7 +239,7 @@ def test_the_fit_of_a_block_brings_it_nearer(
 ) -> None:
     found = []
     for steps in (0, 20):
-        monkeypatch.setattr("tnlib_adapters.compression.calibration._STEPS", steps)
+        monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", steps)
         tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", keep=0.4, what=what, calibrate=text)
         found.append(evaluate(folders[name], tmp_path / f"{steps}", text).error)
     assert found[1] < found[0]

@@ -25,7 +25,7 @@ from compressed_folders import (
 from oracles import refused
 from safetensors.numpy import load_file, save_file
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.write import _encoded as encoded
 
 from tnlib import ArgumentError

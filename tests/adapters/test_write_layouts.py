@@ -20,7 +20,7 @@ from compressed_folders import (
 from oracles import refused
 from random_checkpoints import random_folder, representable, tensor_file
 from tnlib_adapters import compress, open_checkpoint
-from tnlib_adapters.compression.methods import METHODS
+from tnlib_adapters.compression.methods.table import METHODS
 
 from tnlib import TnlibError
 

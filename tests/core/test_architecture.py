@@ -33,12 +33,16 @@ LAYERS = [
     ["tnlib.interop", "tnlib.experimental"],
     ["tnlib.network"],
     ["tnlib"],
-    ["tnlib_adapters.checkpoints", "tnlib_adapters.data", "tnlib_adapters.physics"],
-    ["tnlib_adapters.attention", "tnlib_adapters.torch.hooks"],
-    ["tnlib_adapters.forward"],
+    ["tnlib_adapters._moved", "tnlib_adapters.data", "tnlib_adapters.interop"],
+    ["tnlib_adapters.architectures"],
+    ["tnlib_adapters.files"],
+    ["tnlib_adapters.factors"],
+    ["tnlib_adapters.attention"],
+    ["tnlib_adapters.checkpoints"],
+    ["tnlib_adapters.transformers_plugin"],
+    ["tnlib_adapters.reference", "tnlib_adapters.transforms", "tnlib_adapters.instrument"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
     ["tnlib_adapters.inspection"],
-    ["tnlib_adapters.torch"],
     ["tnlib_adapters.cli"],
     ["tnlib_adapters"],
 ]
@@ -217,9 +221,9 @@ BAD = {
         "tnlib.io imports tnlib_adapters.checkpoints",
     ),
     "hooks on modules": (
-        "adapters/tnlib_adapters/torch/hooks.py",
-        "from tnlib_adapters.torch.modules import M",
-        "tnlib_adapters.torch.hooks imports tnlib_adapters.torch.modules",
+        "adapters/tnlib_adapters/transformers_plugin/bad.py",
+        "from tnlib_adapters.instrument.running_model import M",
+        "tnlib_adapters.transformers_plugin.bad imports tnlib_adapters.instrument.running_model",
     ),
 }
 

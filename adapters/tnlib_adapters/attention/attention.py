@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike
 from tnlib import ArgumentError, ArgumentTypeError, LowRank, Tucker
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
-from tnlib_adapters.attention.frozen import FrozenAttention, frozen_heads
+from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
 from tnlib_adapters.attention.head_norm import HeadNorm
-from tnlib_adapters.attention.index import as_distance, as_distances, as_index
-from tnlib_adapters.attention.learned import PositionParts, position_parts
-from tnlib_adapters.attention.module import module_arguments
+from tnlib_adapters.attention.indices import as_distance, as_distances, as_index
+from tnlib_adapters.attention.learned_positions import PositionParts, position_parts
+from tnlib_adapters.attention.loaded_module import module_arguments
 from tnlib_adapters.attention.query_key import form, forms
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.attention.shapes import check_facts, check_shapes
+from tnlib_adapters.attention.weight_shapes import check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 

@@ -6,19 +6,19 @@ import os
 import time
 
 from tnlib._validate import as_path
-from tnlib_adapters.attention.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.measured import measured_report
-from tnlib_adapters.compression.names import PAGE, REPORT
-from tnlib_adapters.compression.page import write_page
-from tnlib_adapters.compression.planning import make_plan
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.calibration.statistics_file import check_statistics_file
+from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.choices import PAGE, REPORT
+from tnlib_adapters.compression.evaluation.quality import measure_on_text, measure_quality
+from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.quality import measure_on_text, measure_quality
-from tnlib_adapters.compression.report import Report
+from tnlib_adapters.compression.report.measured import measured_report
+from tnlib_adapters.compression.report.page import write_page
+from tnlib_adapters.compression.report.report import Report
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.statistics_file import check_statistics_file
-from tnlib_adapters.compression.text import hold_out, read_text
-from tnlib_adapters.compression.whole import check_target, whole_folder
 from tnlib_adapters.compression.write import write_checkpoint
+from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 
 
 def compress(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tnlib_adapters.checkpoints.factored import Piece
-from tnlib_adapters.compression.forecast import Forecast
+from tnlib_adapters.compression.evaluation.error_measures import Forecast
+from tnlib_adapters.factors.attention_factors import Piece
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tnlib import ArgumentError
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.folder import TOKENIZERS
-from tnlib_adapters.compression.methods import REFUSE, UNPREDICTED
-from tnlib_adapters.compression.names import BY_TEXT, LAYOUTS, METHODS, STORES, WHAT
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.choices import BY_TEXT, LAYOUTS, METHODS, STORES, WHAT
+from tnlib_adapters.compression.methods.table import REFUSE, UNPREDICTED
+from tnlib_adapters.files.folder import TOKENIZERS
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.bf16 import from_bf16
-from tnlib_adapters.checkpoints.factored import KEY, describe, expand, factor_name
-from tnlib_adapters.checkpoints.folder import CONFIG, INDEX, PICKLED
-from tnlib_adapters.checkpoints.modules import MODULES, PARTS, describe_modules, is_rewritten, multiply_out, on_rows
-from tnlib_adapters.checkpoints.projections import module_names, put_together
-from tnlib_adapters.checkpoints.tensor_file import FLOATS, STORED_AS, Entry, encode, write_tensor_file
-from tnlib_adapters.compression.names import PAGE, REPORT
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.choices import PAGE, REPORT
 from tnlib_adapters.compression.plan import Plan
+from tnlib_adapters.factors.attention_factors import KEY, describe, expand, factor_name
+from tnlib_adapters.factors.module_factors import MODULES, PARTS, describe_modules, is_rewritten, multiply_out, on_rows
+from tnlib_adapters.factors.projections import module_names, put_together
+from tnlib_adapters.files.bf16 import from_bf16
+from tnlib_adapters.files.folder import CONFIG, INDEX, PICKLED
+from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, encode, write_tensor_file
 
 # The same weights in the formats of other libraries, uncompressed: to copy them would undo the compression. Below
 # a folder they belong to another part of the pipeline, such as a pooling layer, but for those of whole exports.

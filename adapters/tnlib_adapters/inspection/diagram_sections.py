@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import tnlib
 from tnlib.drawing import Diagram
-from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
+from tnlib_adapters.architectures.table import ATTENTION_ONLY
 from tnlib_adapters.circuits import block_diagram, composition_diagram, frozen_diagram, heat_map, term_diagram
-from tnlib_adapters.circuits.two_layers import NAMES
-from tnlib_adapters.compression.markup import table
+from tnlib_adapters.circuits.paths.two_layer_terms import NAMES
+from tnlib_adapters.compression.report.html import table
 from tnlib_adapters.inspection.measure import Inspection
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from tnlib_adapters.circuits import Overlaps
-from tnlib_adapters.compression.markup import table
+from tnlib_adapters.compression.report.html import table
 from tnlib_adapters.inspection.diagram_sections import STRONGEST, Draw
 from tnlib_adapters.inspection.measure import Inspection
 from tnlib_adapters.inspection.pictures import doing_maps, pattern_overview, pattern_panels, rank_maps, schmidt_values

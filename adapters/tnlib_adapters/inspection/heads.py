@@ -16,8 +16,8 @@ from tnlib._typing import Array
 from tnlib.linalg.thin_svd import product_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.head_gauge import head_order
-from tnlib_adapters.attention.score_gauge import Columns
+from tnlib_adapters.attention.gauge.scores import Columns
+from tnlib_adapters.transforms.gauge_fixing import head_order
 
 
 @dataclass(frozen=True, eq=False)

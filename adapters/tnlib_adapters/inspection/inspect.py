@@ -6,10 +6,10 @@ import os
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._validate import as_path
-from tnlib_adapters.attention.checkpoint import open_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.text import read_text
-from tnlib_adapters.compression.whole import check_target, whole_folder
+from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.inspection.measure import Inspection, measure
 from tnlib_adapters.inspection.names import PAGE
 from tnlib_adapters.inspection.page import page_of

@@ -12,19 +12,19 @@ import numpy as np
 from tnlib import ArgumentError, TnlibError
 from tnlib._format import fits_in_memory
 from tnlib._typing import Array
+from tnlib_adapters.architectures.architecture import by_config
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.attention.folding import fold
-from tnlib_adapters.checkpoints.projections import Sizes
-from tnlib_adapters.checkpoints.row import by_config
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import Compositions, compositions
-from tnlib_adapters.circuits.layers import Kind, has_layer_norm
+from tnlib_adapters.circuits.arguments import Kind, has_layer_norm
 from tnlib_adapters.compression.progress import Progress
-from tnlib_adapters.forward.model import run
-from tnlib_adapters.forward.weights import Weights, read_weights
+from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.inspection.heads import GaugeReport, Spectra, gauge_report, spectra
 from tnlib_adapters.inspection.reading import Readings, read_heads
 from tnlib_adapters.inspection.tokens import Tokens
+from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.transforms.folding import fold
 
 DISTANCES = (0, 1, 8)  # at which scores are shown that depend on it
 _MOST_WORK = 2e11  # multiplications for one kind of composition: seconds

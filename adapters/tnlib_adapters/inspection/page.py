@@ -7,9 +7,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.compression.markup import page, svg
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.progress import Progress
+from tnlib_adapters.compression.report.html import page, svg
 from tnlib_adapters.inspection.diagram_sections import block, composition, frozen
 from tnlib_adapters.inspection.head_sections import gauge, heads, patterns, spectra
 from tnlib_adapters.inspection.measure import Inspection

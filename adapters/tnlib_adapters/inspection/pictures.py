@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.pictures import OV, QK
+from tnlib_adapters.compression.report.pictures import OV, QK
 from tnlib_adapters.inspection.heads import Spectra, effective_rank
 
 if TYPE_CHECKING:

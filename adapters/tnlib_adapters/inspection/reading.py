@@ -10,10 +10,10 @@ import numpy as np
 
 from tnlib import TnlibError
 from tnlib._typing import Array
+from tnlib_adapters.architectures.table import ATTENTION_ONLY
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.attention.residual_product import Head
-from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
+from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import (
     Compositions,
     HeadReading,
@@ -29,7 +29,7 @@ from tnlib_adapters.circuits import (
     subspace_overlaps,
 )
 from tnlib_adapters.compression.progress import Progress
-from tnlib_adapters.forward.weights import Weights
+from tnlib_adapters.reference.weights import Weights
 
 Doing: TypeAlias = Literal["previous", "duplicate", "induction"]
 Reader: TypeAlias = Literal["Q", "K", "V"]

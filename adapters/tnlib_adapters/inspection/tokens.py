@@ -9,11 +9,11 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.attention.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.architectures import ATTENTION_ONLY
-from tnlib_adapters.checkpoints.folder import TOKENIZERS
-from tnlib_adapters.checkpoints.row import by_config
-from tnlib_adapters.checkpoints.token_names import token_names
+from tnlib_adapters.architectures.architecture import by_config
+from tnlib_adapters.architectures.table import ATTENTION_ONLY
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.files.folder import TOKENIZERS
+from tnlib_adapters.files.token_names import token_names
 
 _MOST = 96  # tokens; patterns of more are not told apart in a picture
 _LETTERS = 50 * _MOST  # of a text that are looked at: more than that many tokens have

@@ -1,0 +1,1 @@
+"""Table of architectures: how each family of checkpoints names, stores and wires its tensors."""

@@ -1,0 +1,416 @@
+"""What tnlib knows of each architecture: one row of a table, nothing anywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tnlib import FileFormatError
+from tnlib_adapters.architectures.architecture import Architecture, Config, Mlp, Rope
+from tnlib_adapters.architectures.config_rules import (
+    bloom_alibi,
+    falcon_alibi,
+    falcon_kv_heads,
+    gemma2_scale,
+    gpt2_scale,
+    opt_final_norm,
+    window_of_every_other,
+    window_of_some,
+    window_unless_null,
+    window_where_stated,
+)
+
+__all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
+
+
+BERT = Architecture(
+    model_type="bert",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    attention="encoder.layer.{layer}.attention",
+    projections={"self.query": "q", "self.key": "k", "self.value": "v", "output.dense": "o"},
+    stored="out_in",
+    causal=False,
+    context="max_position_embeddings",
+    embeddings=(
+        "embeddings.word_embeddings",
+        "embeddings.position_embeddings",
+        "embeddings.token_type_embeddings",
+    ),
+    norm_place="after",
+    norm_eps="layer_norm_eps",
+    embedding_norm="embeddings.LayerNorm",
+    attention_norm="encoder.layer.{layer}.attention.output.LayerNorm",
+    mlp=Mlp(
+        up="encoder.layer.{layer}.intermediate.dense",
+        down="encoder.layer.{layer}.output.dense",
+        norm="encoder.layer.{layer}.output.LayerNorm",
+        activation="hidden_act",
+    ),
+    prefixes=("", "bert."),
+    required={"position_embedding_type": ("absolute", None), "is_decoder": (False, None)},
+)
+
+ROBERTA = replace(
+    BERT,
+    model_type="roberta",
+    first_position=lambda config: config.get("pad_token_id", 1) + 1,
+    prefixes=("roberta.", ""),
+)
+
+VIT = replace(
+    BERT,
+    model_type="vit",
+    projections={"attention.query": "q", "attention.key": "k", "attention.value": "v", "output.dense": "o"},
+    context=None,
+    embeddings=("embeddings.patch_embeddings.projection",),
+    norm_place="before",
+    embedding_norm=None,
+    attention_norm="encoder.layer.{layer}.layernorm_before",
+    mlp=Mlp(
+        up="encoder.layer.{layer}.intermediate.dense",
+        down="encoder.layer.{layer}.output.dense",
+        norm="encoder.layer.{layer}.layernorm_after",
+        activation="hidden_act",
+    ),
+    final_norm="layernorm",
+    reads="images",
+    prefixes=("", "vit."),
+    in_memory={
+        "encoder.layer.": "layers.",
+        "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj",
+        "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+    },
+    required={},
+)
+
+GPT2 = Architecture(
+    model_type="gpt2",
+    n_layers="n_layer",
+    n_heads="n_head",
+    d_model="n_embd",
+    attention="h.{layer}.attn",
+    projections={"c_attn": "qkv", "c_proj": "o"},
+    stored="in_out",
+    causal=True,
+    scale=gpt2_scale,
+    context="n_positions",
+    embeddings=("wte", "wpe"),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    attention_norm="h.{layer}.ln_1",
+    mlp=Mlp(
+        up="h.{layer}.mlp.c_fc",
+        down="h.{layer}.mlp.c_proj",
+        norm="h.{layer}.ln_2",
+        activation="activation_function",
+    ),
+    final_norm="ln_f",
+    unembed=("lm_head", "wte"),  # tied unless a head of its own is stored
+    prefixes=("transformer.", ""),
+    required={"add_cross_attention": (False, None)},
+)
+
+GPTJ = Architecture(
+    model_type="gptj",
+    n_layers="n_layer",
+    n_heads="n_head",
+    d_model="n_embd",
+    attention="h.{layer}.attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="n_positions",
+    rope=Rope(layout="pairs", n_columns="rotary_dim"),
+    embeddings=("wte",),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    attention_norm="h.{layer}.ln_1",
+    mlp=Mlp(
+        up="h.{layer}.mlp.fc_in",
+        down="h.{layer}.mlp.fc_out",
+        norm="h.{layer}.ln_1",
+        activation="activation_function",
+    ),
+    parallel=True,
+    final_norm="ln_f",
+    unembed=("lm_head", "wte"),
+    prefixes=("transformer.", ""),
+    defaults={"rotary_dim": 64, "tie_word_embeddings": False},
+)
+
+GPT_NEOX = Architecture(
+    model_type="gpt_neox",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    attention="layers.{layer}.attention",
+    projections={"query_key_value": "qkv", "dense": "o"},
+    fused="groups",
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(theta="rotary_emb_base", fraction="rotary_pct", fraction_default=0.25),
+    embeddings=("embed_in",),
+    norm_place="before",
+    norm_eps="layer_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.dense_h_to_4h",
+        down="layers.{layer}.mlp.dense_4h_to_h",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    parallel=lambda config: config.get("use_parallel_residual", True),
+    final_norm="final_layer_norm",
+    unembed=("embed_out", "lm_head", "embed_in"),
+    prefixes=("gpt_neox.", ""),
+    defaults={"tie_word_embeddings": False},
+)
+
+OPT = Architecture(
+    model_type="opt",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    attention="decoder.layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
+    first_position=2,
+    norm_place=lambda config: "before" if config.get("do_layer_norm_before", True) else "after",
+    norm_eps="layer_norm_eps",
+    attention_norm="decoder.layers.{layer}.self_attn_layer_norm",
+    mlp=Mlp(
+        up="decoder.layers.{layer}.fc1",
+        down="decoder.layers.{layer}.fc2",
+        norm="decoder.layers.{layer}.final_layer_norm",
+        activation="activation_function",
+    ),
+    final_norm=opt_final_norm,
+    narrow=("decoder.project_in", "decoder.project_out"),
+    unembed=("lm_head", "decoder.embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"layer_norm_eps": 1e-5},  # no key of its config
+    required={"layer_norm_elementwise_affine": (True, None)},
+)
+
+LLAMA = Architecture(
+    model_type="llama",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads="num_key_value_heads",
+    d_head="head_dim",
+    attention="layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(),
+    embeddings=("embed_tokens",),
+    norm_place="before",
+    norm="rms",
+    norm_eps="rms_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        gate="layers.{layer}.mlp.gate_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    final_norm="norm",
+    unembed=("lm_head", "embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"hidden_act": "silu", "tie_word_embeddings": False},
+)
+
+MISTRAL = replace(LLAMA, model_type="mistral", window=window_unless_null)
+
+QWEN2 = replace(LLAMA, model_type="qwen2", window=window_of_some)
+
+QWEN3 = replace(QWEN2, model_type="qwen3", qk_norm=("q_norm", "k_norm"), defaults={**LLAMA.defaults, "head_dim": 128})
+
+GEMMA = replace(
+    LLAMA,
+    model_type="gemma",
+    norm="rms + 1",
+    embedding_scale=True,
+    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    required={"use_bidirectional_attention": (False, None)},
+)
+
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    scale=gemma2_scale,
+    softcap="attn_logit_softcapping",
+    window=window_of_every_other,
+    attention_norm_after="layers.{layer}.post_attention_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        gate="layers.{layer}.mlp.gate_proj",
+        norm="layers.{layer}.pre_feedforward_layernorm",
+        norm_after="layers.{layer}.post_feedforward_layernorm",
+        activation="hidden_activation",
+    ),
+    logit_cap="final_logit_softcapping",
+    defaults={
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+)
+
+PHI = Architecture(
+    model_type="phi",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads="num_key_value_heads",
+    attention="layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "dense": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(fraction_default=0.5),
+    embeddings=("embed_tokens",),
+    norm_place="before",
+    norm_eps="layer_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.fc1",
+        down="layers.{layer}.mlp.fc2",
+        norm="layers.{layer}.input_layernorm",
+        activation="hidden_act",
+    ),
+    parallel=True,
+    final_norm="final_layernorm",
+    unembed=("lm_head", "embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"tie_word_embeddings": False},
+    required={"qk_layernorm": (False, None)},
+)
+
+PHI3 = replace(
+    LLAMA,
+    model_type="phi3",
+    d_head=None,
+    projections={"qkv_proj": "qkv", "o_proj": "o"},
+    window=window_where_stated,
+    mlp=Mlp(
+        up="layers.{layer}.mlp.gate_up_proj",
+        gate="layers.{layer}.mlp.gate_up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+)
+
+FALCON = Architecture(
+    model_type="falcon",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads=falcon_kv_heads,
+    attention="h.{layer}.self_attention",
+    projections={"query_key_value": "qkv", "dense": "o"},
+    fused="groups",
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(unless="alibi"),
+    alibi=falcon_alibi,
+    embeddings=("word_embeddings",),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    attention_norm=("h.{layer}.ln_attn", "h.{layer}.input_layernorm"),
+    mlp=Mlp(
+        up="h.{layer}.mlp.dense_h_to_4h",
+        down="h.{layer}.mlp.dense_4h_to_h",
+        norm=("h.{layer}.ln_mlp", "h.{layer}.post_attention_layernorm", "h.{layer}.input_layernorm"),
+        activation="activation",
+    ),
+    parallel=lambda config: config.get("new_decoder_architecture", False) or config.get("parallel_attn", True),
+    final_norm="ln_f",
+    unembed=("lm_head", "word_embeddings"),
+    prefixes=("transformer.", ""),
+    defaults={"activation": "gelu", "max_position_embeddings": 2048},
+)
+
+BLOOM = Architecture(
+    model_type="bloom",
+    n_layers="n_layer",
+    n_heads="n_head",
+    d_model="hidden_size",
+    attention="h.{layer}.self_attention",
+    projections={"query_key_value": "qkv", "dense": "o"},
+    fused="groups",
+    stored="out_in",
+    causal=True,
+    alibi=bloom_alibi,
+    embeddings=("word_embeddings",),
+    norm_place="before",
+    norm_eps="layer_norm_epsilon",
+    embedding_norm="word_embeddings_layernorm",
+    attention_norm="h.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="h.{layer}.mlp.dense_h_to_4h",
+        down="h.{layer}.mlp.dense_4h_to_h",
+        norm="h.{layer}.post_attention_layernorm",
+        activation="activation",
+    ),
+    final_norm="ln_f",
+    unembed=("lm_head", "word_embeddings"),
+    prefixes=("transformer.", ""),
+    defaults={"activation": "gelu_bloom"},  # no key of its config
+    required={"apply_residual_connection_post_layernorm": (False, None)},
+)
+
+# The model that is shipped with this package; transformers has none like it.
+ATTENTION_ONLY = Architecture(
+    model_type="tnlib_attention_only",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    attention="layers.{layer}.attention",
+    projections={"query": "q", "key": "k", "value": "v", "output": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    embeddings=("embed", "positions"),
+    norm_place=None,
+    unembed=("unembed",),
+)
+
+_ROWS = (
+    *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, PHI, PHI3, FALCON),
+    *(BLOOM, ATTENTION_ONLY),
+)
+ARCHITECTURES = {row.model_type: row for row in _ROWS}
+
+
+def find_row(config: Config, where: str, function: str) -> Architecture:
+    """Return the row that describes a config, or raise `FileFormatError` where there is none or it would be wrong."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        raise FileFormatError(
+            f"{function}: model_type in {where} must be one of {', '.join(sorted(ARCHITECTURES))}, "
+            f"got {model_type!r}; other architectures are not known yet."
+        )
+    row = ARCHITECTURES[model_type]
+    for key, allowed in row.required.items():
+        if config.get(key) not in allowed:
+            raise FileFormatError(
+                f"{function}: {key} of a {model_type} must be {allowed[0]!r}, got {config[key]!r} in "
+                f"{where}; this variant is not known yet."
+            )
+    return row

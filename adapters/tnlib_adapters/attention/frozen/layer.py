@@ -1,0 +1,117 @@
+"""One attention layer whose patterns are fixed: an affine map of the whole sequence, a sum of Kronecker products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError, KroneckerTerms, LowRank
+from tnlib._typing import Array
+from tnlib._validate import as_array
+from tnlib.drawing.diagram import Diagram
+from tnlib_adapters.attention.frozen.diagrams import of_frozen
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrozenAttention:
+    """A layer whose patterns are fixed: the affine map x -> terms x + constant; unpacks to the two.
+
+    Sums are sums of outputs, and `second @ first` is the second map after the first: a head of one after a head of the
+    other is a virtual head, (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1, as narrow as the narrower of both.
+
+    Parameters
+    ----------
+    terms
+        sum_h A^h (x) (W_V^h W_O^h)^T on arrays (positions, d_model).
+    constant
+        (positions, d_model): what the value and output biases add.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> uniform = layer.frozen(np.tril(np.ones((4, 10, 10))) / np.arange(1, 11)[:, None])
+    >>> uniform
+    FrozenAttention(4 terms on 10 positions x 64 features, and a constant)
+    >>> (uniform @ uniform).terms.ranks
+    (16,)
+    """
+
+    terms: KroneckerTerms
+    constant: Array
+
+    __array_ufunc__ = None  # an array @ this is no array
+
+    def __repr__(self) -> str:
+        n, d = self.constant.shape
+        return f"FrozenAttention({self.terms.ranks[0]} terms on {n} positions x {d} features, and a constant)"
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.terms, self.constant))
+
+    def apply(self, x: Array) -> Array:
+        """Return the layer's output (positions, d_model) for x (positions, d_model)."""
+        return self.terms.apply(x) + self.constant
+
+    def diagram(self) -> Diagram:
+        """Return what `tnlib.draw` paints."""
+        return of_frozen(self.terms)
+
+    def __add__(self, other: Any) -> FrozenAttention:
+        if not isinstance(other, FrozenAttention):
+            return NotImplemented
+        return FrozenAttention(self.terms + other.terms, self.constant + other.constant)
+
+    def __matmul__(self, other: Any) -> FrozenAttention:
+        if not isinstance(other, FrozenAttention):
+            return NotImplemented
+        return FrozenAttention(self.terms @ other.terms, self.apply(other.constant))
+
+
+def frozen_heads(
+    W_V: Array,
+    W_O: Array,
+    b_V: Array | None,
+    b_O: Array | None,
+    patterns: Array,
+    divisors: Array | None,
+    *,
+    context: int | None,
+) -> FrozenAttention:
+    """Return what `Attention.frozen` does, of weights as `Attention` holds them."""
+    heads, _, d_model = W_O.shape
+    patterns = as_array("Attention.frozen", "patterns", patterns)
+    if patterns.ndim != 3 or len(patterns) != heads:
+        raise ArgumentError(
+            f"Attention.frozen: patterns must have shape (heads, n, n') with {heads} heads, "
+            f"got {patterns.shape}; pass one matrix per head."
+        )
+    if context is not None and max(patterns.shape[1:]) > context:
+        raise ArgumentError(
+            f"Attention.frozen: patterns must be of at most {context} positions, as many as the model was made for, "
+            f"got {patterns.shape}; shorten them."
+        )
+    group, dtype = heads // len(W_V), np.result_type(patterns, W_V, W_O)
+    values, out = (w.astype(dtype, copy=False) for w in (W_V, W_O))  # products of heads are made in this precision
+    right = [LowRank(out[h].T, values[h // group].T) for h in range(heads)]  # d [dh] d
+    constant = np.zeros((patterns.shape[1], d_model), dtype)
+    if b_V is not None:
+        for a, b, w in zip(patterns, np.repeat(b_V, group, axis=0), out, strict=True):
+            constant += np.outer(a.sum(axis=1), b.astype(dtype) @ w)  # n [n'], [dh] d
+    if b_O is not None:
+        constant += b_O
+    seen = patterns if divisors is None else patterns / _as_divisors(divisors, patterns.shape[2])
+    return FrozenAttention(KroneckerTerms(seen, tuple(right)), constant)
+
+
+def _as_divisors(divisors: Array, n: int) -> Array:
+    a = as_array("Attention.frozen", "divisors", divisors)
+    if a.shape != (n,) or a.dtype.kind == "c" or not (a > 0).all():
+        raise ArgumentError(
+            f"Attention.frozen: divisors must be {n} positive numbers, one for every position that is attended to, got "
+            f"{a.dtype} of shape {a.shape}, the smallest {a.real.min():.3g}; norm_divisors gives them."
+        )
+    return a

@@ -1,0 +1,170 @@
+r"""Products of residual layers, (1 + K_L) ... (1 + K_1): applied one after the other, multiplied out on request.
+
+A product of L sums is the sum over all paths: a path is a list of heads, at most one per layer, and its operator is one
+Kronecker product, the product of those of its heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms
+from tnlib._format import Operator
+from tnlib._typing import Array
+from tnlib.drawing.diagram import Diagram
+from tnlib_adapters.attention.frozen.diagrams import of_product
+
+Head = tuple[int, int]  # layer and head
+
+_MOST_NUMBERS = 1 << 28  # of all paths; 2 GiB in double precision
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ResidualProduct(Operator):
+    """The operator (1 + K_L) ... (1 + K_1) on arrays (positions, features), held as its factors.
+
+    Parameters
+    ----------
+    factors
+        K_1, ..., K_L, each as many positions and features wide as high; K_1 acts first.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no factor, or two of them are of different shapes.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> shift = tnlib.KroneckerTerms(np.eye(4, k=-1)[None], [np.eye(3)])
+    >>> twice = ResidualProduct([shift, shift])  # 1 + 2 shift + shift^2
+    >>> twice.apply(np.eye(4, 3))[:, 0]
+    array([1., 2., 1., 0.])
+    """
+
+    factors: Sequence[KroneckerTerms]
+
+    def __post_init__(self) -> None:
+        factors = tuple(self.factors) if isinstance(self.factors, Sequence) else (self.factors,)
+        if not factors or not all(isinstance(k, KroneckerTerms) for k in factors):
+            kinds = [type(k).__name__ for k in factors]
+            raise ArgumentTypeError(
+                f"ResidualProduct: factors must be KroneckerTerms, at least one, got {kinds}; pass one per layer."
+            )
+        wanted = _sizes(factors[0])[0]
+        for layer, k in enumerate(factors):
+            if _sizes(k) != (wanted, wanted):
+                raise ArgumentError(
+                    f"ResidualProduct: factor {layer} must take (positions, features) = {wanted} to the same, got "
+                    f"{_sizes(k)[1]} to {_sizes(k)[0]}; a residual stream keeps its size."
+                )
+        object.__setattr__(self, "factors", factors)
+
+    def named_arrays(self) -> dict[str, Array]:
+        """Return the arrays of all factors, first layer first."""
+        return {f"factors.{k}.{name}": a for k, f in enumerate(self.factors) for name, a in f.named_arrays().items()}
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the number of factors."""
+        return {"factors": len(self.factors)}
+
+    @classmethod
+    def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> ResidualProduct:
+        """Return the product of the factors with these arrays."""
+        starts = [f"factors.{k}." for k in range(attributes["factors"])]
+        named = [{name.removeprefix(s): a for name, a in arrays.items() if name.startswith(s)} for s in starts]
+        return cls([KroneckerTerms.from_named_arrays(one, {}) for one in named])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (n d, n d) as a matrix on flattened arrays."""
+        return self.factors[0].shape
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The count of terms of every factor."""
+        return tuple(k.ranks[0] for k in self.factors)
+
+    def diagram(self) -> Diagram:
+        """Return what `tnlib.draw` paints."""
+        return of_product(self.factors)
+
+    @property
+    def H(self) -> ResidualProduct:
+        """The adjoint: adjoint factors in reverse order."""
+        return ResidualProduct([k.H for k in reversed(self.factors)])
+
+    def apply(self, x: Array) -> Array:
+        """Return the product on x (positions, features), factor by factor."""
+        for k in self.factors:
+            x = x + k.apply(x)
+        return x
+
+    def full(self) -> Array:
+        """Multiply out to the matrix (n d, n d)."""
+        return self._matmat(np.eye(self.shape[1], dtype=self.dtype))
+
+    def terms(self) -> KroneckerTerms:
+        """Multiply out to one sum of Kronecker products: the identity, then all paths."""
+        n, d = _sizes(self.factors[0])[0]
+        identity = KroneckerTerms(np.eye(n, dtype=self.dtype)[None], [np.eye(d, dtype=self.dtype)])
+        return identity + expand(self.factors, None)[1]
+
+    def norm(self) -> float:
+        """Frobenius norm, through all paths."""
+        return self.terms().norm()
+
+    def __matmul__(self, x: Any) -> Any:
+        """Multiply with another product, which stays one, or with a dense array."""
+        return ResidualProduct([*x.factors, *self.factors]) if isinstance(x, ResidualProduct) else super().__matmul__(x)
+
+    def _matmat(self, x: Array) -> Array:
+        for k in self.factors:
+            x = x + k._matmat(x)
+        return x
+
+    def _rmatmat(self, x: Array) -> Array:
+        return self.H._matmat(x)
+
+
+def expand(factors: Sequence[KroneckerTerms], max_order: int | None) -> tuple[list[tuple[Head, ...]], KroneckerTerms]:
+    """Return all paths through the factors, and one term for each."""
+    _refuse_too_many(factors, max_order)
+    paths: list[tuple[Head, ...]] = []
+    total: KroneckerTerms | None = None
+    for layer, k in enumerate(factors):
+        heads: list[tuple[Head, ...]] = [((layer, head),) for head in range(k.ranks[0])]
+        begun = [i for i, path in enumerate(paths) if max_order is None or len(path) < max_order]
+        longer = [(*paths[i], *head) for head in heads for i in begun]
+        if total is None:
+            total = k
+        else:
+            start = KroneckerTerms(total.left[begun], [total.right[i] for i in begun]) if begun else None
+            total = total + k if start is None else total + k + k @ start
+        paths += heads + longer
+    if total is None:  # not reached: there is a factor
+        raise ValueError
+    return paths, total
+
+
+def _refuse_too_many(factors: Sequence[KroneckerTerms], max_order: int | None) -> None:
+    counts = [1]  # of paths by their order
+    for k in factors:
+        more = [0, *(k.ranks[0] * count for count in counts)]
+        counts = [a + b for a, b in zip([*counts, 0], more, strict=True)][: (max_order or len(factors)) + 1]
+    each = max(k.n_parameters // k.ranks[0] for k in factors)
+    if (sum(counts) - 1) * each > _MOST_NUMBERS:
+        raise ArgumentError(
+            f"FrozenStack.expand: all paths must hold at most {_MOST_NUMBERS:,} numbers, got {sum(counts) - 1:,} paths "
+            f"of {each:,}; pass max_order, or apply the stack as it is."
+        )
+
+
+def _sizes(k: KroneckerTerms) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (positions, features) of what an operator returns, and of what it takes."""
+    (_, p, p_in), (q, q_in) = k.left.shape, k.right[0].shape
+    return (p, q), (p_in, q_in)

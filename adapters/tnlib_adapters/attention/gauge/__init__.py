@@ -1,0 +1,1 @@
+"""Gauge freedom of attention heads, and canonical forms of their weights."""

@@ -1,0 +1,177 @@
+"""One array in several formats that store as many numbers: what each of them loses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tnlib
+from tnlib import ArgumentError, ArgumentTypeError, ConvergenceWarning, DegenerateCutWarning
+from tnlib._typing import Array
+from tnlib._validate import as_array, is_list, is_one_of
+from tnlib_adapters.checkpoints.weight_stacks import View
+
+_STEPS = 24  # halvings of the logarithm of a tolerance: it is then known to a part in a million
+_SWEEPS = 20  # of the alternating least squares
+
+
+@dataclass(frozen=True)
+class FormatRow:
+    """One format at the largest size that fits; `value` is None where not even its smallest does."""
+
+    format: str
+    ranks: tuple[int, ...]
+    n_parameters: int
+    error: float
+    value: Any
+
+
+@dataclass(frozen=True, repr=False)
+class FormatTable:
+    """Formats of one array, best first.
+
+    Parameters
+    ----------
+    title
+        What was decomposed.
+    limit
+        How many numbers each might store.
+    rows
+        Per format its ranks, stored numbers and relative Frobenius error.
+    """
+
+    title: str
+    limit: int
+    rows: tuple[FormatRow, ...]
+
+    def __getitem__(self, name: str) -> FormatRow:
+        return {row.format: row for row in self.rows}[name]
+
+    def __repr__(self) -> str:
+        lines = [f"{self.title}, at most {self.limit:,} numbers", f"  {'format':12}{'numbers':>12}{'error':>10}  ranks"]
+        for row in self.rows:
+            ranks = " ".join(map(str, row.ranks)) if row.value is not None else "more than that even at rank 1"
+            lines.append(f"  {row.format:12}{row.n_parameters:>12,}{row.error:>10.4f}  {ranks}")
+        return "\n".join(lines)
+
+
+def compare_formats(
+    view: View | Array,
+    *,
+    keep: float,
+    formats: Sequence[str] = ("svd", "tensor train", "tucker", "cp"),
+    pairs: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> FormatTable:
+    """Decompose an array in several formats at equal stored numbers.
+
+    Trains and Tucker get the smallest tolerance whose ranks fit; "svd" the best of all ways to cut the legs in two,
+    in order; CP the largest rank, by alternating least squares, which for large arrays takes longest.
+
+    Parameters
+    ----------
+    view
+        An array, or a `View` with at least two legs.
+    keep
+        Fraction of its numbers that may be stored, in (0, 1].
+    formats
+        Which, of "svd", "tensor train", "tucker" and "cp".
+    pairs
+        Of a matrix: how its rows and its columns split into legs, for a TT-matrix as well.
+
+    Returns
+    -------
+    FormatTable
+        Printed as a table; its rows are sorted by error.
+
+    Raises
+    ------
+    ArgumentError
+        If a format is not known, or `keep` or the array is off.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> from tnlib_adapters.checkpoints import weight_stacks as stacks
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> table = compare_formats(stacks.projections(layer), keep=0.25, formats=("svd", "tucker"))
+    >>> table.limit, all(row.n_parameters <= 4096 for row in table.rows)
+    (4096, True)
+    """
+    x = as_array("compare_formats", "view", view)
+    if x.ndim < 2:
+        raise ArgumentError(
+            f"compare_formats: view must have at least two legs, got shape {x.shape}; split it into finer legs."
+        )
+    if not isinstance(keep, int | float | np.number) or isinstance(keep, bool):
+        raise ArgumentTypeError(f"compare_formats: keep must be a number, got {keep!r}; pass for example keep=0.25.")
+    if not 0 < keep <= 1:
+        raise ArgumentError(f"compare_formats: keep must lie in (0, 1], got {keep}; it is a fraction of the numbers.")
+    for name in formats if is_list(formats) else (formats,):
+        if not is_one_of(name, _FORMATS):
+            known = ", ".join(map(repr, _FORMATS))
+            raise ArgumentError(f"compare_formats: formats must be among {known}, got {name!r}; choose from them.")
+    if pairs is not None and (not is_list(pairs) or len(pairs) != 2):
+        raise ArgumentTypeError(
+            f"compare_formats: pairs must be the sizes of the row legs and of the column legs, got {pairs!r:.80}; "
+            "pass for example pairs=((2, 3), (4, 4))."
+        )
+    limit = int(keep * x.size)
+    with warnings.catch_warnings():
+        # the table says what was reached; where a cut falls in a spectrum is not its subject
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", DegenerateCutWarning)
+        rows = [_FORMATS[name](name, x, limit) for name in formats]
+        if pairs is not None:
+            rows.append(_by_tolerance("TT-matrix", tnlib.ttm_svd(x, *pairs).value, limit))
+    title = repr(view)[5:-1] if isinstance(view, View) else " x ".join(map(str, x.shape))
+    return FormatTable(title, limit, tuple(sorted(rows, key=lambda row: row.error)))
+
+
+def _by_tolerance(name: str, exact: Any, limit: int) -> FormatRow:
+    """Return the format at the smallest tolerance at which it fits."""
+    if exact.n_parameters <= limit:
+        return _row(name, tnlib.round(exact), limit)
+    low, high = math.log(np.finfo(exact.dtype).eps), 0.0
+    best = tnlib.round(exact, rtol=1.0)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        fit = tnlib.round(exact, rtol=math.exp(middle))
+        if fit.value.n_parameters <= limit:
+            high, best = middle, fit
+        else:
+            low = middle
+    return _row(name, best, limit)
+
+
+def _cut_in_two(name: str, x: Array, limit: int) -> FormatRow:
+    rows = []
+    for left in range(1, x.ndim):
+        m = math.prod(x.shape[:left])
+        fit = tnlib.svd(x, left=tuple(range(left)), max_rank=max(1, limit // (m + x.size // m + 1)))
+        rows.append(_row(name, fit, limit))
+    return min(rows, key=lambda row: row.error)
+
+
+def _cp(name: str, x: Array, limit: int) -> FormatRow:
+    rank = limit // (sum(x.shape) + 1)
+    return _row(name, tnlib.cp(x, max(1, rank), n_iter=_SWEEPS), limit)
+
+
+def _row(name: str, fit: Any, limit: int) -> FormatRow:
+    value = fit.value
+    if value.n_parameters > limit:
+        return FormatRow(name, value.ranks, value.n_parameters, 1.0, None)
+    return FormatRow(name, value.ranks, value.n_parameters, fit.error, value)
+
+
+_FORMATS: dict[str, Callable[[str, Array, int], FormatRow]] = {
+    "svd": _cut_in_two,
+    "tensor train": lambda name, x, limit: _by_tolerance(name, tnlib.tt_svd(x).value, limit),
+    "tucker": lambda name, x, limit: _by_tolerance(name, tnlib.tucker(x).value, limit),
+    "cp": _cp,
+}

@@ -1,0 +1,207 @@
+"""Stacks of weights worth decomposing: each a named view with its legs labelled, ready for tt_svd, tucker and cp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib._typing import Array
+from tnlib._validate import as_sizes, is_one_of, to_numpy
+from tnlib.linalg.orthogonal import r_factor
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.checkpoints.arguments import as_checkpoint, as_layer, check_form
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.residual_stream import full_name
+
+PROJECTIONS = ("Q", "K", "V", "O")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class View:
+    """An array whose legs have names; `tnlib.tucker(view)` and the like take it as it is.
+
+    Parameters
+    ----------
+    name
+        What it is.
+    array
+        The numbers.
+    legs
+        A name for every leg.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> View("weights", np.ones((6, 4)), ("in", "out")).split("in", (2, 3))
+    View(weights: in.0 2 x in.1 3 x out 4, float64)
+    """
+
+    name: str
+    array: Array
+    legs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "array", to_numpy("View", "array", self.array))
+        if not isinstance(self.legs, Sequence) or not all(isinstance(leg, str) for leg in self.legs):
+            raise ArgumentTypeError(
+                f"View: legs must be names, one for every leg, got {self.legs!r:.80}; pass for example ('in', 'out')."
+            )
+        if len(self.legs) != self.array.ndim or len(set(self.legs)) != len(self.legs):
+            raise ArgumentError(
+                f"View: legs must be {self.array.ndim} different names, one for every leg of {self.name}, "
+                f"got {self.legs}; name each once."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the legs."""
+        return self.array.shape
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        sizes = " x ".join(f"{leg} {n}" for leg, n in zip(self.legs, self.shape, strict=True))
+        return f"View({self.name}: {sizes}, {self.array.dtype})"
+
+    def split(self, leg: str, sizes: Sequence[int]) -> View:
+        """Return the view with one leg split into finer ones, slowest first, called `leg`.0, `leg`.1, ..."""
+        if not is_one_of(leg, self.legs):
+            raise ArgumentError(
+                f"View.split: leg must be one of {', '.join(self.legs)}, got {leg!r}; "
+                f"these are the legs of {self.name}."
+            )
+        k = self.legs.index(leg)
+        finer = as_sizes("View.split", "sizes", sizes, total=self.shape[k])
+        names = tuple(f"{leg}.{i}" for i in range(len(finer)))
+        array = self.array.reshape(*self.shape[:k], *finer, *self.shape[k + 1 :])
+        return replace(self, array=array, legs=(*self.legs[:k], *names, *self.legs[k + 1 :]))
+
+
+def projections(attention: Attention) -> View:
+    """Return `Attention.stacked` as a view: projection x head x d_model x d_head, in the order Q, K, V, O."""
+    return View(
+        "all projections of a layer",
+        as_layer("projections", attention).stacked(),
+        ("projection", "head", "d_model", "d_head"),
+    )
+
+
+def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> View:
+    """Return one projection of all layers: layer x head x d_model x d_head, W_O transposed to fit.
+
+    Heads of keys and values are those that are stored, not repeated for the queries that share them.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> heads(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "V")
+    View(W_V of all layers: layer 2 x head 4 x d_model 64 x d_head 16, float32)
+    """
+    as_checkpoint("heads", checkpoint)
+    if not is_one_of(projection, PROJECTIONS):
+        raise ArgumentError(
+            f"heads: projection must be one of {', '.join(PROJECTIONS)}, got {projection!r}; choose one."
+        )
+    layers = [getattr(checkpoint.attention(k), f"W_{projection}") for k in range(checkpoint.n_layers)]
+    stacked = np.stack([w.transpose(0, 2, 1) if projection == "O" else w for w in layers])
+    return View(f"W_{projection} of all layers", stacked, ("layer", "head", "d_model", "d_head"))
+
+
+def cores(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int | None = None) -> View:
+    """Return what is left of the operators of all heads between isometries: head x rank x rank, biases included.
+
+    Omega = [W_Q; b_Q] [W_K; b_K]^T = Q R (Q' R')^T with isometric Q and Q', and the core is R R'^T: it has the singular
+    values of Omega in a d_model-th of the numbers.
+
+    Parameters
+    ----------
+    attention
+        One layer.
+    circuit
+        "qk" for what queries and keys make of each other, "ov" for what values and output do.
+    distance
+        Of "qk" where positions turn queries and keys, as in `Attention.qk`.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> found = cores(layer, "ov")
+    >>> found.shape, bool(np.isclose(np.linalg.norm(found.array[2]), layer.ov(2).norm()))
+    ((4, 16, 16), True)
+    """
+    forms = _operators("cores", attention, circuit, distance)
+    stacked = np.stack([_core(form) for form in forms])
+    sides = ("query", "key") if circuit == "qk" else ("value", "output")
+    return View(f"{circuit.upper()} cores of a layer", stacked, ("head", *sides))
+
+
+def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int | None = None) -> View:
+    """Return the operators of all heads multiplied out, head x (d_model + 1) x (d_model + 1): for small models."""
+    forms = _operators("operators", attention, circuit, distance)
+    sides = ("query", "key") if circuit == "qk" else ("from", "to")
+    return View(f"{circuit.upper()} operators of a layer", np.stack([form.full() for form in forms]), ("head", *sides))
+
+
+def embedding(checkpoint: Checkpoint) -> View:
+    """Return the table of token embeddings: token x d_model."""
+    if as_checkpoint("embedding", checkpoint).architecture.reads != "tokens":
+        raise ArgumentError(
+            f"embedding: checkpoint must read tokens, got a {checkpoint.architecture.model_type}, which reads images; "
+            "pass a language model."
+        )
+    name = f"{checkpoint.architecture.embeddings[0]}.weight"
+    return View("token embeddings", checkpoint.read(name), ("token", "d_model"))
+
+
+def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
+    """Return the matrices of a feed-forward layer, acting on rows: into it, d_model x d_ff, and out of it.
+
+    `tnlib.ttm_svd(view, rows, columns)` splits both legs as asked. A matrix that holds gate and values side by side
+    comes as one, twice as wide.
+    """
+    row = as_checkpoint("mlp", checkpoint).architecture
+    if row.mlp is None:
+        raise ArgumentError(
+            f"mlp: checkpoint must have feed-forward layers, got a {row.model_type}, which has none; "
+            "its stacks are those of attention."
+        )
+    layer = as_index("mlp", "layer", layer, checkpoint.n_layers)
+    views = []
+    for module in dict.fromkeys(m for m in (row.mlp.gate, row.mlp.up, row.mlp.down) if m):
+        name = module.format(layer=layer)
+        weight = checkpoint.read(str(full_name(checkpoint, f"{name}.weight") or f"{name}.weight"))
+        on_rows = weight.T if row.stored == "out_in" else weight  # in out
+        legs = ("d_ff", "d_model") if module == row.mlp.down else ("d_model", "d_ff")
+        views.append(View(name, on_rows, legs))
+    return tuple(views)
+
+
+def _operators(function: str, attention: Attention, circuit: Any, distance: int | None) -> Iterator[LowRank]:
+    """Return the operators one by one, so that they need not be held together."""
+    as_layer(function, attention)
+    if not is_one_of(circuit, ("qk", "ov")):
+        raise ArgumentError(f"{function}: circuit must be 'qk' or 'ov', got {circuit!r}; choose one.")
+    if circuit == "qk":
+        check_form(function, attention, distance)
+        return (attention.qk(head, distance) for head in range(attention.n_heads))
+    return (attention.ov(head) for head in range(attention.n_heads))
+
+
+def _core(form: LowRank) -> Array:
+    core: Array = _positive_triangle(form.left) @ _positive_triangle(form.right.T).T  # r [r] r'
+    return core
+
+
+def _positive_triangle(a: Array) -> Array:
+    """Return R of A = Q R, its diagonal not negative; Q is not made."""
+    r = r_factor(a)
+    signs = np.where(np.diagonal(r) < 0, -1, 1).astype(r.dtype)
+    return signs[:, None] * r

@@ -1,0 +1,76 @@
+"""Arguments that many functions share: the attention layers of a model, a head or two, a kind of composition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._validate import is_one_of
+from tnlib_adapters.architectures.architecture import by_config
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.checkpoints.arguments import as_layer
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+
+AttentionHead = tuple[Attention, int]
+Kind = Literal["Q", "K", "V"]
+
+
+def as_kind(function: str, kind: Any) -> Kind:
+    """Refuse what is no kind of composition."""
+    if not is_one_of(kind, get_args(Kind)):
+        raise ArgumentError(f"{function}: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
+    return kind  # type: ignore[no-any-return]
+
+
+def as_layers(function: str, model: Any) -> list[Attention]:
+    """Return the attention layers of a checkpoint, or those that were given, all of one shape."""
+    if isinstance(model, Checkpoint):
+        return [model.attention(layer) for layer in range(model.n_layers)]
+    layers = list(model) if isinstance(model, Sequence) else []
+    if not layers or not all(isinstance(layer, Attention) for layer in layers):
+        raise ArgumentTypeError(
+            f"{function}: model must be a Checkpoint or a sequence of Attention, got {type(model).__name__}; "
+            "pass open_checkpoint(folder)."
+        )
+    sizes = [(layer.n_heads, layer.d_model, layer.d_head) for layer in layers]
+    for k, (one, other) in enumerate(itertools.pairwise(sizes)):
+        if one != other:
+            raise ArgumentError(
+                f"{function}: all layers must have one shape, got (heads, d_model, d_head) = {one} in layer {k} and "
+                f"{other} in layer {k + 1}; pass the layers of one model."
+            )
+    return layers
+
+
+def as_head(function: str, layer: Any, head: Any) -> int:
+    """Return the number of a head of an attention layer."""
+    return as_index(function, "head", head, as_layer(function, layer, "layer").n_heads)
+
+
+def as_two_heads(function: str, later: Any, earlier: Any) -> tuple[AttentionHead, AttentionHead]:
+    """Return two heads (layer, head) of one width."""
+    for name, given in (("later", later), ("earlier", earlier)):
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise ArgumentTypeError(
+                f"{function}: {name} must be a head, (layer, head), got {type(given).__name__}; "
+                "pass for example (model.attention(1), 0)."
+            )
+    two, one = ((layer, as_head(function, layer, head)) for layer, head in (later, earlier))
+    if two[0].d_model != one[0].d_model:
+        raise ArgumentError(
+            f"{function}: both layers must have one d_model, got {two[0].d_model} and {one[0].d_model}; "
+            "take them from one model."
+        )
+    return two, one
+
+
+def has_layer_norm(model: Any) -> bool:
+    """Whether LayerNorm stands in front of the attention of a checkpoint; layers alone do not say."""
+    if not isinstance(model, Checkpoint):
+        return False
+    row = model.architecture
+    place = by_config(row.norm_place, model.config)
+    return row.norm == "layer" and place == "before"

@@ -1,0 +1,7 @@
+"""Composition of heads: how strongly one reads what another writes."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

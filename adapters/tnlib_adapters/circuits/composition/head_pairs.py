@@ -1,0 +1,289 @@
+r"""Q-, K- and V-composition of all pairs of heads, through the small inner dimensions.
+
+    Q: ||OV Omega|| / (||OV|| ||Omega||)     K: ||OV Omega^T|| / ...     V: ||OV OV'|| / ...
+
+Every operator is a product of two factors, OV = A B and Omega = C D. With triangles A = Q T and D^T = P S, Q and P
+isometric, ||A B C D|| = ||(T B)(C S^T)||: a product of d_head x d_model with d_model x d_head for every pair. T and S
+take up the weights where activations are given: T^T T = A^T M A with the second moments M of what the head reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import tnlib
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_count, as_flag, is_list
+from tnlib.linalg.orthogonal import r_factor
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.checkpoints.arguments import check_form
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.circuits.arguments import Kind, as_kind, as_layers, has_layer_norm
+from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
+from tnlib_adapters.reference.model import Forward
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Compositions:
+    """Composition scores of all pairs of heads; made by `compositions`.
+
+    Parameters
+    ----------
+    kind
+        "Q", "K" or "V".
+    scores
+        (layers, heads, layers, heads): of a head that writes and one that reads, NaN unless the writer stands in an
+        earlier layer.
+    chance
+        Same shape: the root mean square of the score over random rotations between the two.
+    """
+
+    kind: Kind
+    scores: Array
+    chance: Array
+
+    @property
+    def multiples(self) -> Array:
+        """Scores as multiples of chance, (layers, heads, layers, heads); 0 where an operator is zero."""
+        some = self.chance != 0
+        return np.where(some, self.scores / np.where(some, self.chance, 1), 0.0)
+
+    def __getitem__(self, pair: tuple[Head, Head]) -> Score:
+        try:
+            (i, g), (j, h) = pair
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(
+                f"Compositions: pair must be two heads, ((layer, head), (layer, head)), got {pair!r}; "
+                "the one that writes comes first."
+            ) from None
+        n_layers, n_heads = self.scores.shape[:2]
+        writer, reader = (
+            (as_index("Compositions", "layer", layer, n_layers), as_index("Compositions", "head", head, n_heads))
+            for layer, head in ((i, g), (j, h))
+        )
+        if writer[0] >= reader[0]:
+            raise ArgumentError(
+                f"Compositions: pair must be a head that writes and one of a later layer that reads, got {pair!r}; "
+                "heads of one layer do not read each other."
+            )
+        return Score(float(self.scores[*writer, *reader]), float(self.chance[*writer, *reader]))
+
+    def largest(self, n: int) -> list[tuple[Head, Head, Score]]:
+        """Return the n pairs that lie furthest above chance: writer and reader as (layer, head), and the score."""
+        flat = np.nan_to_num(self.multiples, nan=-1.0).ravel()
+        order = np.argsort(-flat, kind="stable")[: as_count("Compositions.largest", "n", n, least=0)]
+        found = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order if flat[k] >= 0]
+        return [((a, b), (c, d), self[(a, b), (c, d)]) for a, b, c, d in found]
+
+    def __repr__(self) -> str:
+        count = int(np.isfinite(self.scores).sum())
+        lines = [f"{self.kind}-composition, {count} pairs of heads", "  writer  reader   score  chance  multiple"]
+        for writer, reader, found in self.largest(5):
+            names = (f"{layer}.{head}" for layer, head in (writer, reader))
+            numbers = f"{found.score:>8.3f}{found.chance:>8.3f}{found.multiple:>10.2f}"
+            lines.append("".join(f"{name:>8}" for name in names) + numbers)
+        return "\n".join(lines)
+
+
+@single_threaded_blas
+def compositions(
+    model: Checkpoint | Sequence[Attention],
+    kind: Kind,
+    *,
+    distance: int | None = None,
+    moments: Sequence[Array] | None = None,
+    centred: bool | None = None,
+) -> Compositions:
+    """Return how strongly every head reads what every head of an earlier layer writes, biases included.
+
+    The value bias counts as part of what a head writes, the biases of queries and keys as part of what reads; the
+    constant coordinate is never written, so a reader with large biases has a low score and as low a chance value.
+
+    Parameters
+    ----------
+    model
+        A checkpoint, or its attention layers, first layer first. Of a model with norms pass `fold(model).checkpoint`:
+        what a norm multiplies by is then part of the heads that read, and value biases, which no pattern changes, are
+        part of no head.
+    kind
+        "Q", "K" or "V": whether the queries, keys or values of the later head read.
+    distance
+        Position of the query less that of the key, for Q and K where scores depend on it (rotary embeddings, ALiBi).
+    moments
+        Per layer (d_model + 1, d_model + 1), the mean of x~^T x~ over what that layer reads (see `stream_moments`).
+        Then the norm of OV is the root mean square of what the head would write, and Omega counts for what the other
+        side of its scores reads; without it every direction counts alike.
+    centred
+        Whether the mean over features counts for nothing. None: of a checkpoint, whether LayerNorm stands in front of
+        its attention; of layers, False.
+
+    Returns
+    -------
+    Compositions
+        `scores`, `chance` and `multiples`, each (layers, heads, layers, heads); printed as the pairs furthest above
+        chance.
+
+    Raises
+    ------
+    ArgumentError
+        If layers differ in their sizes, a distance is missing, queries and keys are normalised (pass
+        `attention.numerator()` of all layers), or moments do not fit.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
+    Examples
+    --------
+    The previous-token head of the built-in model is 0.3; all heads of layer 1 are induction heads:
+
+    >>> import tnlib_adapters
+    >>> compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K").largest(4)[0][0]
+    (0, 3)
+    """
+    as_kind("compositions", kind)
+    layers = as_layers("compositions", model)
+    for one in layers if kind != "V" else []:
+        check_form("compositions", one, distance)
+    centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
+    weights = _moments(moments, layers)
+    writers, readers = _sides(layers, kind, distance, weights, centred)
+    n_layers, n_heads = len(layers), layers[0].n_heads
+    shape = (n_layers, n_heads, n_layers, n_heads)
+    scores, by_chance = np.full(shape, np.nan), np.full(shape, np.nan)
+    for layer in range(n_layers - 1):
+        own, later = writers[layer], np.concatenate(readers[layer + 1 :])  # h r d~, (later h) d~ q
+        scores[layer, :, layer + 1 :] = _norms(own, later).reshape(n_heads, -1, n_heads)
+        by_chance[layer, :, layer + 1 :] = chance(own, later, centred=centred).reshape(n_heads, -1, n_heads)
+    return Compositions(kind, scores, by_chance)
+
+
+def stream_moments(seen: Forward) -> list[Array]:
+    """Return per layer the mean of x~^T x~ with x~ = [x, 1], (d_model + 1, d_model + 1), over what attention read.
+
+    Parameters
+    ----------
+    seen
+        What `tnlib_adapters.reference.model.run` returned.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> from tnlib_adapters.reference.model import run
+    >>> seen = run(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 5])
+    >>> [m.shape for m in stream_moments(seen)], float(stream_moments(seen)[0][-1, -1])
+    ([(65, 65), (65, 65)], 1.0)
+    """
+    if not isinstance(seen, Forward):
+        raise ArgumentTypeError(
+            f"stream_moments: seen must be a Forward, got {type(seen).__name__}; pass run(model, tokens)."
+        )
+    found = []
+    for x in seen.inputs:
+        rows = x.reshape(-1, x.shape[-1])
+        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)  # position d~
+        found.append(rows.T @ rows / len(rows))  # d~ [position] d~
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- the two sides
+
+
+def _sides(
+    layers: Sequence[Attention], kind: Kind, distance: int | None, moments: Sequence[Array | None], centred: bool
+) -> tuple[list[Array], list[Array]]:
+    """Return per layer T B (heads, r, d~) of all but the last, and C S^T (heads, d~, r) of all but the first."""
+    writers, readers = [], []
+    for layer, (attention, m) in enumerate(zip(layers, moments, strict=True)):
+        heads = range(attention.n_heads)
+        last, first = layer == len(layers) - 1, layer == 0
+        writers.append(np.stack([_writer(_centred(attention.ov(h), centred), m) for h in heads if not last] or [_NONE]))
+        read = [_reader(attention, h, kind, distance) for h in heads if not first]
+        other = None if kind == "V" else m  # what V-composition ends in is written, not read
+        readers.append(np.stack([_writer(_centred(form, centred).T, other).T for form in read] or [_NONE]))
+    return writers, readers
+
+
+_NONE = np.zeros((0, 0))
+
+
+def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -> LowRank:
+    if kind == "V":
+        return attention.ov(head)
+    omega = attention.qk(head, distance)
+    return omega if kind == "Q" else omega.T
+
+
+def _writer(operator: LowRank, moments: Array | None) -> Array:
+    """Return T B of A B, of norm 1, with T^T T = A^T A or, of moments, A^T M A."""
+    outer = unit(operator.left)
+    t = r_factor(outer) if moments is None else _root(outer.T @ moments @ outer).astype(outer.dtype)
+    return unit(t @ unit(operator.right))
+
+
+def _root(gram: Array) -> Array:
+    """Return t, as large as the gram matrix, with t^T t = gram."""
+    _, s, vh = tnlib.svd(gram).value
+    t = np.zeros_like(gram)
+    t[: len(s)] = np.sqrt(s)[:, None] * vh
+    return t
+
+
+def _centred(operator: LowRank, centred: bool) -> LowRank:
+    """Take the mean over features off both sides, which leaves the constant coordinate alone."""
+    if not centred:
+        return operator
+    left, right = operator.left.copy(), operator.right.copy()
+    left[:-1] -= left[:-1].mean(axis=0)
+    right[:, :-1] -= right[:, :-1].mean(axis=1, keepdims=True)
+    return LowRank(left, right)
+
+
+def _norms(b: Array, c: Array) -> Array:
+    """Return ||b[h] c[k]||, (h, k), for b (h, r, d) and c (k, d, q)."""
+    (h, r, d), (k, _, q) = b.shape, c.shape
+    product = parallel_matmul(b.reshape(h * r, d), c.transpose(1, 0, 2).reshape(d, k * q))  # (h r) [d] (k q)
+    np.square(product, out=product)
+    sums = product.reshape(h, r, k, q).sum(axis=1, dtype=np.float64).sum(axis=2)  # h [r] k [q]
+    return np.asarray(np.sqrt(sums))
+
+
+# ------------------------------------------------------------------------------------------------------- the arguments
+
+
+def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> list[Array | None]:
+    if moments is None:
+        return [None] * len(layers)
+    size = layers[0].d_model + 1
+    if not is_list(moments):
+        raise ArgumentTypeError(
+            f"compositions: moments must be a list of matrices, got {type(moments).__name__}; "
+            "stream_moments returns them."
+        )
+    if len(moments) != len(layers):
+        raise ArgumentError(
+            f"compositions: moments must be one matrix per layer, {len(layers)}, got {len(moments)}; "
+            "stream_moments returns them."
+        )
+    checked: list[Array | None] = []
+    for layer, given in enumerate(moments):
+        m = as_array("compositions", f"moments of layer {layer}", given)
+        if m.shape != (size, size):
+            raise ArgumentError(
+                f"compositions: moments of layer {layer} must have shape ({size}, {size}), the constant coordinate "
+                f"last, got {m.shape}; pass the mean of x~^T x~, x~ = [x, 1]."
+            )
+        if not np.allclose(m, m.T, rtol=1e-3, atol=1e-6 * float(np.abs(m).max())):
+            raise ArgumentError(
+                f"compositions: moments of layer {layer} must be symmetric, got a matrix whose transpose differs by "
+                f"{np.abs(m - m.T).max():.3g}; pass the mean of x~^T x~, x~ = [x, 1]."
+            )
+        checked.append(unit(m.astype(np.float64)))  # whose scale cancels
+    return checked

@@ -1,0 +1,175 @@
+"""Which parts of the stream heads read and write, and how far those of any two heads overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_count, as_flag, is_one_of
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.circuits.arguments import as_head, as_layers, has_layer_norm
+from tnlib_adapters.circuits.composition.angles import overlap_by_chance, span
+
+Side = Literal["Q", "K", "V", "O"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Overlaps:
+    """Overlaps of the subspaces of all heads; made by `subspace_overlaps`.
+
+    Parameters
+    ----------
+    sides
+        What of the first head and what of the second: "Q", "K", "V" or "O".
+    overlaps, chance, deviation
+        (layers, heads, layers, heads): the mean squared cosine, its mean and its standard deviation over random
+        rotations between the two.
+    """
+
+    sides: tuple[Side, Side]
+    overlaps: Array
+    chance: Array
+    deviation: Array
+
+    @property
+    def sigmas(self) -> Array:
+        """How many standard deviations above chance; 0 where nothing is left to chance."""
+        some = self.deviation > 0
+        return np.where(some, (self.overlaps - self.chance) / np.where(some, self.deviation, 1), 0.0)
+
+    def largest(self, n: int) -> list[tuple[Head, Head, float]]:
+        """Return the n pairs of different heads that overlap most, and by how much; of equal sides each pair once."""
+        count = as_count("Overlaps.largest", "n", n, least=0)
+        shape = self.overlaps.shape
+        heads = shape[0] * shape[1]
+        flat = self.overlaps.reshape(heads, heads)
+        kept = ~np.eye(heads, dtype=bool)
+        if self.sides[0] == self.sides[1]:
+            kept = np.triu(kept)
+        order = np.argsort(np.where(kept, -flat, np.inf), axis=None, kind="stable")[: min(count, int(kept.sum()))]
+        pairs = [divmod(int(k), heads) for k in order]
+        return [(divmod(i, shape[1]), divmod(j, shape[1]), float(flat[i, j])) for i, j in pairs]
+
+    def __repr__(self) -> str:
+        lines = [f"Overlaps of {self.sides[0]} with {self.sides[1]}", "    head    head overlap  chance   sigma"]
+        for one, other, overlap in self.largest(5):
+            at = (*one, *other)
+            names = "".join(f"{f'{layer}.{head}':>8}" for layer, head in (one, other))
+            lines.append(f"{names}{overlap:>8.3f}{self.chance[at]:>8.3f}{self.sigmas[at]:>+8.1f}")
+        return "\n".join(lines)
+
+
+def head_subspace(layer: Attention, head: int, side: Side) -> Array:
+    """Return an orthonormal basis (d_model, rank) of what a head reads by its queries, keys or values, or writes.
+
+    Parameters
+    ----------
+    layer, head
+        Query heads that share keys and values share those subspaces.
+    side
+        "Q", "K" or "V" for reading, "O" for writing. Biases are no directions that are read, and left out.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such head or side.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> head_subspace(layer, 3, "O").shape
+    (64, 16)
+    """
+    _check_side("head_subspace", side)
+    return _basis(layer, as_head("head_subspace", layer, head), side, centred=False)
+
+
+@single_threaded_blas
+def subspace_overlaps(
+    model: Checkpoint | Sequence[Attention], one: Side, other: Side, *, centred: bool | None = None
+) -> Overlaps:
+    """Return how far what every head reads or writes overlaps with what every other one does.
+
+    `subspace_overlaps(model, "O", "K")` compares what heads write with what keys are made of: composition without the
+    strengths, for which see `compositions`.
+
+    Parameters
+    ----------
+    model
+        A checkpoint, or its attention layers. Of a model with norms pass `fold(model).checkpoint`.
+    one, other
+        "Q", "K", "V" or "O".
+    centred
+        Whether the mean over features counts for nothing; as in `compositions`.
+
+    Returns
+    -------
+    Overlaps
+        `overlaps`, `chance`, `deviation`, `sigmas`, each (layers, heads, layers, heads); of all pairs, whichever layer
+        comes first.
+
+    Raises
+    ------
+    ArgumentError
+        If layers differ in their sizes, or a side is not known.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = subspace_overlaps(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "O", "K")
+    >>> bool(found.sigmas[0, 3, 1].min() > 5)  # induction heads have keys where the previous-token head writes
+    True
+    """
+    for side in (one, other):
+        _check_side("subspace_overlaps", side)
+    layers = as_layers("subspace_overlaps", model)
+    centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
+    (u, p), (v, q) = (_bases(layers, side, centred) for side in (one, other))  # head r d, (head,)
+    n = layers[0].d_model - int(centred)
+    squares = np.concatenate([_squares(part, v) for part in np.split(u, len(layers))])
+    least = np.maximum(np.minimum(p[:, None], q), 1)
+    mean, deviation = overlap_by_chance(p[:, None], q[None], n)
+    shape = (len(layers), layers[0].n_heads) * 2
+    return Overlaps((one, other), *(a.reshape(shape) for a in (squares / least, mean, deviation)))
+
+
+def _squares(u: Array, v: Array) -> Array:
+    """Return ||u[h] v[k]^T||^2, (h, k)."""
+    (h, r, d), (k, s, _) = u.shape, v.shape
+    products = np.square(parallel_matmul(u.reshape(h * r, d), v.reshape(k * s, d).T))  # (h r) [d] (k s)
+    return np.asarray(products.reshape(h, r, k, s).sum(axis=1, dtype=np.float64).sum(axis=2))  # h [r] k [s]
+
+
+def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Array, Array]:
+    """Return bases as rows (head, d_head, d_model), zeros below the rank of each, and the ranks (head,)."""
+    found, ranks = [], []
+    for layer in layers:
+        shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
+        own = [_basis(layer, head, side, centred) for head in range(0, layer.n_heads, shared)]
+        for basis in own:
+            rows = np.zeros((layer.d_head, layer.d_model), basis.dtype)
+            rows[: basis.shape[1]] = basis.T
+            found += [rows] * shared
+            ranks += [basis.shape[1]] * shared
+    return np.stack(found), np.array(ranks)
+
+
+def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
+    shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
+    w: Array = getattr(layer, f"W_{side}")[head // shared]
+    columns = w.T if side == "O" else w  # d dh
+    return span(columns - columns.mean(axis=0) if centred else columns)
+
+
+def _check_side(function: str, side: str) -> None:
+    if not is_one_of(side, get_args(Side)):
+        raise ArgumentError(f"{function}: side must be 'Q', 'K', 'V' or 'O', got {side!r}; choose one.")

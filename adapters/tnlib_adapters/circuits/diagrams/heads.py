@@ -1,0 +1,200 @@
+"""Attention in graphical notation, from the operators of a layer: what is drawn is what the layer has.
+
+The output is on the left and the input on the right, as in products of matrices. Streams are homogeneous, x~ = [x, 1],
+where biases read them. Weights are measured: in a gauge that makes one of them isometric it is a triangle.
+"""
+
+from __future__ import annotations
+
+from tnlib._validate import as_count
+from tnlib.drawing import Bubble, Diagram, Leg, Node, join
+from tnlib.drawing.diagram import text
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.circuits.arguments import as_head
+from tnlib_adapters.circuits.diagrams.elements import (
+    REACH,
+    ROW,
+    STEP,
+    chain,
+    output_value,
+    position_ends,
+    query_key,
+    read_stream,
+    refuse_norm,
+    softmax_label,
+    stream_ends,
+    to_key_value,
+)
+
+_OUTSIDE = 1.3  # of an open leg that leaves two bubbles
+_MOST_HEADS = 2  # of which all are drawn in a sum
+_NEXT_ROW = ROW + 1.6  # from a layer to the sum over its heads
+
+
+def qk_diagram(layer: Attention, head: int) -> Diagram:
+    """Describe the query-key operator of a head: two tall matrices that meet in d_head, R between them where it turns.
+
+    Parameters
+    ----------
+    layer
+        The attention layer.
+    head
+        Counted from 0.
+
+    Returns
+    -------
+    Diagram
+        For `tnlib.draw`: the query on the left, the key on the right.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `layer` is no Attention, has no such head, or normalises queries and keys.
+
+    Examples
+    --------
+    >>> import tnlib, tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> tnlib.draw(qk_diagram(layer, 0)).diagram.bonds
+    (('head 0', 16),)
+    """
+    head = as_head("qk_diagram", layer, head)
+    refuse_norm("qk_diagram", layer)
+    nodes, legs = chain(query_key(layer, head), layer.d_head, 0.0, 0.0)
+    last = len(nodes) - 1
+    x = nodes[-1].position[0]
+    size = read_stream(layer, "Q")[1], read_stream(layer, "K")[1]
+    ends = [
+        Leg(0, None, "query", size[0], (-REACH, 0.0)),
+        Leg(last, None, "key", size[1], (x + REACH, 0.0)),
+    ]
+    return Diagram((*nodes,), (*legs, *ends), f"QK of head {head}, times {layer.scale:.4g}")
+
+
+def ov_diagram(layer: Attention, head: int) -> Diagram:
+    """Describe the output-value operator of a head: what it reads on the right, what it writes on the left.
+
+    Parameters, errors: as of `qk_diagram`.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> ov_diagram(layer, 0).open_legs
+    (('written', 64), ('read', 65))
+    """
+    head = as_head("ov_diagram", layer, head)
+    nodes, legs = chain(output_value(layer, head), layer.d_head, 0.0, 0.0)
+    return Diagram((*nodes,), (*legs, *stream_ends(layer, 0, 1, nodes)), f"OV of head {head}")
+
+
+def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
+    """Describe a layer whose patterns are fixed: A (x) W_O W_V with one leg that counts the heads, and as a sum.
+
+    Parameters
+    ----------
+    layer
+        The attention layer.
+    n_positions
+        Length of the text; left open by default.
+
+    Returns
+    -------
+    Diagram
+        The pattern above, on the wire of positions; the weights below, on that of the stream. In the second row, behind
+        the sign of equality, the same head by head.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `layer` is no Attention or `n_positions` no positive integer.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> [node.label for node in frozen_diagram(layer, 10).nodes[:2]], frozen_diagram(layer).open_legs[0]
+    (['A', ''], ('to', None))
+    """
+    as_head("frozen_diagram", layer, 0)
+    n = None if n_positions is None else as_count("frozen_diagram", "n_positions", n_positions)
+    heads = layer.n_heads
+    nodes = [Node("matrix", "A", (STEP / 2, 0.0)), Node("delta", "", (STEP / 2, -0.9))]
+    legs = [*position_ends(0, (STEP / 2, 0.0), n, STEP / 2), Leg(0, 1, "heads", heads)]
+    weights, inner = chain(output_value(layer, None), layer.d_head, 0.0, -ROW, first=2)
+    legs += [Leg(1, 2, "", heads), to_key_value(layer, 1, 3)]
+    whole = Diagram((*nodes, *weights), (*legs, *inner, *stream_ends(layer, 2, 3, weights)))
+    parts, x = [], 0.0  # where the next sign stands
+    shown = list(range(heads)) if heads <= _MOST_HEADS else [0, None, heads - 1]
+    for k, head in enumerate(shown):
+        parts.append(text("=" if k == 0 else "+", (x, -ROW / 2)))
+        if head is None:
+            parts.append(text("· · ·", (x + 0.6, -ROW / 2)))
+            x += 1.2
+        else:
+            parts.append(_term(layer, head, n).moved(x + 0.8 + REACH, 0.0))
+            x += STEP + 2 * (REACH + 0.8)
+    middle = (x - 0.8 - REACH) / 2  # of the row below
+    parts = [whole, *(part.moved(STEP / 2 - middle, -_NEXT_ROW) for part in parts)]
+    return join(tuple(parts), f"attention with fixed patterns, sum over {heads} heads")
+
+
+def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
+    """Describe what an attention layer adds to the stream: the bubble is contracted first, then its function applied.
+
+    Parameters, errors: as of `frozen_diagram`. The stream x stands wherever it is read.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> layer_diagram(layer).bubbles[0].label, layer_diagram(layer, 10).open_legs
+    ('causal softmax(0.25 ...)', (('position', 10), ('stream', 64)))
+    """
+    as_head("layer_diagram", layer, 0)
+    n = None if n_positions is None else as_count("layer_diagram", "n_positions", n_positions)
+    x_q, d_q = read_stream(layer, "Q")
+    x_v, d_v = read_stream(layer, "V")
+    middle, inner_legs = chain(query_key(layer, None), layer.d_head, STEP, 0.0, first=1)
+    far = middle[-1].position[0] + STEP
+    key = len(middle) + 1  # the node x on the side of the keys
+    center = (middle[0].position[0] + middle[-1].position[0]) / 2
+    nodes = [Node("tensor", x_q, (0.0, 0.0)), *middle, Node("tensor", read_stream(layer, "K")[0], (far, 0.0))]
+    nodes.append(Node("delta", "", (center, -1.0)))
+    inside = tuple(range(len(nodes)))
+    hub, out = len(nodes) - 1, len(nodes)
+    floor = -1.0 - ROW - 0.4
+    nodes.append(Node("delta", "", (center, floor + 0.95)))
+    weights, value_legs = chain(output_value(layer, None), layer.d_head, center - STEP / 2, floor, first=out + 1)
+    nodes += [*weights, Node("tensor", x_v, (far, floor))]
+    value = len(nodes) - 1
+    legs = [
+        Leg(0, None, "position", n, (-_OUTSIDE, 0.0)),
+        Leg(0, 1, "stream", d_q),
+        *inner_legs,
+        Leg(key - 1, key, "", read_stream(layer, "K")[1]),
+        Leg(1, hub, "", layer.n_heads),
+        to_key_value(layer, hub, key - 1),
+        Leg(hub, out, "heads", layer.n_heads),
+        Leg(out, out + 1, "", layer.n_heads),
+        to_key_value(layer, out, out + 2),
+        *value_legs,
+        Leg(out + 2, value, "", d_v),
+        Leg(key, value, "source position", n),
+        Leg(out + 1, None, "stream", layer.d_model, (-_OUTSIDE, floor)),
+    ]
+    title = f"what attention adds to the stream, {layer.n_heads} heads" + (
+        ", plus b$_O$" if layer.b_O is not None else ""
+    )
+    bubbles = [Bubble(inside, softmax_label(layer))]
+    if layer.head_norm is not None:
+        bubbles += [Bubble((0, 1), "norm"), Bubble((key - 1, key), "norm")]
+    return Diagram((*nodes,), (*legs,), title, (*bubbles,))
+
+
+def _term(layer: Attention, head: int, n: int | None) -> Diagram:
+    """Describe A^h (x) W_O^h W_V^h."""
+    at = (STEP / 2, 0.0)
+    weights, inner = chain(output_value(layer, head), layer.d_head, 0.0, -ROW, first=1)
+    legs = [*position_ends(0, at, n, STEP / 2), *inner, *stream_ends(layer, 1, 2, weights)]
+    return Diagram((Node("matrix", f"A$^{{{head}}}$", at), *weights), (*legs,))

@@ -1,0 +1,1 @@
+"""Search for the terms of a model that a task needs."""

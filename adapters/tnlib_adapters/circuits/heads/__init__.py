@@ -1,0 +1,1 @@
+"""Single attention heads: what they attend to, read and write."""

@@ -1,0 +1,170 @@
+"""Induction in a trained model: who looks one token back, who reads it, who copies, and what is lost without it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_count, as_rng
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.circuits.composition.head_pairs import compositions
+from tnlib_adapters.circuits.discovery.edge_gates import GatedModel, attention_only
+from tnlib_adapters.circuits.heads.pattern_scores import pattern_scores
+from tnlib_adapters.circuits.tokens.copying_scores import copying_scores
+from tnlib_adapters.data.repeats import repeated_segments
+from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import Weights, read_weights
+
+_LONGEST = 96  # positions of the sequences that are drawn
+_CLEAR = 0.4  # of its attention, at least, is where an induction head must look
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Induction:
+    """The induction circuit of a model; made by `find_induction`. Arrays have the legs (layers, heads).
+
+    Parameters
+    ----------
+    previous_token
+        Mean attention to the position before, over all but the first.
+    induction
+        Mean attention to what followed the same token before, wherever it stood before.
+    composition
+        K-composition score with the previous-token head, as a multiple of chance; NaN in its layer and before.
+    copying
+        Eigenvalue copying score of the circuit from tokens to logits, from -1 to 1.
+    lost
+        Share of the gap between loss and chance that is lost when keys of later layers are computed without what the
+        head wrote; NaN in the last layer.
+    loss, chance
+        On repeated tokens, in nats: of the model, and ln(vocab).
+    """
+
+    previous_token: Array
+    induction: Array
+    composition: Array
+    copying: Array
+    lost: Array
+    loss: float
+    chance: float
+
+    @property
+    def previous_head(self) -> Head:
+        """The head in front of the last layer that looks one token back most."""
+        return _largest(self.previous_token[:-1])
+
+    @property
+    def induction_heads(self) -> tuple[Head, ...]:
+        """Heads that look where induction asks for, with at least 40 % of their attention."""
+        layers, heads = np.nonzero(self.induction >= _CLEAR)
+        return tuple(zip(layers.tolist(), heads.tolist(), strict=True))
+
+    def __repr__(self) -> str:
+        layer, head = self.previous_head
+        gap = f"loss on repeats {self.loss:.2f}, chance {self.chance:.2f}"
+        lines = [
+            f"Previous-token head {layer}.{head}; {gap}",
+            "  head  one back  induction  K over chance  copying  lost without it in keys",
+        ]
+        for one in np.ndindex(self.lost.shape):
+            k = "" if np.isnan(self.composition[one]) else f"{self.composition[one]:.2f}"
+            lost = "" if np.isnan(self.lost[one]) else f"{100 * self.lost[one] + 0.0:.1f} %"
+            patterns = f"{self.previous_token[one]:10.2f}{self.induction[one]:11.2f}"
+            lines.append(f"{one[0]:>4}.{one[1]}{patterns}{k:>15}{self.copying[one]:9.2f}{lost:>25}".rstrip())
+        return "\n".join(lines)
+
+
+@single_threaded_blas
+def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Generator = 0) -> Induction:
+    """Find the induction circuit of an attention-only model, by its patterns, its weights and what it loses.
+
+    A previous-token head tells every position which token stands before it. Induction heads match that, in their keys,
+    with the token they stand on, and copy the token they find.
+
+    Parameters
+    ----------
+    model
+        At least two attention layers without norms and feed-forward layers, with an unembedding.
+    n
+        How many sequences of random tokens to draw, in each a segment that occurs twice.
+    rng
+        For the draw.
+
+    Returns
+    -------
+    Induction
+        Printed as a table, one line a head.
+
+    Raises
+    ------
+    ArgumentError
+        If the model is another one, or cannot hold sequences of 48 tokens.
+
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = find_induction(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), n=4)
+    >>> found.previous_head, found.induction_heads
+    ((0, 3), ((1, 0), (1, 1), (1, 2), (1, 3)))
+    >>> bool(found.lost[0, 3] > 0.8), bool((found.lost[0, :3] < 0.1).all())
+    (True, True)
+    """
+    n = as_count("find_induction", "n", n)
+    tokens, repeated = _draw(model, n, as_rng("find_induction", rng))
+    gated = GatedModel(model, tokens, repeated, "find_induction")
+    weights = read_weights(model)
+    loss, chance = gated.loss(np.ones(len(gated.names))), math.log(_vocab(weights))
+    seen = pattern_scores(run(weights, tokens).patterns, tokens)
+    return Induction(
+        previous_token=seen.previous,
+        induction=seen.induction,
+        composition=compositions(model, "K").multiples[_largest(seen.previous[:-1])],
+        copying=copying_scores(model),
+        lost=(_losses_without(gated, seen.previous.shape) - loss) / (chance - loss),
+        loss=loss,
+        chance=chance,
+    )
+
+
+def _draw(model: Checkpoint, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    weights = read_weights(attention_only(model, "find_induction"))
+    if model.n_layers < 2:
+        raise ArgumentError(
+            f"find_induction: model must have at least two attention layers, got {model.n_layers}; "
+            "induction takes one to look back and one to match."
+        )
+    context = min(_LONGEST, weights.context or _LONGEST)
+    if context < 48:
+        raise ArgumentError(
+            f"find_induction: model must hold sequences of 48 tokens, got a context of {context}; "
+            "repeats in shorter ones say little."
+        )
+    return repeated_segments(n, vocab=_vocab(weights), context=context, rng=rng)
+
+
+def _vocab(weights: Weights) -> int:
+    return len(weights.embedding.tokens)  # type: ignore[union-attr]
+
+
+def _largest(scores: Array) -> Head:
+    layer, head = np.unravel_index(int(scores.argmax()), scores.shape)
+    return int(layer), int(head)
+
+
+def _losses_without(gated: GatedModel, shape: tuple[int, ...]) -> Array:
+    """Return the loss without each head in the keys of later layers, (layers, heads)."""
+    losses = np.full(shape, np.nan)
+    for layer, head in np.ndindex(shape[0] - 1, *shape[1:]):
+        edge = [name.startswith(f"{layer}.{head} -> ") and name.endswith(" K") for name in gated.names]
+        losses[layer, head] = gated.loss(np.where(edge, 0.0, 1.0))
+    return losses

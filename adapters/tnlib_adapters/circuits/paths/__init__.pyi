@@ -1,0 +1,14 @@
+from .attention_layer import OpenLayer as OpenLayer
+from .attention_layer import pair_effects as pair_effects
+from .contributions import PathContributions as PathContributions
+from .contributions import Paths as Paths
+from .contributions import path_contributions as path_contributions
+from .contributions import stream_by_order as stream_by_order
+from .path_ablation import PathLosses as PathLosses
+from .path_ablation import path_losses as path_losses
+from .stream_parts import StreamParts as StreamParts
+from .stream_parts import split_stream as split_stream
+from .two_layer_terms import TenTerms as TenTerms
+from .two_layer_terms import ten_terms as ten_terms
+
+__all__: list[str]

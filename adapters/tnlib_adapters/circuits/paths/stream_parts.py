@@ -1,0 +1,192 @@
+"""The residual stream of one sequence as a sum of named parts: what the embedding, heads and other layers wrote.
+
+Heads are split exactly, with the patterns that they had. What is not linear stays whole and has its name: a
+feed-forward layer is one part. A norm on the way is linear once its divisors are fixed: it passes on every part, and
+its bias is a part of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import is_list
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.reference.layers import Norm, softmax
+from tnlib_adapters.reference.weights import Branch, Weights, as_weights
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StreamParts:
+    """A stream (n, d_model) as a sum of named parts; made by `split_stream`.
+
+    Parameters
+    ----------
+    names
+        "embedding", then "0.3" for head 3 of layer 0, "0.bias" for the output bias of that attention layer, "mlp 0" for
+        the feed-forward layer behind it, "norm 0" or "norm mlp 0" for the bias of the norm in front of one of them,
+        "norm after ..." of the stream behind it, "norm behind ..." of what it writes, "norm final" at the end.
+    arrays
+        (parts, n, d_model).
+    """
+
+    names: tuple[str, ...]
+    arrays: Array
+
+    def __repr__(self) -> str:
+        _, n, d = self.arrays.shape
+        shown = self.names if len(self.names) < 12 else (*self.names[:5], "...", *self.names[-2:])
+        return f"StreamParts({n} positions x {d} features: {', '.join(shown)})"
+
+    def __getitem__(self, name: str) -> Array:
+        array: Array = self.arrays[self.index("StreamParts", [name])[0]]
+        return array
+
+    @property
+    def total(self) -> Array:
+        """The stream, (n, d_model)."""
+        return np.asarray(self.arrays.sum(axis=0))
+
+    def merge(self, groups: Mapping[str, Sequence[str]]) -> StreamParts:
+        """Return fewer parts, each the sum of some; every part must be in one group.
+
+        Raises
+        ------
+        ArgumentError
+            If a name is not known, missing, or in two groups.
+        """
+        if not isinstance(groups, Mapping):
+            raise ArgumentTypeError(
+                f"StreamParts.merge: groups must be a dict from names to lists of parts, got {type(groups).__name__}; "
+                "pass for example {'layer 0': ['0.0', '0.1', '0.bias'], ...}."
+            )
+        listed = [name for names in groups.values() for name in _as_names("StreamParts.merge", names)]
+        if sorted(listed) != sorted(self.names):
+            off = sorted(set(listed) ^ set(self.names)) or sorted({name for name in listed if listed.count(name) > 1})
+            raise ArgumentError(
+                f"StreamParts.merge: groups must hold each of the {len(self.names)} parts once, got {', '.join(off)} "
+                "missing, twice or not known; compare with names."
+            )
+        sums = [self.arrays[self.index("StreamParts.merge", names)].sum(axis=0) for names in groups.values()]
+        return StreamParts(tuple(groups), np.stack(sums))
+
+    def index(self, function: str, names: Sequence[str] | None) -> list[int]:
+        """Return where these parts stand, all of them for None."""
+        if names is None:
+            return list(range(len(self.names)))
+        for name in _as_names(function, names):
+            if name not in self.names:
+                raise ArgumentError(
+                    f"{function}: part must be one of {', '.join(self.names)}, got {name!r}; "
+                    "heads are called layer.head."
+                )
+        return [self.names.index(name) for name in names]
+
+
+def _as_names(function: str, names: Any) -> Sequence[str]:
+    if not is_list(names) or not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(
+            f"{function}: parts must be a list of names, got {names!r:.80}; heads are called layer.head, "
+            "pass for example ['embedding', '0.3']."
+        )
+    return names  # type: ignore[no-any-return]
+
+
+def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None = None) -> StreamParts:
+    """Return what an attention layer reads as a sum of what everything before it wrote, patterns and divisors fixed.
+
+    Parameters
+    ----------
+    model
+        A checkpoint, whose weights are read anew, or the `Weights` of one.
+    tokens
+        (n,), integers: one sequence. Or one image where the model reads those.
+    layer
+        Which attention layer, after the norm in front of it where there is one. None: the final stream instead, after
+        the final norm where there is one.
+
+    Returns
+    -------
+    StreamParts
+        Its `total` is `run(model, tokens).inputs[layer][0]`, or `.hidden[0]`, to roundoff.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such layer, or more than one sequence.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> split_stream(model, [5, 6, 7, 5], layer=1)
+    StreamParts(4 positions x 64 features: embedding, 0.0, 0.1, 0.2, 0.3, 0.bias)
+    """
+    weights = as_weights("split_stream", model)
+    batch = weights.embedding(weights.embedding.check("split_stream", tokens, weights.context))  # batch n d
+    if len(batch) != 1:
+        raise ArgumentError(
+            f"split_stream: tokens must be one sequence, got {len(batch)}; split them one after the other."
+        )
+    n_layers = sum(isinstance(branch.layer, Attention) for block in weights.blocks for branch in block.branches)
+    wanted = None if layer is None else as_index("split_stream", "layer", layer, n_layers)
+    parts = {"embedding": batch[0]}
+    attention, mlp = 0, 0  # layers passed
+    for block in weights.blocks:
+        added: dict[str, Array] = {}
+        name = ""
+        for branch in block.branches:
+            is_attention = isinstance(branch.layer, Attention)
+            name = str(attention) if is_attention else f"mlp {mlp}"
+            if is_attention and attention == wanted:
+                return _as_parts(_through(branch.before, parts, f"norm {name}"))
+            added |= _written(branch, parts, name)
+            attention, mlp = attention + is_attention, mlp + (not is_attention)
+        parts = _through(block.after, parts | added, f"norm after {name}")
+    return _as_parts(_through(weights.final_norm, parts, "norm final"))
+
+
+def _written(branch: Branch, parts: dict[str, Array], name: str) -> dict[str, Array]:
+    """Return what a layer adds to the stream: a part per head and one for the output bias, or one part."""
+    stream = _total(parts)
+    read = stream if branch.before is None else branch.before(stream)
+    if isinstance(branch.layer, Attention):
+        return _through(branch.behind, _heads(branch.layer, read, name), f"norm behind {name}")
+    written = branch.layer(read)
+    return {name: written if branch.behind is None else branch.behind(written)}
+
+
+def _heads(layer: Attention, read: Array, name: str) -> dict[str, Array]:
+    patterns = softmax(np.where(layer.mask(len(read)), layer.scores(read), -np.inf))  # h n n
+    group = layer.n_heads // layer.kv_heads
+    values = read @ layer.W_V + (0 if layer.b_V is None else layer.b_V[:, None])  # kv n [d] dh
+    found = {f"{name}.{h}": a @ values[h // group] @ layer.W_O[h] for h, a in enumerate(patterns)}  # n [n'] [dh] d
+    if layer.b_O is not None:
+        found[f"{name}.bias"] = np.tile(layer.b_O, (len(read), 1))
+    return found
+
+
+def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str, Array]:
+    """Pass every part through a norm whose divisors are those of all of them together."""
+    if norm is None:
+        return parts
+    divisors = norm.divisors(norm.centre(_total(parts)))  # n 1
+    passed = {part: norm.centre(x) / divisors * norm.weight for part, x in parts.items()}
+    if norm.bias is not None:
+        passed[name] = np.tile(norm.bias, (len(divisors), 1))
+    return passed
+
+
+def _total(parts: dict[str, Array]) -> Array:
+    return np.asarray(np.sum(list(parts.values()), axis=0))
+
+
+def _as_parts(parts: dict[str, Array]) -> StreamParts:
+    return StreamParts(tuple(parts), np.stack(list(parts.values())))

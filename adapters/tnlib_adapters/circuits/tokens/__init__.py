@@ -1,0 +1,1 @@
+"""Heads and streams in the space of tokens."""

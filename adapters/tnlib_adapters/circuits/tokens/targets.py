@@ -1,0 +1,75 @@
+"""Which tokens a model is to predict, and the loss of a final stream on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_array
+from tnlib_adapters.reference.layers import Unembedding, log_softmax, softmax
+from tnlib_adapters.reference.model import check_mask
+from tnlib_adapters.reference.weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Tokens (b, n), which of them count, and the affine map to logits; the stream has no norm in front of it."""
+
+    tokens: Array
+    counted: Array
+    unembed: Unembedding
+
+    @property
+    def at(self) -> Array:
+        """Positions whose next token counts, (b, n)."""
+        return np.roll(self.counted, -1, axis=1)
+
+    def loss(self, stream: Array) -> float:
+        """Return the mean cross-entropy in nats of a final stream (b, n, d)."""
+        return self.loss_of_rows(stream[self.at])
+
+    def loss_of_rows(self, rows: Array) -> float:
+        """Return the same of the rows (t, d) that count alone."""
+        log_p = log_softmax(self.unembed(rows))  # t vocab
+        return float(-np.take_along_axis(log_p, self._actual, axis=1).mean())
+
+    def slope(self, stream: Array) -> Array:
+        """Return the derivative of the loss by a final stream, (b, n, d)."""
+        out = np.zeros_like(stream)
+        out[self.at] = self.slope_of_rows(stream[self.at])
+        return out
+
+    def slope_of_rows(self, rows: Array) -> Array:
+        """Return the derivative of the loss by the rows that count, (t, d)."""
+        p = softmax(self.unembed(rows))  # t vocab
+        p[np.arange(len(p)), self._actual[:, 0]] -= 1
+        return np.asarray(p @ self.unembed.affine.weight.T / len(p))  # t [vocab] d
+
+    @property
+    def _actual(self) -> Array:
+        return np.asarray(self.tokens[self.counted][:, None])  # t 1, in the order of `at`
+
+
+def as_directions(function: str, directions: Array, d: int) -> Array:
+    """Return directions of the output, (d,) or (directions, d)."""
+    w = as_array(function, "directions", directions)
+    if w.ndim not in (1, 2) or w.shape[-1] != d:
+        raise ArgumentError(
+            f"{function}: directions must have shape ({d},) or (directions, {d}), got {w.shape}; "
+            "pass columns of the unembedding."
+        )
+    return w
+
+
+def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> Targets:
+    """Return what is to be predicted, checked."""
+    if weights.unembed is None or weights.unembed.cap is not None:
+        raise ArgumentError(
+            f"{function}: model must have an unembedding that is affine, got a {weights.architecture}; "
+            "use a language model without a cap on its logits."
+        )
+    tokens = weights.embedding.check(function, tokens, weights.context)
+    return Targets(tokens, check_mask(function, mask, tokens), weights.unembed)

@@ -1,0 +1,7 @@
+"""Calibration data: texts, statistics of a running model, and methods that use them."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,68 @@
+"""Text that a user names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib import ArgumentError, MissingFileError
+from tnlib._validate import as_path
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import Batch
+
+_HELD_OUT = 10  # one line in so many
+
+
+def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises
+    ------
+    MissingFileError, ArgumentError
+        If there is no such file, it is no text, or there is nothing in it.
+    """
+    file = as_path(function, parameter, path)
+    if not file.is_file():
+        raise MissingFileError(f"{function}: {parameter} must be a text file, found none at {file}; check the path.")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise ArgumentError(
+            f"{function}: {parameter} must be text in UTF-8, got byte 0x{problem.object[problem.start]:02x} at "
+            f"position {problem.start} of {file}; convert it first."
+        ) from None
+    if not text.strip():
+        raise ArgumentError(f"{function}: {parameter} must hold text, got none in {file}; name another file.")
+    return text
+
+
+def hold_out(text: str) -> tuple[str, str]:
+    """Return nine tenths of the lines of a text, and the other tenth, drawn at random by a fixed seed."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    block = max(1, len(lines) // 100)  # neighbouring lines stay together, what follows from what is part of a text
+    blocks = [lines[start : start + block] for start in range(0, len(lines), block)]
+    held = set(np.random.default_rng(0).permutation(len(blocks))[: len(blocks) // _HELD_OUT].tolist())
+    used = [line for k, one in enumerate(blocks) if k not in held for line in one]
+    other = [line for k, one in enumerate(blocks) if k in held for line in one]
+    return "\n".join(used), "\n".join(other)
+
+
+def some_of(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
+    """Return batches of together about so many tokens, drawn at random by a fixed seed."""
+    order = np.random.default_rng(0).permutation(len(batches))
+    so_far = np.cumsum([batches[k].n_tokens for k in order])
+    return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
+
+
+def check_tokens(batches: Sequence[Batch], least: int) -> None:
+    """Raise unless a text has as many tokens as the widest weight has inputs: with fewer, moments say little."""
+    n_tokens = sum(batch.n_tokens for batch in batches)
+    if n_tokens < least:
+        raise ArgumentError(
+            f"compress: the text of calibrate must have at least {least:,} tokens for weights with {least:,} inputs, "
+            f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
+        )

@@ -1,0 +1,108 @@
+"""Every method at several fractions, measured layer by layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tnlib import ArgumentError
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_attention
+from tnlib_adapters.compression.choices import METHODS
+from tnlib_adapters.compression.compare.rows import Table, grouped, write_rows
+from tnlib_adapters.compression.compare.trials import Candidate, Tried, try_all
+from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
+from tnlib_adapters.compression.methods.uncalibrated import factorise
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import check_keep, check_method, check_runs, check_uncompressed
+from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.projections import Projections
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one fraction on one layer.
+
+    Errors are relative Frobenius errors of all heads' operators together, biases included. `seconds` is the time
+    of the factorisation plus that of choosing the factors at this fraction, shared out over layers.
+    """
+
+    method: str
+    keep: float
+    layer: int
+    qk_error: float
+    ov_error: float
+    n_before: int
+    n_after: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a comparison, and why anything is missing from it."""
+
+    rows: list[Row]
+    refused: dict[str, str]
+
+    def write_csv(self, file: Path) -> None:
+        """Write one line per row, with a header."""
+        write_rows(file, Row, self.rows)
+
+    def table(self) -> Table:
+        """Return a title, the columns, and the cells of all rows, one group for a method at one fraction."""
+
+        def cells(row: Row) -> list[str]:
+            errors = (f"{row.qk_error:.4f}", f"{row.ov_error:.4f}")
+            return [row.method, f"{row.keep:g}", str(row.layer), *errors, f"{row.n_after:,}", f"{row.seconds:.2f}"]
+
+        columns = ["method", "keep", "layer", "QK error", "OV error", "numbers", "seconds"]
+        groups = grouped(self.rows, lambda row: (row.method, row.keep), cells)
+        return "Relative error of the operators", columns, groups
+
+
+def compare(
+    checkpoint: Checkpoint, keeps: Sequence[float], methods: Sequence[str] = (), progress: Progress = quiet
+) -> Comparison:
+    """Run methods (all of them by default) at several fractions of the attention's numbers.
+
+    Factors are measured as they are computed, before they are rounded to the dtype of a file.
+
+    Raises
+    ------
+    ArgumentError
+        If a fraction or a method is off, or no method can run on this model at any of the fractions.
+    """
+    if not keeps:
+        raise ArgumentError("compare: keeps must hold at least one fraction, got none; pass for example [0.5].")
+    for keep in keeps:
+        check_keep("compare", keep)
+    for method in methods:
+        check_method("compare", method)
+    check_uncompressed("compare", checkpoint)
+    for method in methods:
+        check_runs("compare", checkpoint, method)
+    originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
+    candidates = [Candidate(one, one, functools.partial(factorise, checkpoint, one)) for one in methods or METHODS]
+    measure = functools.partial(_measure, checkpoint, originals)
+    rows, refused = try_all(checkpoint, candidates, keeps, measure, progress)
+    if not rows:
+        reasons = "; ".join(f"{what}: {reason.rstrip('.')}" for what, reason in refused.items())
+        raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
+    return Comparison(rows, refused)
+
+
+def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], tried: Tried) -> list[Row]:
+    """Return a row for every layer."""
+    seconds = (tried.factorising + tried.planning) / checkpoint.n_layers
+    rows, numbers = [], count_attention(checkpoint)
+    for layer, (before, pieces) in enumerate(zip(originals, tried.plan.layers, strict=True)):
+        after = before.updated(expand(pieces, checkpoint.sizes))
+        old, new = (
+            as_attention(one, checkpoint.sizes, scale=1.0) for one in (before, after)
+        )  # no operator has a scale
+        _, qk, ov = compare_layer(layer, old, new)
+        n_after = tried.plan.layer_numbers[layer]
+        rows.append(Row(tried.name, tried.keep, layer, qk, ov, numbers[layer], n_after, seconds))
+    return rows

@@ -1,0 +1,1 @@
+"""Errors of a compression: of operators, of outputs and on text."""

@@ -1,0 +1,138 @@
+"""What a compression costs on text: embeddings or predictions of two checkpoints, compared."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.compression.calibration.text import read_text
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import check_reads_text
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import RunningModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How far two models lie apart on one text.
+
+    Parameters
+    ----------
+    n_texts, n_tokens
+        How much was compared.
+    cosine
+        Of the two embeddings of every text, for models that embed; None for models that predict.
+    perplexity_before, perplexity_after, divergence
+        For models that predict: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
+        predictions in nats a token.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tnlib_adapters import Evaluation
+    >>> Evaluation(n_texts=2, n_tokens=9, cosine=np.array([1.0, 0.5])).measures()["cosine, mean"]
+    0.75
+    """
+
+    n_texts: int
+    n_tokens: int
+    cosine: Array | None = None
+    perplexity_before: float | None = None
+    perplexity_after: float | None = None
+    divergence: float | None = None
+
+    @property
+    def error(self) -> float:
+        """1 - the mean cosine, or the divergence: 0 where the models agree."""
+        if self.cosine is not None:
+            return 1 - float(self.cosine.mean(dtype=np.float64))
+        return float(self.divergence or 0.0)
+
+    def measures(self) -> dict[str, float]:
+        """Return the numbers by name."""
+        if self.cosine is not None:
+            low = float(np.percentile(self.cosine, 5))
+            return {
+                "cosine, mean": float(self.cosine.mean()),
+                "cosine, lowest 5 %": low,
+                "cosine, worst": float(self.cosine.min()),
+            }
+        found = {
+            "perplexity, before": self.perplexity_before,
+            "perplexity, after": self.perplexity_after,
+            "divergence (nats a token)": self.divergence,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def evaluate(
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    text: str | os.PathLike[str],
+    *,
+    progress: Progress = quiet,
+) -> Evaluation:
+    """Compare a checkpoint with its compressed copy on a text file.
+
+    Parameters
+    ----------
+    before, after
+        Folders of two checkpoints of one architecture, each with its tokenizer.
+    text
+        File in UTF-8. Models that embed texts take every line for itself; models that predict tokens take windows.
+    progress
+        Called with (stage, done, total).
+
+    Raises
+    ------
+    ArgumentError, MissingFileError, FileFormatError
+        If a file is missing or no text, or the models do not fit together.
+    """
+    from tnlib_adapters.instrument.running_model import open_running
+
+    words = read_text("evaluate", "text", text)
+    for folder in (before, after):
+        check_reads_text("evaluate", open_checkpoint(folder))
+    return evaluate_running(open_running(before), open_running(after), words, progress)
+
+
+def evaluate_running(before: RunningModel, after: RunningModel, text: str, progress: Progress = quiet) -> Evaluation:
+    """Compare two models in memory on a text."""
+    import torch
+
+    if before.row is not after.row or before.sizes != after.sizes:
+        raise ArgumentError(
+            f"evaluate: both checkpoints must be of one architecture and size, got {before.row.model_type} with "
+            f"{before.sizes} and {after.row.model_type} with {after.sizes}; compare a model with its own compression."
+        )
+    batches = before.batches(text)
+    if not batches:
+        raise ArgumentError("evaluate: text must have at least one line of two tokens, got none; name another file.")
+    cosines: list[Array] = []
+    sums, n_predicted = np.zeros(3), 0
+    for done, batch in enumerate(batches):
+        progress("running both models", done, len(batches))
+        with torch.no_grad():
+            one, two = before(batch), after(batch)
+            if not before.predicts:
+                cosines.append((one * two).sum(-1).numpy())
+                continue
+            logs = [out.log_softmax(-1)[:, :-1].double() for out in (one, two)]
+            next_ids, valid = batch.ids[:, 1:, None], batch.valid[:, 1:]
+            losses = [-log.gather(-1, next_ids)[..., 0][valid].sum().item() for log in logs]
+            apart = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[valid].sum().item()
+            sums += [*losses, apart]
+            n_predicted += int(valid.sum())
+    progress("running both models", len(batches), len(batches))
+    n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)
+    if not before.predicts:
+        return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
+    loss_before, loss_after, apart = (sums / n_predicted).tolist()
+    return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), apart)

@@ -1,0 +1,7 @@
+"""Report of a compression, as data, on a page and in the terminal."""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,80 @@
+"""Reports, evaluations and comparisons as a terminal shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tnlib_adapters.compression.choices import PAGE
+from tnlib_adapters.compression.methods.int8_baseline import verdict
+from tnlib_adapters.compression.report.summary import summarise
+
+if TYPE_CHECKING:
+    from tnlib_adapters.compression.compare.by_layer import Comparison
+    from tnlib_adapters.compression.compare.on_text import TextComparison
+    from tnlib_adapters.compression.evaluation.evaluate import Evaluation
+    from tnlib_adapters.compression.report.report import LayerReport, Report
+
+
+def show_report(report: Report, out: Path) -> None:
+    """Show the errors of every layer, the summary, and what to think of it."""
+    subject = report.subject
+    rows = [
+        [str(one.layer), *(f"{e:.4f}" for e in (one.qk_error, one.ov_error, one.worst)), *_counts(one)]
+        for one in report.layers
+    ]
+    after = "in factors" if report.layout == "dense" else "after"
+    _print_table(
+        f"{report.model_type}, method {report.method}: {report.kept:.4f} of the {_genitive(subject)} numbers kept",
+        ["layer", "QK error", "OV error", "worst head", "numbers before", after],
+        [rows, [["all", "", "", "", *_counts(report)]]],
+    )
+    lines = summarise(report)
+    width = max(len(name) for name, _, _ in lines)
+    for name, before, now in lines:
+        click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
+    if said := verdict(report):
+        click.echo(said)
+    click.echo(f"written to {out}, with {PAGE}")
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """Show the numbers by name."""
+    click.echo(f"{found.n_texts:,} texts of together {found.n_tokens:,} tokens")
+    for name, value in found.measures().items():
+        click.echo(f"{name}   {value:.4f}")
+
+
+def show_comparison(found: Comparison | TextComparison, out: Path) -> None:
+    """Show the rows, and what is missing and why."""
+    title, columns, groups = found.table()
+    _print_table(title, columns, groups)
+    for what, reason in found.refused.items():
+        click.echo(f"without {what}: {reason}")
+    click.echo(f"written to {out}: compare.csv, compare.png")
+
+
+def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
+    """Print rows in groups with a line between them, all to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for column in table.columns:
+        column.justify = "right"
+    for group in groups:
+        for row in group:
+            table.add_row(*row)
+        table.add_section()
+    click.echo(title)
+    Console().print(table)
+
+
+def _counts(one: Report | LayerReport) -> list[str]:
+    return [f"{one.n_before:,}", f"{one.n_after:,}"]
+
+
+def _genitive(name: str) -> str:
+    return f"{name}'" if name.endswith("s") else f"{name}'s"

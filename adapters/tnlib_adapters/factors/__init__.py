@@ -1,0 +1,1 @@
+"""Factored matrices in checkpoints: their names, descriptions, storage and expansion."""

@@ -1,0 +1,1 @@
+"""Checkpoint folders as files: safetensors, sharded or not, read lazily, and folders written whole or not at all."""

@@ -1,0 +1,210 @@
+"""ITensor: the HDF5 files that ITensors.jl, ITensorMPS.jl and the C++ library share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tnlib._errors import ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_array
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib_adapters.interop._cores import as_one_precision, with_scale, wrong_value
+from tnlib_adapters.interop._itensor_groups import (
+    Index,
+    expect,
+    integer,
+    kind_of,
+    read_tensor,
+    refuse,
+    start_group,
+    write_tensor,
+)
+from tnlib_adapters.interop._shared import find_center, open_hdf5, write_hdf5
+
+Value: TypeAlias = TensorTrain | TTMatrix | Array
+
+_KINDS = ("MPS", "MPO", "ITensor")
+
+
+def read(path: str | os.PathLike[str], *, name: str | None = None) -> Value:
+    """Return the state, operator or tensor that Julia or C++ wrote to an HDF5 file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    name
+        Which object of the file; may be left out where there is one.
+
+    Returns
+    -------
+    TensorTrain | TTMatrix | numpy.ndarray
+        An MPS as train, its cores in the order of its sites; an MPO as TT-matrix, the primed site leg as row; an
+        ITensor as array, legs in the order of the file. Blocks of quantum numbers become dense, the order of the
+        physical basis and the dtype stay. `center` is what the cores show, whatever llim and rlim say.
+
+    Raises
+    ------
+    FileFormatError
+        If the file is damaged, holds no such object, a storage of another type, or a chain that is not open.
+    MissingFileError
+        If there is no such file.
+
+    References
+    ----------
+    M. Fishman, S. R. White, E. M. Stoudenmire, "The ITensor software library for tensor network calculations", SciPost
+    Phys. Codebases 4 (2022); HDF5 file formats in the documentation of ITensors.jl.
+
+    Examples
+    --------
+    >>> import numpy as np, os, tempfile, tnlib
+    >>> from tnlib_adapters.interop import itensor
+    >>> bell = tnlib.tt_svd(np.eye(2) / np.sqrt(2)).value
+    >>> path = os.path.join(tempfile.mkdtemp(), "bell.h5")
+    >>> itensor.write(path, bell)
+    >>> f"{tnlib.entropy(itensor.read(path), 1) / np.log(2):.4f}"
+    '1.0000'
+    """
+    with open_hdf5("itensor.read", path) as (_, opened):
+        group = _choose(opened, name)
+        kind = kind_of(group)
+        expect(group, kind)
+        if kind == "ITensor":
+            return read_tensor(group)[0]
+        tensors = [read_tensor(group[f"{kind}[{n}]"]) for n in range(1, integer(group, "length") + 1)]
+        cores = as_one_precision("itensor.read", "tensor", _chain(group, tensors, 1 if kind == "MPS" else 2))
+        claimed = integer(group, "llim") if integer(group, "rlim") - integer(group, "llim") == 2 else None
+        train = TensorTrain if kind == "MPS" else TTMatrix
+        return train(cores, find_center(cores, claimed))
+
+
+def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None) -> None:
+    """Write a state, operator or tensor to an HDF5 file that Julia and C++ read; it appears whole or not at all.
+
+    Parameters
+    ----------
+    path
+        Where to write; an existing file is replaced.
+    value
+        A TensorTrain becomes an MPS, a TTMatrix an MPO (rows primed), an array an ITensor. C++ reads float64 and
+        complex128 only.
+    name
+        Of the group; "psi", "H" or "T" by default.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `value` is another format.
+    ArgumentError
+        If the scale of `value` does not fit its dtype: ITensor keeps none apart.
+    MissingFileError
+        If the folder of `path` does not exist.
+
+    Notes
+    -----
+    Site indices have tags "Site,n=1", ... and ids that depend on site and dimension alone, so that states and operators
+    written apart act on each other; replace them where they are to meet others. Ids of links depend on the cores.
+
+    Examples
+    --------
+    See `read`.
+    """
+    if not isinstance(value, TensorTrain | TTMatrix | np.ndarray):
+        raise wrong_value("itensor.write", value, "a TensorTrain, a TTMatrix or an array")
+    if name is None:
+        name = "psi" if isinstance(value, TensorTrain) else "H" if isinstance(value, TTMatrix) else "T"
+    if not isinstance(name, str) or not name.strip("./") or "/" in name:
+        raise ArgumentTypeError(f"itensor.write: name must name a group, got {name!r}; pass for example name='psi'.")
+    if isinstance(value, np.ndarray):
+        a = as_array("itensor.write", "value", value)
+        legs = [Index(_id("leg", k, n), 0, f"leg={k + 1}", n) for k, n in enumerate(a.shape)]
+        write_hdf5("itensor.write", path, lambda made: write_tensor(made, name, a, legs))
+        return
+    cores = with_scale("itensor.write", value)
+    write_hdf5("itensor.write", path, lambda made: _write_chain(made, name, cores, value.center))
+
+
+def _choose(opened: Any, name: str | None) -> Any:
+    """Return the group that is meant."""
+    found = [key for key in opened if kind_of(opened[key]) in _KINDS]
+    wanted = f"must hold one {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
+    if name is not None:
+        if name not in opened or kind_of(opened[name]) not in _KINDS:
+            refuse(opened, f"{wanted} named {name!r}", f"{found or list(opened)}", "pass one of these names")
+        return opened[name]
+    if not found:
+        types = sorted({kind_of(opened[key]) for key in opened} - {""})
+        refuse(opened, wanted, f"groups of the types {types}", "read another file")
+    if len(found) > 1:
+        refuse(opened, wanted, str(found), f"pass for example name={found[0]!r}")
+    return opened[found[0]]
+
+
+def _chain(group: Any, tensors: Sequence[tuple[Array, list[Index]]], n_sites: int) -> list[Array]:
+    """Return cores (l, site legs ..., r), legs told apart by who shares them."""
+    where = defaultdict(list)
+    for n, (_, legs) in enumerate(tensors):
+        for leg in legs:
+            where[leg].append(n)
+    for leg, owners in where.items():
+        if len(owners) > 2 or (len(owners) == 2 and owners[1] - owners[0] != 1):
+            numbers = ", ".join(str(n + 1) for n in owners)
+            refuse(group, "must be an open chain", f"index {leg.tags!r} in tensors {numbers}", "cut cyclic chains open")
+    return [
+        _core(group, n, a, legs, [legs.index(leg) for leg in legs if len(where[leg]) == 1], where, n_sites)
+        for n, (a, legs) in enumerate(tensors)
+    ]
+
+
+def _core(
+    group: Any, n: int, a: Array, legs: list[Index], alone: list[int], where: dict[Index, list[int]], n_sites: int
+) -> Array:
+    left = [k for k, leg in enumerate(legs) if where[leg] == [n - 1, n]]
+    right = [k for k, leg in enumerate(legs) if where[leg] == [n, n + 1]]
+    sites = [k for k in alone if len(alone) == n_sites or legs[k].dim > 1 or "Link" not in legs[k].tags]
+    if len(sites) != n_sites:
+        refuse(
+            group,
+            f"must have {n_sites} site leg{'s' if n_sites > 1 else ''} on every tensor",
+            f"{[legs[k].tags for k in sites]} on tensor {n + 1}",
+        )
+    if n_sites == 2:
+        sites.sort(key=lambda k: (-legs[k].plev, -legs[k].dir))  # rows are primed, else they point out
+        if (legs[sites[0]].plev, legs[sites[0]].dir) == (legs[sites[1]].plev, legs[sites[1]].dir):
+            refuse(group, "must prime its row legs", f"two alike on tensor {n + 1}", "prime one in ITensor")
+    # both ends of a bond list the legs that it is made of in the order of their ids
+    left, right = (sorted(side, key=lambda k: (legs[k].id, legs[k].plev, legs[k].tags)) for side in (left, right))
+    dropped = [k for k in alone if k not in sites]
+    turned = a.transpose(left + sites + right + dropped)  # l ... s (s') r ... 1 ...
+    shape = [legs[k].dim for k in sites]
+    rows = int(np.prod([legs[k].dim for k in left], dtype=int))
+    return turned.reshape(rows, *shape, -1)
+
+
+def _write_chain(made: Any, name: str, cores: Sequence[Array], center: int | None) -> None:
+    kind = "MPS" if cores[0].ndim == 3 else "MPO"
+    group = start_group(made, name, kind)
+    d = len(cores)
+    group["length"] = np.int64(d)
+    group["rlim"] = np.int64(d + 1 if center is None else center + 2)
+    group["llim"] = np.int64(0 if center is None else center)
+    digest = hashlib.blake2b(b"".join(core.tobytes() for core in cores)).digest()
+    links = [Index(_id("link", k, digest), 0, f"Link,l={k}", cores[k].shape[0]) for k in range(1, d)]
+    for k, core in enumerate(cores):
+        sizes = core.shape[1:-1]
+        primes = [0] if kind == "MPS" else [1, 0]
+        sites = [Index(_id("site", k, n), p, f"Site,n={k + 1}", n) for n, p in zip(sizes, primes, strict=True)]
+        legs = [*links[max(k - 1, 0) : k], *sites, *links[k : k + 1]]
+        write_tensor(group, f"{kind}[{k + 1}]", core.reshape([leg.dim for leg in legs]), legs)
+
+
+def _id(*what: object) -> int:
+    """Return 64 bits that depend on `what` alone."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little")

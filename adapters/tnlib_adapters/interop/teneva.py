@@ -1,0 +1,87 @@
+"""teneva: a tensor train is a plain list of numpy cores (l, n, r), without a centre and without a scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tnlib._errors import ArgumentTypeError
+from tnlib._typing import Array
+from tnlib.formats.train.format import TensorTrain
+from tnlib_adapters.interop._cores import as_one_precision, with_scale, wrong_object, wrong_value
+from tnlib_adapters.interop._shared import find_center
+
+
+def from_teneva(obj: Any) -> TensorTrain:
+    """Return the train that a list of cores of teneva is.
+
+    Parameters
+    ----------
+    obj
+        A list of numpy arrays (l, n, r).
+
+    Returns
+    -------
+    TensorTrain
+        Copies of the cores; `center` is what they show.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `obj` is no such list, or mixes precisions. Stabilised trains are a list and a power of two: pass the list,
+        and multiply with the power.
+    ArgumentError
+        If cores do not chain, or a number is not finite.
+
+    References
+    ----------
+    A. Chertkov, G. Ryzhakov, I. Oseledets, "Black box approximation in the tensor train format initialized by ANOVA
+    decomposition", SIAM J. Sci. Comput. 45 (2023).
+
+    Examples
+    --------
+    >>> import teneva
+    >>> value = from_teneva(teneva.const([2, 3, 4], v=5.0))
+    >>> value.ranks, f"{value.full()[1, 2, 3]:.1f}"
+    ((1, 1, 1, 1), '5.0')
+    """
+    if not isinstance(obj, list | tuple) or not obj:
+        raise wrong_object("from_teneva", obj, "a list of cores")
+    if len(obj) == 2 and isinstance(obj[0], list) and not isinstance(obj[1], list):
+        raise ArgumentTypeError(
+            "from_teneva: obj must be a list of cores, got a list of cores and a power of two; pass the first and "
+            "multiply with the second."
+        )
+    cores = as_one_precision("from_teneva", "core", list(obj))
+    return TensorTrain(cores, find_center(cores))
+
+
+def to_teneva(value: TensorTrain) -> list[Array]:
+    """Return `value` as the list of cores that the functions of teneva take.
+
+    Parameters
+    ----------
+    value
+        A TensorTrain. teneva has neither Tucker nor CP, and of matrices only square ones of legs of size 2.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        Copies of the cores (l, n, r), of one dtype; `log_scale` goes into the centre, which is not written down. Cores
+        may be complex, which not all functions of teneva mind.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `value` is another format.
+    ArgumentError
+        If the scale of `value` does not fit its dtype.
+
+    Examples
+    --------
+    >>> import numpy as np, teneva, tnlib
+    >>> f"{teneva.norm(to_teneva(tnlib.tt_svd(np.ones((2, 3))).value)):.4f}"
+    '2.4495'
+    """
+    if not isinstance(value, TensorTrain):
+        raise wrong_value("to_teneva", value, "a TensorTrain")
+    return with_scale("to_teneva", value)

@@ -1,0 +1,118 @@
+"""What a model is given, as the first residual stream: tokens or images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_array, to_numpy
+from tnlib_adapters.reference.layers import Norm
+
+
+@dataclass(frozen=True)
+class TokenEmbedding:
+    """Rows of a table, plus those of positions where they are learned, plus the first segment where there are any.
+
+    Parameters
+    ----------
+    tokens
+        (vocab, d_model), scaled as the stream has them.
+    positions
+        (context, d_model), from the first position on; or None.
+    segment
+        (d_model,), or None.
+    norm
+        Of the sum, or None.
+    """
+
+    tokens: Array
+    positions: Array | None
+    segment: Array | None
+    norm: Norm | None
+
+    @property
+    def context(self) -> int | None:
+        """Count of learned positions, None if there are none."""
+        return None if self.positions is None else len(self.positions)
+
+    def __call__(self, tokens: Array) -> Array:
+        """Return the stream (batch, n, d_model) for tokens (batch, n)."""
+        x: Array = self.tokens[tokens]
+        if self.positions is not None:
+            x = x + self.positions[: tokens.shape[1]]
+        if self.segment is not None:
+            x = x + self.segment
+        return x if self.norm is None else self.norm(x)
+
+    def check(self, function: str, tokens: Array, context: int | None) -> Array:
+        """Return token numbers (batch, n) that there are rows for."""
+        a = to_numpy(function, "tokens", tokens)
+        if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
+            raise ArgumentError(
+                f"{function}: tokens must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
+                "pass the numbers of the tokenizer."
+            )
+        a = np.atleast_2d(a)
+        vocab = len(self.tokens)
+        if a.min() < 0 or a.max() >= vocab:
+            outside = a[(a < 0) | (a >= vocab)][0]
+            raise ArgumentError(
+                f"{function}: tokens must lie between 0 and {vocab - 1}, got {outside}; "
+                "use the tokenizer that belongs to the model."
+            )
+        if context is not None and a.shape[1] > context:
+            raise ArgumentError(
+                f"{function}: tokens must hold at most {context} per sequence, as many as the model has positions, "
+                f"got {a.shape[1]}; shorten them."
+            )
+        return a
+
+
+@dataclass(frozen=True)
+class PatchEmbedding:
+    """Square patches of an image, row by row behind a first learned vector, plus learned positions.
+
+    Parameters
+    ----------
+    kernel
+        (d_model, channels, p, p), what a patch is multiplied by.
+    bias, first
+        (d_model,).
+    positions
+        (1 + patches, d_model).
+    """
+
+    kernel: Array
+    bias: Array
+    first: Array
+    positions: Array
+
+    @property
+    def context(self) -> int | None:
+        """Count of patches and the first vector."""
+        return len(self.positions)
+
+    def __call__(self, images: Array) -> Array:
+        """Return the stream (batch, 1 + patches, d_model) for images (batch, channels, height, width)."""
+        p, (batch, channels, height, width) = self.kernel.shape[-1], images.shape
+        patches = images.reshape(batch, channels, height // p, p, width // p, p).transpose(0, 2, 4, 1, 3, 5)
+        flat = patches.reshape(batch, -1, channels * p * p)
+        x = flat @ self.kernel.reshape(len(self.kernel), -1).T + self.bias  # batch patch [c p p] d_model
+        first = np.broadcast_to(self.first, (batch, 1, len(self.first)))
+        return np.concatenate([first, x], axis=1) + self.positions
+
+    def check(self, function: str, images: Array, context: int | None) -> Array:
+        """Return images (batch, channels, height, width) that there are positions for, in float64."""
+        a = as_array(function, "images", images).astype(np.float64)
+        a = a[None] if a.ndim == 3 else a
+        p, channels = self.kernel.shape[-1], self.kernel.shape[1]
+        fits = a.ndim == 4 and a.shape[1] == channels and not (a.shape[2] % p or a.shape[3] % p)
+        if not fits or 1 + (a.shape[2] // p) * (a.shape[3] // p) != len(self.positions):
+            raise ArgumentError(
+                f"{function}: images must have shape (batch, {channels}, height, width) with "
+                f"{len(self.positions) - 1} patches of {p} x {p}, got {a.shape}; resize them."
+            )
+        return a

@@ -1,0 +1,330 @@
+"""Linear layers whose weight is held as factors: y = x W + b, W low-rank, a TT-matrix, a Tucker or a CP.
+
+A layer multiplies by one factor after the other. Where many rows make it cheaper to multiply the factors out first,
+it does that; `cost` counts the multiplications of both ways. Gradients reach the factors on either.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
+from tnlib._validate import as_array, to_numpy
+from tnlib_adapters.factors.attention_factors import scale_name
+
+Factors = Mapping[str, Tensor]
+
+
+class Borrowed(NamedTuple):
+    """Factors that are parameters of another module, so that several layers can share them."""
+
+    home: nn.Module
+    names: Mapping[str, str]  # of a part here -> of the parameter there
+
+
+class Cost(NamedTuple):
+    """Multiplications of the two ways to apply a layer."""
+
+    per_row: int  # through the factors
+    forming: int  # of multiplying the factors out, once
+
+
+class FactoredLinear(nn.Module, ABC):
+    """y = x W + b with W held as factors; weights act on rows, W is (in_features, out_features).
+
+    Build one with `from_value`. The factors are parameters, and so is `bias`, which is None where there is none.
+    """
+
+    bias: nn.Parameter | None
+    _kinds: ClassVar[dict[type, Any]] = {}  # format -> the class that has `of` for it
+
+    def __init_subclass__(cls, formats: Sequence[type] = ()) -> None:
+        super().__init_subclass__()
+        FactoredLinear._kinds.update(dict.fromkeys(formats, cls))
+
+    def __init__(self, factors: Factors | Borrowed, features: tuple[int, int]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = features
+        # in a tuple, a module is no submodule of this one: its parameters are listed once, where they live
+        self._home: tuple[nn.Module, ...] = ()
+        if isinstance(factors, Borrowed):
+            self._home, self._names = (factors.home,), dict(factors.names)
+        else:
+            self._names = {part: part for part in factors}
+            for part, factor in factors.items():
+                # integers have no gradient; what they are multiplied by has
+                self.register_parameter(part, nn.Parameter(factor, requires_grad=factor.dtype != torch.int8))
+        self.register_parameter("bias", None)
+
+    @staticmethod
+    def from_value(
+        value: LowRank | SVD | TTMatrix | Tucker | CP,
+        *,
+        inputs: Sequence[int] | None = None,
+        bias: Any = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> FactoredLinear:
+        """Return the layer that multiplies rows by a factored matrix.
+
+        Parameters
+        ----------
+        value
+            A `LowRank`, `SVD` or `TTMatrix` of shape (in, out); a `Tucker` or `CP` of any legs.
+        inputs
+            Of a Tucker or CP: the legs that the layer reads, by default the first one. It writes the others, in
+            order; several legs are one feature axis in C order.
+        bias
+            (out,), or None.
+        dtype, device
+            Of the parameters, by default the value's dtype on the CPU.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            If `value` is of another format, or `inputs` or `bias` do not fit it.
+
+        Examples
+        --------
+        >>> import numpy as np, tnlib, torch
+        >>> value = tnlib.LowRank(np.ones((6, 1)), np.ones((1, 4)))
+        >>> layer = FactoredLinear.from_value(value, dtype=torch.float32)
+        >>> layer(torch.ones(2, 6)).shape, sum(p.numel() for p in layer.parameters())
+        (torch.Size([2, 4]), 10)
+        """
+        kind = FactoredLinear._kinds.get(type(value))
+        if kind is None:
+            raise ArgumentTypeError(
+                "FactoredLinear.from_value: value must be a LowRank, SVD, TTMatrix, Tucker or CP, got "
+                f"{type(value).__name__}; decompose the matrix first."
+            )
+        layer: FactoredLinear = kind.of(value, inputs)
+        if bias is not None:
+            given = to_numpy("FactoredLinear.from_value", "bias", bias)
+            if given.shape != (layer.out_features,):
+                raise ArgumentError(
+                    f"FactoredLinear.from_value: bias must have shape ({layer.out_features},), got {given.shape}; "
+                    "one number per output."
+                )
+            vector = torch.as_tensor(as_array("FactoredLinear.from_value", "bias", given).copy())
+            layer.bias = nn.Parameter(vector.to(layer.like().dtype))
+        return layer.to(device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W + b, for x of shape (..., in_features)."""
+        self.check(x)
+        cost, rows = self.cost(), x[..., 0].numel()
+        through = rows * cost.per_row <= cost.forming + rows * self.in_features * self.out_features
+        y = self.product(x) if through else x @ self.matrix()
+        bias = self.added()
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def check(self, x: Tensor) -> None:
+        """Refuse input of another width; of shapes alone, which a compiler knows and leaves out."""
+        if not isinstance(x, Tensor) or x.shape[-1:] != (self.in_features,):
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError(
+                f"{type(self).__name__}: x must be a tensor of shape (..., {self.in_features}), got {got}; "
+                "the last leg is what the layer reads."
+            )
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W, one factor after the other."""
+
+    @abstractmethod
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W of shape (in_features, out_features), multiplied out in the factors' dtype or in this one."""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """Return the multiplications that a row, and that multiplying out, take."""
+
+    def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return what is added to every row, or None: a bias may stand among the factors."""
+        if "bias" in self._names:
+            return self.part("bias", dtype)
+        return self.bias if self.bias is None or dtype is None else self.bias.to(dtype)
+
+    def part(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return one of the factors; of one that is held in int8, the numbers that it stands for."""
+        factor, scale = self.held(name)
+        if scale is not None:
+            return factor.to(dtype or scale.dtype) * scale.to(dtype or scale.dtype)
+        return factor if dtype is None else factor.to(dtype)
+
+    def held(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return a factor as it is held, and its scale if that is in int8."""
+        home = self._home[0] if self._home else self
+        factor: Tensor = getattr(home, self._names[name])
+        return factor, getattr(home, scale_name(self._names[name])) if factor.dtype == torch.int8 else None
+
+    def parts(self, stem: str, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Return the factors of a numbered kind: all cores, all factors."""
+        return [self.part(name, dtype) for name in self._names if name.startswith(stem)]
+
+    def to_dense(self) -> nn.Linear:
+        """Return an ordinary layer of the same function, multiplied out in double precision."""
+        return as_dense(self, self.like())
+
+    def like(self) -> Tensor:
+        """Return a tensor of the dtype and device of all factors."""
+        factor, scale = self.held(next(iter(self._names)))
+        return factor if scale is None else scale
+
+    def settle(self) -> None:
+        """Make what is no part of a state dict, once the factors have arrived on their device."""
+
+    def extra_repr(self) -> str:
+        """Return the sizes and how many numbers the factors have."""
+        numbers = sum(self.held(name)[0].numel() for name in self._names)
+        return f"in_features={self.in_features}, out_features={self.out_features}, numbers={numbers}"
+
+
+class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
+    """W = left @ right, (in, r) and (r, out)."""
+
+    def __init__(self, factors: Factors | Borrowed) -> None:
+        left, right = shapes(factors, "left", "right")
+        must_agree(left[1], right[0])
+        super().__init__(factors, (left[0], right[1]))
+
+    @classmethod
+    def of(cls, value: LowRank | SVD, inputs: Sequence[int] | None) -> LowRankLinear:
+        """Return the layer of a product."""
+        refuse_inputs(value, inputs)
+        if isinstance(value, LowRank):
+            return cls(tensors({"left": value.left, "right": value.right}))
+        roots = np.sqrt(value.s)
+        return cls(tensors({"left": value.u * roots, "right": roots[:, None] * value.vh}))
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x left right."""
+        return (x @ self.part("left")) @ self.part("right")  # ... [m], [m] r -> ... [r], [r] n
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return left right."""
+        return self.part("left", dtype) @ self.part("right", dtype)  # m [r], [r] n
+
+    def cost(self) -> Cost:
+        """Return r (in + out), and r in out."""
+        r = self.held("left")[0].shape[1]
+        return Cost(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
+
+
+class TTLinear(FactoredLinear, formats=(TTMatrix,)):
+    """W a TT-matrix: core k (r[k], m[k], n[k], r[k+1]), row legs read, column legs written."""
+
+    def __init__(self, factors: Factors | Borrowed) -> None:
+        core_shapes = shapes(factors, *(f"core{k}" for k in range(count(factors, "core"))))
+        must_agree(core_shapes[0][0], 1)
+        for one, following in zip(core_shapes, [*core_shapes[1:], (1,)], strict=True):
+            must_agree(one[3], following[0])
+        features = (math.prod(s[1] for s in core_shapes), math.prod(s[2] for s in core_shapes))
+        super().__init__(factors, features)
+
+    @classmethod
+    def of(cls, value: TTMatrix, inputs: Sequence[int] | None) -> TTLinear:
+        """Return the layer of a TT-matrix."""
+        refuse_inputs(value, inputs)
+        share = float(np.exp(value.log_scale / len(value.cores)))
+        return cls(tensors({f"core{k}": share * core for k, core in enumerate(value.cores)}))
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W, from the first core to the last."""
+        cores, t = self.parts("core"), x.reshape(-1, 1, 1, self.in_features)  # rows, written, bond, to be read
+        for core in cores:
+            r, m = core.shape[:2]
+            t = t.reshape(*t.shape[:2], r, m, t.shape[3] // m)  # b w r m rest
+            t = contract(t, core, (2, 3), (0, 1))  # b w [r m] rest, [r m] n r' -> b w rest n r'
+            t = t.permute(0, 1, 3, 4, 2).flatten(1, 2)  # b (w n) r' rest
+        return t.reshape(*x.shape[:-1], self.out_features)
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the cores multiplied out."""
+        first, *others = self.parts("core", dtype)
+        w = first[0]  # m n r
+        for core in others:
+            w = contract(w, core, (2,), (0,))  # m n [r], [r] m' n' r' -> m n m' n' r'
+            w = w.transpose(1, 2).flatten(2, 3).flatten(0, 1)  # (m m') (n n') r'
+        return w[..., 0]
+
+    def cost(self) -> Cost:
+        """Return the multiplications of both loops."""
+        per_row = forming = 0
+        written, left, formed = 1, self.in_features, 1
+        for k, core in enumerate(self.parts("core")):
+            r, m, n, after = core.shape
+            per_row += written * left * r * n * after  # `left` counts the leg that is read here
+            written, left = written * n, left // m
+            forming += formed * r * m * n * after if k else 0
+            formed *= m * n
+        return Cost(per_row, forming)
+
+
+def as_dense(layer: Any, like: Tensor) -> nn.Linear:
+    """Return an ordinary layer of the same function as one that has a matrix, multiplied out in double precision."""
+    wide = torch.complex128 if like.is_complex() else torch.float64
+    with torch.no_grad():
+        bias = layer.added(wide)
+        dense = nn.Linear(layer.in_features, layer.out_features, bias is not None, like.device, like.dtype)
+        dense.weight.copy_(layer.matrix(wide).T)
+        if bias is not None:
+            dense.bias.copy_(bias)
+    return dense
+
+
+def contract(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> Tensor:
+    """Return the sum over these legs: the others of `a`, then those of `b`; one matrix product, which autocasts."""
+    free_a = [leg for leg in range(a.ndim) if leg not in of_a]
+    free_b = [leg for leg in range(b.ndim) if leg not in of_b]
+    inner = math.prod([b.shape[leg] for leg in of_b])
+    sizes = [*[a.shape[leg] for leg in free_a], *[b.shape[leg] for leg in free_b]]
+    left = a.permute(*free_a, *of_a).reshape(-1, inner)
+    right = b.permute(*of_b, *free_b).reshape(inner, -1)
+    return (left @ right).reshape(sizes)  # a [inner], [inner] b
+
+
+def no_numbers(like: Tensor) -> nn.Parameter:
+    """Return what stands under the name of a weight whose numbers are factors, as in the file; it is not trained."""
+    return nn.Parameter(like.new_empty(0), requires_grad=False)
+
+
+def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
+    """Return the shapes of these parts."""
+    if isinstance(factors, Borrowed):
+        return [factors.home.get_parameter(factors.names[part]).shape for part in parts]
+    return [factors[part].shape for part in parts]
+
+
+def count(factors: Factors | Borrowed, stem: str) -> int:
+    """Return how many parts there are of a numbered kind."""
+    names = factors.names if isinstance(factors, Borrowed) else factors
+    return sum(name.startswith(stem) for name in names)
+
+
+def must_agree(one: int, other: int) -> None:
+    """Raise unless two legs that are summed over have one size."""
+    if one != other:
+        raise ValueError(f"legs of sizes {one} and {other} meet")
+
+
+def tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies, so that training a layer leaves the value alone."""
+    return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+
+
+def refuse_inputs(value: Any, inputs: Sequence[int] | None) -> None:
+    """Raise if `inputs` is given for a matrix."""
+    if inputs is not None:
+        raise ArgumentError(
+            f"FactoredLinear.from_value: inputs must be None for a {type(value).__name__}, got {inputs!r}; "
+            "its rows are the inputs."
+        )

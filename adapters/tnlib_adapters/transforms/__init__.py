@@ -1,0 +1,1 @@
+"""Checkpoints to checkpoints that compute the same: norms folded, stream rotated, gauge fixed."""

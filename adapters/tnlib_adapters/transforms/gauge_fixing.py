@@ -1,0 +1,179 @@
+r"""One form of an attention layer among all that compute the same.
+
+Weights decide the operators of a layer, and not the other way round. With heads that share a key and value head as one,
+
+    W_Q G and W_K G^-T      G commuting with the rotations of positions: see `score_gauge`
+    W_V H and H^-1 W_O      any invertible H
+    b_K                     what it adds to all scores of a query alike
+    b_V                     into b_O, as the rows of patterns sum to one
+    the order of heads      of groups that share a key head, and of queries within them
+
+all go unseen. Where queries and keys are normalised, G must keep their norm: see `norm_gauge`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, overload
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.gauge.head_order import in_order, rank_heads
+from tnlib_adapters.attention.gauge.layer import fix_heads
+from tnlib_adapters.checkpoints.arguments import as_layer
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.modified import with_tensors
+from tnlib_adapters.factors.projections import NAMES, Projections, module_names, put_together
+
+
+@overload
+def fix_gauge(attention: Attention) -> Attention: ...
+@overload
+def fix_gauge(attention: Checkpoint) -> Checkpoint: ...
+def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
+    """Return the layer, or the model, in the one gauge of its heads that depends on what it computes alone.
+
+    Parameters
+    ----------
+    attention
+        An attention layer, or a checkpoint whose attention is not stored as factors: then every layer.
+
+    Returns
+    -------
+    Attention or Checkpoint
+        The same function of the stream, where rows of patterns sum to one, in the precision that came; weights of
+        checkpoints in half precision become single, and are computed when they are read. Per key head,
+        W_V is balanced with all W_O that read it, and W_K with all W_Q: columns orthogonal, of equal lengths on both
+        sides, descending, those beyond the rank zero; under rotary embeddings so only where columns do not turn, and
+        plane by plane elsewhere. Biases go along as one more row; signs are fixed on keys and values. The key bias is
+        zero where it does not turn and there is no soft cap, the value bias where there is an output bias. Heads come
+        in the order of the norm of W_O, then of W_Q, the largest first, groups that share a key head before the heads
+        within them; under ALiBi, whose slopes belong to their places, they stay. Under a norm of queries and keys only
+        signs and quarter turns of planes are free, whole turns where the two weights of a plane are equal, and lengths
+        of these weights against each other.
+
+    Raises
+    ------
+    ArgumentError
+        If the attention is stored as factors, or complex.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021): what a head computes are the products
+    W_Q W_K^T and W_V W_O.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> from dataclasses import replace
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> g = np.random.default_rng(0).standard_normal((16, 16))
+    >>> other = {"W_V": layer.W_V[::-1] @ g, "W_O": np.linalg.inv(g) @ layer.W_O[::-1], "b_V": layer.b_V[::-1] @ g}
+    >>> other |= {name: getattr(layer, name)[::-1] for name in ("W_Q", "W_K", "b_Q", "b_K")}
+    >>> one, same = fix_gauge(layer), fix_gauge(replace(layer, **other))
+    >>> bool(np.allclose(one.W_V, same.W_V, atol=1e-4)), bool(np.allclose(one.W_Q, same.W_Q, atol=1e-4))
+    (True, True)
+    """
+    if isinstance(attention, Attention):
+        return _fix_layer(attention)
+    if not isinstance(attention, Checkpoint):
+        raise ArgumentTypeError(
+            f"fix_gauge: attention must be an Attention or a Checkpoint, got {type(attention).__name__}; "
+            "make one with Attention.from_module or open_checkpoint."
+        )
+    if attention.pieces is not None:
+        raise ArgumentError(
+            "fix_gauge: attention must hold its weights as they came, got a checkpoint that is stored as factors; "
+            "fix the gauge first, then compress."
+        )
+    # tensors of one layer are mostly read one after the other, and each needs all of them
+    compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, attention))
+    changes: dict[str, Callable[[], Array]] = {
+        name: functools.partial(_one, compute, layer, name)
+        for layer in range(attention.n_layers)
+        for name in _names(attention, layer)
+    }
+    return with_tensors(attention, changes)
+
+
+def head_order(attention: Attention) -> Array:
+    """Return which head `fix_gauge` puts where: head p of the fixed layer is head order[p] of this one.
+
+    Parameters
+    ----------
+    attention
+        One layer.
+
+    Returns
+    -------
+    Array
+        (heads,), query heads; those that share a key head stay together.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        As `fix_gauge` does.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
+    >>> [int(head) for head in head_order(fix_gauge(layer))]
+    [0, 1, 2, 3]
+    """
+    return _order(fix_heads(as_layer("head_order", attention), "head_order"))
+
+
+def _fix_layer(layer: Attention) -> Attention:
+    fixed = fix_heads(layer, "fix_gauge")
+    return in_order(fixed, _order(fixed))
+
+
+def _order(fixed: Attention) -> Array:
+    return rank_heads(fixed) if fixed.alibi is None else np.arange(fixed.n_heads)
+
+
+def _names(checkpoint: Checkpoint, layer: int) -> list[str]:
+    """Return the tensors of a layer that change."""
+    row, tensors = checkpoint.architecture, checkpoint.folder.tensors
+    modules = [*module_names(row, checkpoint.prefix, layer), *_norms(checkpoint, layer)]
+    return [name for module in modules for part in ("weight", "bias") if (name := f"{module}.{part}") in tensors]
+
+
+def _norms(checkpoint: Checkpoint, layer: int) -> list[str]:
+    row = checkpoint.architecture
+    base = checkpoint.prefix + row.attention.format(layer=layer)
+    return [f"{base}.{norm}" for norm in row.qk_norm or ()]
+
+
+def _tensors(checkpoint: Checkpoint, layer: int) -> dict[str, Array]:
+    """Return the tensors of a layer, fixed."""
+    fixed = _fix_layer(checkpoint.attention(layer))
+    arrays: dict[str, Any] = put_together(
+        checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, _side_by_side(fixed)
+    )
+    if fixed.head_norm is not None:
+        of_norms = (fixed.head_norm.query, fixed.head_norm.key)
+        arrays |= {f"{n}.weight": w for n, w in zip(_norms(checkpoint, layer), of_norms, strict=True)}
+    return arrays
+
+
+def _side_by_side(layer: Attention) -> Projections:
+    """Return weights and biases with heads side by side."""
+    weights = {name: getattr(layer, f"W_{name.upper()}") for name in NAMES}  # h d dh, or h dh d for "o"
+    biases = {name: bias for name in NAMES if (bias := getattr(layer, f"b_{name.upper()}")) is not None}
+    return Projections(
+        {
+            name: w.reshape(-1, w.shape[2]) if name == "o" else w.transpose(1, 0, 2).reshape(w.shape[1], -1)
+            for name, w in weights.items()
+        },
+        {name: bias.reshape(-1) for name, bias in biases.items()},
+    )
+
+
+def _one(compute: Callable[[int], dict[str, Array]], layer: int, name: str) -> Array:
+    return compute(layer)[name]
