@@ -106,6 +106,18 @@ MODELS: dict[str, Callable[[], Any]] = {
             final_logit_softcapping=3.0,
         )
     ),
+    "gemma3": lambda: tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(
+            **WIDE,
+            query_pre_attn_scalar=7,
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+            },
+        )
+    ),
     "phi": lambda: tf.PhiForCausalLM(
         tf.PhiConfig(**{**GROUPED, "hidden_size": 32}, **rope("default", partial_rotary_factor=0.5))
     ),

@@ -113,7 +113,8 @@ def in_other_gauge(checkpoint: Checkpoint, seed: int) -> Checkpoint:
         changes |= put_together(row, checkpoint.sizes, checkpoint.prefix, k, Projections(weights, biases))
         if layer.head_norm is not None and row.qk_norm is not None:
             base = checkpoint.prefix + row.attention.format(layer=k)
-            of_norms = (layer.head_norm.query, layer.head_norm.key)
+            stored = 1 if row.norm == "rms + 1" else 0
+            of_norms = (layer.head_norm.query - stored, layer.head_norm.key - stored)
             changes |= {f"{base}.{n}.weight": w for n, w in zip(row.qk_norm, of_norms, strict=True)}
     return with_tensors(checkpoint, {name: (lambda value=value: value) for name, value in changes.items()})
 

@@ -62,6 +62,13 @@ OLDER: dict[str, dict[str, Any]] = {
     },
     "falcon": {},
     "gemma": {"rope_theta": 10000.0},
+    "gemma3": {
+        "rope_theta": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "rope_local_base_freq": 50.0,
+        "sliding_window_pattern": 2,
+        "layer_types": ...,
+    },
     "qwen2_window": {"rope_theta": 10000.0, "layer_types": ...},
     "qwen3": {"rope_theta": 10000.0, "layer_types": ...},
     "bloom": {"n_head": ..., "num_attention_heads": 4, "hidden_size": ..., "n_embed": 24},
@@ -73,7 +80,8 @@ def test_names_of_older_configs_are_read(name: str, saved: Any, tmp_path: Path) 
     folder = Path(shutil.copytree(saved(name)[1], tmp_path / "older"))
     change_config(folder, rope_parameters=..., head_dim=open_checkpoint(folder).sizes.d_head, **OLDER[name])
     assert "rope_parameters" not in json.loads((folder / CONFIG).read_text())
-    same_layer(open_checkpoint(folder).attention(1), open_checkpoint(saved(name)[1]).attention(1))
+    for layer in (0, 1):
+        same_layer(open_checkpoint(folder).attention(layer), open_checkpoint(saved(name)[1]).attention(layer))
 
 
 @pytest.mark.parametrize(

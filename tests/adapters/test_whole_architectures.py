@@ -19,7 +19,7 @@ from transformers_models import MODELS, inputs, loaded_like, outputs, random_mod
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 LEFT_OUT = ("vit", "qwen2", "qwen2_window")  # no text; a tokenizer of its own kind, to which made-up words are nothing
-SCALED = ("gemma", "gemma2")  # what they look up is multiplied by sqrt(d_model), in a module of another kind
+SCALED = ("gemma", "gemma2", "gemma3")  # what they look up is multiplied by sqrt(d_model), in a module of another kind
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,7 @@ class Rope:
 
     layout: Literal["halves", "pairs"] = "halves"
     theta: str = "rope_theta"  # keys of the config
+    sliding_theta: str | None = None  # of layers with a window, where configs that do not list layers apart have it
     fraction: str = "partial_rotary_factor"
     n_columns: str | None = None  # where the config counts the rotating columns instead
     fraction_default: float = 1.0

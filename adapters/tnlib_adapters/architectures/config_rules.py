@@ -45,6 +45,19 @@ def window_of_every_other(config: Config, layer: int) -> int | None:
     return config.get("sliding_window", 4096) if sliding else None
 
 
+def layer_type(config: Config, layer: int) -> str:
+    """Return "sliding_attention" or "full_attention": as listed, or five of six sliding, as in Gemma 3."""
+    listed = config.get("layer_types")
+    if listed:
+        return str(listed[layer])
+    return "sliding_attention" if (layer + 1) % config.get("sliding_window_pattern", 6) else "full_attention"
+
+
+def window_by_layer_type(config: Config, layer: int) -> int | None:
+    """Return the window of sliding layers."""
+    return config.get("sliding_window", 4096) if layer_type(config, layer) == "sliding_attention" else None
+
+
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     """Return the slopes of ALiBi: a geometric sequence, with every other one of the next finer sequence filled in.
 

@@ -12,6 +12,7 @@ import numpy as np
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.architecture import Architecture, Config
+from tnlib_adapters.architectures.config_rules import layer_type
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Frequencies:
 
 
 def read_frequencies(
-    row: Architecture, config: Config, d_head: int, length: int | None, function: str
+    row: Architecture, config: Config, d_head: int, length: int | None, function: str, *, layer: int = 0
 ) -> Frequencies | None:
-    """Return the frequencies for sequences of `length` tokens, None if the model does not rotate.
+    """Return the frequencies of a layer for sequences of `length` tokens, None if the model does not rotate.
 
     `length` matters where they depend on it ("dynamic", "longrope"); without it they are those of sequences no
     longer than in training.
@@ -51,13 +52,7 @@ def read_frequencies(
     rope = row.rope
     if rope is None or (rope.unless is not None and config.get(rope.unless, False)):
         return None
-    told = parameters(config)
-    nested = [key for key, value in told.items() if isinstance(value, Mapping)]
-    if nested:
-        raise FileFormatError(
-            f"{function}: rotary embeddings in config.json must be the same for all layers, got {nested[0]!r}; "
-            "this variant is not known yet."
-        )
+    told = _parameters(row, config, layer, function)
     kind = told.get("rope_type", told.get("type", "default"))
     if kind in ("su", "yarn") and "long_factor" in told:  # what longrope was called when Phi-3 came out
         kind = "longrope"
@@ -69,7 +64,7 @@ def read_frequencies(
     asked = _Asked(
         told=told,
         function=function,
-        base=float(told.get("rope_theta") or config.get(rope.theta) or 10000.0),
+        base=float(told.get("rope_theta") or row.get(config, rope.theta) or 10000.0),
         n_columns=_n_columns(row, config, told, d_head, function),
         context=row.get(config, row.context) if row.context else None,
         trained=config.get("original_max_position_embeddings"),
@@ -83,10 +78,22 @@ def read_frequencies(
     return VARIANTS[kind](asked)
 
 
-def parameters(config: Config) -> Mapping[str, Any]:
-    """Return the section on rotary embeddings, whichever version of transformers wrote it."""
-    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return told if isinstance(told, Mapping) else {"rope_type": told}
+def _parameters(row: Architecture, config: Config, layer: int, function: str) -> Mapping[str, Any]:
+    """Return the section on rotary embeddings of one layer, whichever version of transformers wrote it."""
+    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(section, Mapping):
+        return {"rope_type": section}
+    by_type = {key: value for key, value in section.items() if isinstance(value, Mapping)}
+    kind = layer_type(config, layer)
+    if not by_type:
+        sliding = row.rope.sliding_theta if row.rope and kind == "sliding_attention" else None
+        return {"rope_theta": row.get(config, sliding)} if sliding else section
+    if kind not in by_type:
+        raise FileFormatError(
+            f"{function}: rotary embeddings in config.json must be stated for all layers, got {next(iter(by_type))!r} "
+            f"and nothing for {kind!r}; repair it."
+        )
+    return by_type[kind]
 
 
 @dataclass(frozen=True)

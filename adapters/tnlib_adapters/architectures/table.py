@@ -13,6 +13,7 @@ from tnlib_adapters.architectures.config_rules import (
     gemma2_scale,
     gpt2_scale,
     opt_final_norm,
+    window_by_layer_type,
     window_of_every_other,
     window_of_some,
     window_unless_null,
@@ -270,6 +271,21 @@ GEMMA2 = replace(
     },
 )
 
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    rope=Rope(sliding_theta="rope_local_base_freq"),
+    qk_norm=("q_norm", "k_norm"),
+    window=window_by_layer_type,
+    defaults={
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+)
+
 PHI = Architecture(
     model_type="phi",
     n_layers="num_hidden_layers",
@@ -392,8 +408,26 @@ ATTENTION_ONLY = Architecture(
 )
 
 _ROWS = (
-    *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, PHI, PHI3, FALCON),
-    *(BLOOM, ATTENTION_ONLY),
+    *(
+        BERT,
+        ROBERTA,
+        VIT,
+        GPT2,
+        GPTJ,
+        GPT_NEOX,
+        OPT,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        PHI,
+        PHI3,
+        FALCON,
+    ),
+    *(PHI, PHI3, FALCON, BLOOM, ATTENTION_ONLY),
 )
 ARCHITECTURES = {row.model_type: row for row in _ROWS}
 

@@ -26,7 +26,7 @@ def layer_arguments(
     function: str,
 ) -> dict[str, Any]:
     """Return everything but weights and biases; `get` reads a tensor below the attention module."""
-    turning = read_frequencies(row, config, sizes.d_head, length, function)
+    turning = read_frequencies(row, config, sizes.d_head, length, function, layer=layer)
     slopes = None if row.alibi is None else row.alibi(config, sizes.n_heads, sizes.d_head)
     cap = None if row.softcap is None else row.stated(config, row.softcap)
     return {
@@ -68,6 +68,8 @@ def _head_norm(row: Architecture, config: Config, get: Callable[[str], Array | N
     query, key = (get(f"{name}.weight") for name in row.qk_norm)
     if query is None or key is None:
         return None
+    if row.norm == "rms + 1":
+        query, key = 1 + query, 1 + key
     return HeadNorm(query, key, float(row.get(config, str(row.norm_eps))))
 
 

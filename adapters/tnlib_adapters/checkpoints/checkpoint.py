@@ -248,7 +248,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     """
     opened = open_folder(folder)
     sizes = read_sizes(opened.architecture, opened.config, str(opened.path / CONFIG))
-    read_frequencies(opened.architecture, opened.config, sizes.d_head, None, "open_checkpoint")
+    for layer in range(sizes.n_layers):
+        read_frequencies(opened.architecture, opened.config, sizes.d_head, None, "open_checkpoint", layer=layer)
     prefix = find_prefix(opened)
     pieces = descriptions(opened.config)
     if pieces is not None and len(pieces) != sizes.n_layers:

@@ -157,7 +157,8 @@ def _tensors(checkpoint: Checkpoint, layer: int) -> dict[str, Array]:
         checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, _side_by_side(fixed)
     )
     if fixed.head_norm is not None:
-        of_norms = (fixed.head_norm.query, fixed.head_norm.key)
+        stored = 1.0 if checkpoint.architecture.norm == "rms + 1" else 0.0  # is added when the norm is applied
+        of_norms = (fixed.head_norm.query - stored, fixed.head_norm.key - stored)
         arrays |= {f"{n}.weight": w for n, w in zip(_norms(checkpoint, layer), of_norms, strict=True)}
     return arrays
 
