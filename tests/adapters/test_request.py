@@ -48,7 +48,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "what": ({"keep": 0.5, "what": "heads"}, ("what must be one of", *WHAT, "'heads'")),
     "dense int8": ({"keep": 0.5, "store": "int8", "layout": "dense"}, ("store='int8'", "'dense'", "leave one")),
     "method": ({"keep": 0.5, "method": "fourier"}, ("method must be one of", *METHODS, "'fourier'")),
-    "needs a text": ({"keep": 0.5, "method": "calibrated"}, ("with calibrate, of", *BY_TEXT, "'calibrated'")),
+    "needs a text": ({"keep": 0.5, "method": "calibrated"}, ("needs a text", "'calibrated'", "calibrate")),
     "no text": ({"keep": 0.5, "method": "cp", "calibrate": TEXT}, ("calibrate works with", *BY_TEXT, "'cp'")),
     "cp": ({"max_error": 0.1, "method": "cp"}, ("max_error cannot be met by method 'cp'", "not known")),
     "statistics": ({"keep": 0.5, "statistics": SEEN}, ("statistics must come with the text",)),

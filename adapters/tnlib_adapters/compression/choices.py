@@ -3,6 +3,7 @@
 METHODS = ("heads", "matrix", "ttm", "tucker", "cp")
 WHITENED = ("heads", "matrix", "ttm", "tucker")  # those that a text makes see the inputs
 BY_TEXT = ("calibrated", *WHITENED)  # with calibrate
+LOW_RANK = ("matrix", "calibrated")  # those that factorise every matrix, feed-forward layers too
 WHAT = ("attention", "mlp", "all")
 LAYOUTS = ("factored", "dense")
 STORES = ("float", "int8")

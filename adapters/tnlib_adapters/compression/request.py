@@ -10,7 +10,7 @@ from typing import Any
 
 from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.choices import BY_TEXT, LAYOUTS, METHODS, STORES, WHAT
+from tnlib_adapters.compression.choices import BY_TEXT, LAYOUTS, LOW_RANK, METHODS, STORES, WHAT
 from tnlib_adapters.compression.methods.table import REFUSE, UNPREDICTED
 from tnlib_adapters.files.folder import TOKENIZERS
 
@@ -21,7 +21,7 @@ class Request:
 
     keep: float | None = None
     max_error: float | None = None
-    method: str = ""  # "calibrated" where there is a text, "heads" where there is none
+    method: str = ""  # "calibrated" with a text; without one "heads", or "matrix" for the feed-forward matrices alone
     layout: str = "factored"
     store: str = "float"
     what: str = "attention"
@@ -30,7 +30,8 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.method == "":
-            object.__setattr__(self, "method", "heads" if self.calibrate is None else "calibrated")
+            plain = "matrix" if self.what == "mlp" else "heads"
+            object.__setattr__(self, "method", plain if self.calibrate is None else "calibrated")
         if self.keep is None and self.max_error is None:
             raise ArgumentError(
                 "compress: keep or max_error must be given, got neither; pass for example keep=0.5 (--keep 0.5), the "
@@ -78,6 +79,11 @@ class Request:
                 f"compress: calibrate works with method {', '.join(map(repr, BY_TEXT))}, got {self.method!r}; leave "
                 "one of them out."
             )
+        if self.what == "mlp" and self.method not in LOW_RANK:
+            raise ArgumentError(
+                f"compress: what='mlp' works with method {' or '.join(map(repr, LOW_RANK))}, got {self.method!r}, which "
+                "factorises attention; pass method='matrix'."
+            )
         foretells = self.by_gates if self.calibrate is not None else self.method not in UNPREDICTED
         if self.max_error is not None and not foretells:
             raise ArgumentError(
@@ -117,22 +123,26 @@ def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
         )
 
 
-def check_reads_text(function: str, checkpoint: Checkpoint) -> None:
+def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bool = False) -> None:
     """Raise unless a model can be run on a text."""
     row, folder = checkpoint.architecture, checkpoint.folder.path
+    otherwise = "" if text_required else ", or do without a text"
     if row.reads != "tokens":
         raise ArgumentError(
-            f"{function}: IN must read text, got a {row.model_type}, which reads {row.reads}; do without a text."
+            f"{function}: IN must read text, got a {row.model_type}, which reads {row.reads}; pass a model of text"
+            f"{otherwise}."
         )
     if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
         raise ArgumentError(
-            f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there, or do "
-            "without a text."
+            f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there"
+            f"{otherwise}."
         )
 
 
 def check_method(function: str, method: str) -> None:
     """Raise unless there is such a method that needs no text."""
+    if method == "calibrated":
+        raise ArgumentError(f"{function}: method 'calibrated' needs a text, got none; pass one as calibrate.")
     if method not in METHODS:
         raise ArgumentError(
             f"{function}: method must be one of {', '.join(METHODS)}, or, with calibrate, of {', '.join(BY_TEXT)}, "

@@ -99,7 +99,7 @@ def evaluate(
 
     words = read_text("evaluate", "text", text)
     for folder in (before, after):
-        check_reads_text("evaluate", open_checkpoint(folder))
+        check_reads_text("evaluate", open_checkpoint(folder), text_required=True)
     return evaluate_running(open_running(before), open_running(after), words, progress)
 
 
