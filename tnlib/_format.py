@@ -198,8 +198,13 @@ class LinearFormat(Format):
             return NotImplemented
         if number == 0:
             raise ArgumentError(f"{type(self).__name__}: the divisor must not be zero, got {other!r}; check it first.")
+        inverse = 1 / (complex(number) if np.iscomplexobj(number) else float(number))
+        if not cmath.isfinite(inverse):
+            raise ArgumentError(
+                f"{type(self).__name__}: the divisor must have a finite inverse, got {other!r}; scale it."
+            )
         dtype = np.result_type(self.dtype, number)  # not the divisor's own, which may be coarser
-        return self._multiplied(dtype.type(1 / (complex(number) if np.iscomplexobj(number) else float(number))))
+        return self._multiplied(inverse if dtype == np.result_type(self.dtype, inverse) else dtype.type(inverse))
 
     def __add__(self, other: Any) -> Self:
         if isinstance(other, type(self)):
@@ -304,6 +309,10 @@ def as_number(name: str, other: Any) -> Any:
         other = int(other)
     if not isinstance(other, int | float | complex | np.number):
         return None
+    if isinstance(other, np.longdouble | np.clongdouble):
+        raise ArgumentTypeError(
+            f"{name}: a number must have at most 64 bits a component, got {other.dtype}; pass float(x) or complex(x)."
+        )
     try:
         finite = cmath.isfinite(other)
     except OverflowError:  # an integer beyond every float

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tnlib._errors import ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit
 
 Implementation: TypeAlias = Callable[..., Any]
@@ -50,8 +50,18 @@ def register(kind: type | str, **verbs: Reference) -> None:
     >>> implementation("double", Segment)(Segment(1.5))
     3.0
     """
+    if isinstance(kind, type):
+        _load_providers()  # whose names are taken
+    elif not isinstance(kind, str):
+        raise ArgumentTypeError(
+            f"register: kind must be a class or 'module:Class', got {kind!r}; pass the class itself."
+        )
     key = kind if isinstance(kind, str) else _key(kind)
-    _CLASSES.setdefault(_class_name(key), kind)
+    name = _class_name(key)
+    other = _CLASSES.get(name, key)
+    if (other if isinstance(other, str) else _key(other)) != key:
+        raise ArgumentError(f"register: kind must have a name of its own, got a second {name}; rename the class.")
+    _CLASSES[name] = kind
     _VERBS.setdefault(key, {}).update(verbs)
     _LOOKUPS.clear()
 

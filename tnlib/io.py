@@ -62,7 +62,8 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
 
     target, name = as_target("save", path), type(value).__name__
     if not isinstance(value, Format) or format_class(name) is not type(value):
-        advice = "save its .value" if isinstance(value, Fit) else "decompose it first"
+        advice = "register its class" if isinstance(value, Format) else "decompose it first"
+        advice = "save its .value" if isinstance(value, Fit) else advice
         raise ArgumentTypeError(f"save: value must be a format of tnlib, got {name}; {advice}.")
     arrays = value.named_arrays()
     tensors = {key: _as_real(a) for key, a in arrays.items()}

@@ -10,3 +10,6 @@ __getattr__ = deprecated_module("tnlib.network", "tnlib.interop.quimb")
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+__path__: list[str] = []  # so that the import system looks for its old modules

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
 
-# The registry finds formats by the names of their packages, which is its purpose: they lie above it.
-PROVIDERS_OF = "tnlib._registry"
+# The registry finds formats by the names of their packages, and old names of modules stand for new ones: they lie above.
+NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib_adapters._moved")
 
 LAYERS = [
-    ["tnlib._errors", "tnlib._typing"],
+    ["tnlib._errors", "tnlib._typing", "tnlib._moved"],
     ["tnlib._validate", "tnlib._deprecation", "tnlib._files"],
     ["tnlib._fit", "tnlib._registry"],
     ["tnlib._format"],
@@ -75,7 +75,7 @@ def imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
     texts = [path.read_text(encoding="utf-8"), stub.read_text(encoding="utf-8") if stub.exists() else ""]
     for node in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if name != PROVIDERS_OF and (found := re.match(r"(tnlib\w*\.[\w.]*)(:\w+|$)", node.value)):
+            if name not in NAMES_PACKAGES and (found := re.match(r"(tnlib\w*\.[\w.]*)(:\w+|$)", node.value)):
                 yield from {found[1]} & modules.keys()
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

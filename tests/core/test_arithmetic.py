@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import tracemalloc
@@ -315,3 +316,40 @@ REFUSED = [
 def test_operands_that_do_not_fit_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
     with oracles.refused(kind, *words):
         call()
+
+
+@pytest.mark.parametrize("number", [1e-309, -1e-320j])
+def test_a_divisor_without_a_finite_inverse_is_refused(number: complex) -> None:
+    for value in (tnlib.ones((2, 3)), tnlib.tucker(np.ones((2, 3))).value):
+        with oracles.refused(ValueError, "divisor must have a finite inverse", repr(number)):
+            value / number
+
+
+@pytest.mark.parametrize("number", [np.longdouble(2), np.clongdouble(3j)])
+def test_numbers_of_extended_precision_are_refused(number: np.number) -> None:
+    t = tnlib.ones((2, 3))
+    for call in (lambda: t * number, lambda: number * t, lambda: t / number, lambda: t + number):
+        with oracles.refused(TypeError, "at most 64 bits a component", str(number.dtype)):
+            call()
+
+
+def test_single_precision_trains_are_divided_beyond_their_range() -> None:
+    t = tnlib.ones((2, 3), np.float32) / 1e-40
+    assert t.dtype == np.float32
+    assert t.log_norm() == pytest.approx(np.log(1e40 * 6**0.5))
+
+
+@pytest.mark.parametrize("log_scale", [0.0, 0.3, -700.0, 1300.0, 1e9])
+def test_a_train_is_made_again_from_its_parts(log_scale: float) -> None:
+    t = tnlib.TensorTrain(oracles.random_cores((2, 3, 2), (1, 2, 2, 1)), 1, log_scale)
+    for again in (tnlib.TensorTrain(t.cores, t.center, t.log_scale), dataclasses.replace(t)):
+        assert again.exponent == t.exponent
+        assert all(np.array_equal(a, b) for a, b in zip(again.cores, t.cores, strict=True))
+    unscaled = dataclasses.replace(t, log_scale=0.0)
+    assert unscaled.log_norm() == pytest.approx(t.log_norm() - t.log_scale, abs=1e-6)
+
+
+def test_the_real_part_of_a_cp_of_many_complex_factors_is_refused() -> None:
+    t = tnlib.CP(np.ones(1), [np.ones((2, 1)) * 1j] * 20)
+    with oracles.refused(ValueError, "CP.real", "12 complex factors", "got 20", "TensorTrain"):
+        t.real  # noqa: B018

@@ -92,3 +92,18 @@ def test_so_is_it_by_functions_of_two() -> None:
         tnlib.convert(fit, tnlib.LowRank)
     with oracles.refused(TypeError, "pass fit.value"):
         tnlib.inner(fit, fit)
+
+
+def test_names_of_classes_are_taken_once() -> None:
+    cls = type("TensorTrain", (), {"__module__": "elsewhere"})
+    with oracles.refused(ValueError, "register: kind must have a name of its own", "TensorTrain"):
+        _registry.register(cls)
+    with oracles.refused(TypeError, "register: kind must be a class", "3"):
+        _registry.register(3)  # type: ignore[arg-type]
+
+
+def test_a_class_that_is_defined_again_takes_the_place_of_the_first() -> None:
+    for _ in range(2):
+        cls = type("DefinedTwice", (), {"__module__": "elsewhere"})
+        _registry.register(cls)
+        assert _registry.format_class("DefinedTwice") is cls

@@ -71,6 +71,8 @@ def fold(a: Array, exponent: int) -> Scaled:
 def split_exponential(x: float) -> tuple[int, float]:
     """Return e and f with exp(x) = 2**e * f, 0.7 < f < 1.5, f right to roundoff however large `x` is."""
     e = round(x / math.log(2))
+    if x == e * math.log(2):  # what `Train.log_scale` makes of 2**e
+        return e, 1.0
     return e, math.exp(Fraction(x) - e * _LN2)
 
 

@@ -1,6 +1,10 @@
 """The CP format: alternating least squares, Levenberg-Marquardt, matching of components."""
 
+import lazy_loader
+
 from tnlib._registry import register
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 register(
     "tnlib.formats.cp.format:CP",

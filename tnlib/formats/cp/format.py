@@ -16,6 +16,8 @@ from tnlib.linalg.multilinear import khatri_rao
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import column_exponents, norm, shift
 
+_MOST_COMPLEX_FACTORS = 12  # of a CP that is split into real and imaginary part: 2048 times as many terms
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CP(LinearFormat):
@@ -65,6 +67,12 @@ class CP(LinearFormat):
 
         A product of m imaginary parts has the coefficient i**m: an even m is real, an odd one imaginary.
         """
+        n_complex = sum(np.iscomplexobj(factor) for factor in self.factors)
+        if n_complex > _MOST_COMPLEX_FACTORS:
+            raise ArgumentError(
+                f"CP.{'imag' if imaginary else 'real'}: the CP must have at most {_MOST_COMPLEX_FACTORS} complex "
+                f"factors, got {n_complex}, and the terms double with each; convert it to a TensorTrain first."
+            )
         weights, (first, *others) = self.weights, self.factors
         if np.iscomplexobj(weights):
             e = column_exponents(weights[None]) - 1  # weights in [1, 2) times 2**e, so that products stay in range

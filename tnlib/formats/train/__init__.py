@@ -1,6 +1,10 @@
 """Tensor trains (matrix product states) and TT-matrices (matrix product operators)."""
 
+import lazy_loader
+
 from tnlib._registry import register
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 _SHARED = {
     "round": "tnlib.formats.train.round:round_train",

@@ -46,7 +46,7 @@ class Train(LinearFormat):
     _core_ndim: ClassVar[int]
 
     def __init__(
-        self, cores: Sequence[Array], center: int | None = None, log_scale: float = 0.0, *, exponent: int = 0
+        self, cores: Sequence[Array], center: int | None = None, log_scale: float | None = None, *, exponent: int = 0
     ) -> None:
         name = type(self).__name__
         stored = as_stored_list(name, "core", cores, ndim=self._core_ndim)
@@ -55,10 +55,12 @@ class Train(LinearFormat):
         dtype = np.result_type(*stored)
         scaled = [rescale(core.astype(dtype, copy=False)) for core in stored]
         arrays, twos = [core for core, _ in scaled], sum(e for _, e in scaled)
-        whole, factor = split_exponential(_as_log_scale(name, log_scale))
-        if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
-            arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
-        self._set(arrays, center, twos + whole + as_integer(name, "exponent", exponent, "a float as log_scale"))
+        exponent = as_integer(name, "exponent", exponent, "a float as log_scale")
+        if log_scale is not None:
+            exponent, factor = split_exponential(_as_log_scale(name, log_scale))
+            if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
+                arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
+        self._set(arrays, center, twos + exponent)
 
     @classmethod
     def from_sweep(cls, cores: Sequence[Array], center: int | None = None, exponent: int = 0) -> Self:
@@ -206,7 +208,7 @@ class TensorTrain(Train):
     log_scale
         Natural logarithm of a positive factor. Its power of two becomes part of `exponent`, the rest of a core.
     exponent
-        Binary logarithm of another factor, an integer.
+        Binary logarithm of the factor, an integer, where `log_scale` is None.
 
     Examples
     --------

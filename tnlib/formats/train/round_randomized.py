@@ -30,6 +30,7 @@ from tnlib.formats.train.canonicalize import T
 from tnlib.formats.train.cores import with_common_exponent
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import right_canonicalize, train_budget, truncate_bonds
+from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.scaling import Scaled, largest, norm, shift
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -152,7 +153,7 @@ def project_on_sketch(terms: Sequence[Cores], width: int, rng: np.random.Generat
         n = terms[0][k].shape[1]
         grown = [np.tensordot(rest, term[k], 1) for rest, term in zip(rests, terms, strict=True)]  # q n [l] r
         grown, exponent = _rescale_all([a.reshape(len(a) * n, -1) for a in grown], exponent)
-        q = np.linalg.qr(_sum_of_products(grown, sketch[k + 1][0]))[0]
+        q, _ = qr_positive(_sum_of_products(grown, sketch[k + 1][0]))
         columns, e = check[k + 1]
         sample = _sum_of_products(grown, columns)
         missing = np.square(np.abs(sample - q @ (q.conj().T @ sample))).sum(axis=0, dtype=np.float64)

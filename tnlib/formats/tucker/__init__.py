@@ -1,6 +1,10 @@
 """The Tucker format and the higher-order SVD."""
 
+import lazy_loader
+
 from tnlib._registry import register
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 register(
     "tnlib.formats.tucker.format:Tucker",

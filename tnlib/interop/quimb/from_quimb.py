@@ -117,7 +117,8 @@ def _read_train(kind: type[T], reader: NetworkReader) -> T:
     tensors = reader.tensors_with(groups)
     reader.remaining(tensors, 0)
     factor, exponent = binary_exponent(reader.tn)
-    train = kind(_read_chain(reader, tensors, groups), None, math.log(factor), exponent=exponent)
+    train = kind(_read_chain(reader, tensors, groups), exponent=exponent)
+    train = train if factor == 1.0 else train * factor
     centers = [k for k, tensor in enumerate(tensors) if "CENTER" in reader.tags[tensor]]
     return kind.from_sweep(train.cores, centers[0], train.exponent) if _is_canonical(train, centers) else train
 

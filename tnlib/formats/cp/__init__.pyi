@@ -1,0 +1,3 @@
+from .format import CP as CP
+
+__all__: list[str]

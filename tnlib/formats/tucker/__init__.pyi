@@ -1,0 +1,3 @@
+from .format import Tucker as Tucker
+
+__all__: list[str]
