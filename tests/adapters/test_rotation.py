@@ -18,7 +18,19 @@ from tnlib_adapters.reference.model import run
 import tnlib
 
 LM = ["gpt2_lm", "gpt2_untied", "gptj", "gpt_neox", "gpt_neox_sequential", "opt", "opt_narrow", "llama", "llama_tied"]
-LM += ["llama_biases", "mistral_whole", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi", "phi3", "falcon", "falcon_new"]
+LM += [
+    "llama_biases",
+    "mistral_whole",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi",
+    "phi3",
+    "falcon",
+    "falcon_new",
+]
 LM += ["falcon_new_one_norm", "falcon_biases", "falcon_alibi", "bloom"]
 OTHERS = ["gpt2", "bert", "bert_masked", "roberta", "opt_after", "llama_base", "vit"]
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
 
-# The registry finds formats by the names of their packages, and old names of modules stand for new ones: they lie above.
+# The registry finds formats by the names of their packages, and old names stand for new modules: both lie above.
 NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib_adapters._moved")
 
 LAYERS = [
