@@ -28,14 +28,14 @@ demo: $(VENV)/.installed
 	$(BIN)/tnlib inspect builtin --out out/inside --force
 	@echo "Pictures: out/smaller/tnlib_report.html, out/compare/compare.png and out/inside/inspect.html"
 
-# The tests' matrices are small: there threads cost more than they give.
+# The tests' matrices are small: there threads cost more than they give, and one process per core is faster.
 test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export OMP_NUM_THREADS = 1
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --quiet -m "not slow"
+	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --quiet -m slow
+	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m slow
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -268,7 +268,7 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
     page = check_page(quick.page.read_text(encoding="utf-8"))
     for said in (
         "Of 3 layers the first 2 are measured",
-        "run on a text that is given only",
+        "run only if a text is given",
         "in the first layers only",
     ):
         assert any(said in note for note in quick.notes)

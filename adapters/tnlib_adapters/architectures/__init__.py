@@ -1,1 +1,1 @@
-"""Table of architectures: how each family of checkpoints names, stores and wires its tensors."""
+"""Table of supported architectures: tensor names, storage layout and layer structure of each checkpoint family."""

@@ -1,4 +1,4 @@
-"""What one row of the table of architectures can say."""
+"""Row type of the architecture table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeVar
 
 Config = Mapping[str, Any]
 T = TypeVar("T")
-Names = tuple[str, ...]  # of modules, of which the first that is there counts
+Names = tuple[str, ...]  # alternative module names; the first that exists is used
 
-# Keys that configs of different ages use for the same number.
+# Config keys of different transformers versions for the same number.
 SYNONYMS = (
     ("n_layer", "num_hidden_layers"),
     ("n_head", "num_attention_heads"),
@@ -22,110 +22,110 @@ SYNONYMS = (
 
 
 def inverse_root(config: Config, layer: int, d_head: int) -> float:
-    """Return the scale of most architectures, 1 / sqrt(d_head)."""
+    """Return the default score scale, 1 / sqrt(d_head)."""
     return 1.0 / math.sqrt(d_head)
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """The feed-forward part of a layer: down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
+    """Feed-forward layer: down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
 
     up: str
     down: str
     norm: str | Names
-    activation: str  # key of the config that names the function
+    activation: str  # config key of the activation function
     gate: str | None = None  # the same module as `up` where one matrix holds both, the gate first
-    norm_after: str | None = None  # of what is added to the stream, before it is added
+    norm_after: str | None = None  # norm of the output, before the residual sum
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Where a config keeps its rotary embeddings, besides `rope_parameters` or `rope_scaling`.
+    """Config keys of the rotary embeddings, besides `rope_parameters` or `rope_scaling`.
 
-    Frequency f turns columns f and F + f of a head of which 2F columns rotate, or columns 2f and 2f + 1 where the
-    layout is "pairs".
+    With 2F rotated columns, frequency f rotates columns f and F + f of a head, or columns 2f and 2f + 1 if the layout
+    is "pairs".
     """
 
     layout: Literal["halves", "pairs"] = "halves"
-    theta: str = "rope_theta"  # keys of the config
+    theta: str = "rope_theta"  # config keys
     sliding_theta: str | None = None  # of layers with a window, where configs that do not list layers apart have it
     fraction: str = "partial_rotary_factor"
-    n_columns: str | None = None  # where the config counts the rotating columns instead
+    n_columns: str | None = None  # key of the number of rotated columns, in place of a fraction
     fraction_default: float = 1.0
-    unless: str | None = None  # a key that switches the rotation off
+    unless: str | None = None  # key that disables the rotation
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one family of checkpoints names, stores and wires its tensors.
+    """Tensor names, storage layout and structure of one family of checkpoints.
 
-    Tensor names are patterns in which {layer} is the number of the layer. A module has tensors `<name>.weight`
-    and, perhaps, `<name>.bias`.
+    Tensor names are patterns with {layer} for the layer number. A module has tensors `<name>.weight` and, optionally,
+    `<name>.bias`.
     """
 
     model_type: str
-    n_layers: str  # keys of the config
+    n_layers: str  # config keys
     n_heads: str
     d_model: str
-    attention: str  # the module that all attention tensors of a layer stand below
+    attention: str  # parent module of the attention tensors of a layer
     projections: Mapping[str, str]  # module below `attention` -> the projections it holds, in order: "q", "qkv", ...
     stored: Literal["out_in", "in_out"]  # legs of every weight; "in_out" multiplies from the right, x @ weight
     causal: bool
     embeddings: tuple[str, ...]  # of tokens, of positions where they are learned, of segments where there are any
-    norm_place: Literal["before", "after"] | Callable[[Config], Literal["before", "after"]] | None  # of a block's norm:
-    # in front of it, or behind the sum
+    norm_place: Literal["before", "after"] | Callable[[Config], Literal["before", "after"]] | None  # norm of a block:
+    # before its layer, or after the residual sum
 
     # ------------------------------------------------------------------------------------------- attention
     kv_heads: str | Callable[[Config, int], int] | None = None  # key or rule; None: as many as query heads
     d_head: str | None = None  # key of a width of heads that need not be d_model / heads
-    fused: Literal["blocks", "groups"] = "blocks"  # of "qkv": all of q, then k, then v; or group by group
+    fused: Literal["blocks", "groups"] = "blocks"  # layout of "qkv": q, then k, then v; or by key-value group
     scale: Callable[[Config, int, int], float] = inverse_root
     context: str | None = None  # key of the longest distance
     rope: Rope | None = None
     alibi: Callable[[Config, int, int], tuple[float, ...] | None] | None = None  # slopes, of heads and d_head
     qk_norm: tuple[str, str] | None = None  # norms of each head's queries and keys
-    softcap: str | None = None  # key: scores are brought into (-cap, cap)
-    window: Callable[[Config, int], int | None] | None = None  # how many positions back a layer sees, its own included
+    softcap: str | None = None  # key of the soft cap of the scores
+    window: Callable[[Config, int], int | None] | None = None  # attention window in positions, the query's own included
 
     # ---------------------------------------------------------------------------------------- around attention
     norm: Literal["layer", "rms", "rms + 1"] = "layer"  # "rms + 1" multiplies by 1 + weight
-    norm_eps: str | None = None  # key of the config
+    norm_eps: str | None = None  # config key
     embedding_norm: str | None = None
     embedding_scale: bool = False  # embeddings are multiplied by sqrt(d_model)
-    first_position: Callable[[Config], int] | int = 0  # row of the position embeddings that the first token gets
+    first_position: Callable[[Config], int] | int = 0  # row of the position embeddings for the first token
     attention_norm: str | Names | None = None
-    attention_norm_after: str | None = None  # of what attention adds to the stream, before it is added
+    attention_norm_after: str | None = None  # norm of the attention output, before the residual sum
     mlp: Mlp | None = None
     parallel: bool | Callable[[Config], bool] = False  # attention and MLP read the same stream
     final_norm: str | Callable[[Config], str | None] | None = None
-    narrow: tuple[str, str] | None = None  # maps from narrower embeddings into the stream and back, where there are any
-    unembed: Names = ()  # weight (vocab, d_model); the first that is there counts; () ends in hidden states
+    narrow: tuple[str, str] | None = None  # maps from narrower embeddings to d_model and back, if any
+    unembed: Names = ()  # alternatives for the weight (vocab, d_model); () for a model without unembedding
     logit_cap: str | None = None  # key
     reads: Literal["tokens", "images"] = "tokens"
 
     # ------------------------------------------------------------------------------------------------ the files
-    prefixes: Names = ("",)  # in front of all names; the first under which the tensors are found counts
+    prefixes: Names = ("",)  # alternatives for the prefix of all tensor names
     in_memory: Mapping[str, str] = field(
         default_factory=dict
     )  # part of a name -> what transformers calls it once loaded
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that a config may leave out
-    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values outside which the row is wrong
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the config values this row supports
 
     def get(self, config: Config, key: str) -> Any:
-        """Return a value of a config, by this name or an older one, or the default where the config is silent."""
-        known = next((group for group in SYNONYMS if key in group), ())
-        for name in (key, *known):
+        """Return a config value by this key or a synonym, or the default if the key is missing or null."""
+        synonyms = next((group for group in SYNONYMS if key in group), ())
+        for name in (key, *synonyms):
             if config.get(name) is not None:
                 return config[name]
         return self.defaults.get(key)
 
     def stated(self, config: Config, key: str) -> Any:
-        """Return a value of a config where null is an answer, and the default only where the key is missing."""
+        """Return a config value; null counts as a value, and the default applies only if the key is missing."""
         return config[key] if key in config else self.defaults.get(key)
 
 
 def by_config(fact: T | Callable[[Config], T], config: Config) -> T:
-    """Return a fact of a row, which may depend on the config."""
+    """Return an attribute of a row, evaluated on the config if it is a function."""
     return fact(config) if callable(fact) else fact
 
 

@@ -1,4 +1,4 @@
-"""What an architecture makes of its config where a key alone does not say it: scales, windows, slopes, key heads."""
+"""Config-dependent attributes of architectures: score scales, windows, ALiBi slopes, key-value head counts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from tnlib_adapters.architectures.architecture import Config, inverse_root
 
 
 def gpt2_scale(config: Config, layer: int, d_head: int) -> float:
-    """Return 1 / sqrt(d_head), unless the config says 1, over the number of the layer where it says so."""
+    """Return 1 / sqrt(d_head), or 1 if the config disables that, divided by the layer number if the config says so."""
     scale = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
     return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else scale
 
 
 def gemma2_scale(config: Config, layer: int, d_head: int) -> float:
-    """Return the inverse root of the number that the config states in the place of d_head."""
+    """Return 1 / sqrt(query_pre_attn_scalar)."""
     return 1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256))
 
 
 def window_where_stated(config: Config, layer: int) -> int | None:
-    """Return one window for all layers, none where the config is silent."""
+    """Return the same window for all layers, None if the config has none."""
     return config.get("sliding_window")
 
 
 def window_unless_null(config: Config, layer: int) -> int | None:
-    """Return one window for all layers, Mistral's own where the config is silent."""
+    """Return the same window for all layers, Mistral's default if the key is missing."""
     window: int | None = config.get("sliding_window", 4096)
     return window
 
 
 def window_of_some(config: Config, layer: int) -> int | None:
-    """Return the window of layers that the config lists, or counts from some layer on as older configs do."""
+    """Return the window of the layers listed in the config, or from some layer on in older configs."""
     if not config.get("use_sliding_window", False):
         return None
     kinds = config.get("layer_types")
@@ -39,7 +39,7 @@ def window_of_some(config: Config, layer: int) -> int | None:
 
 
 def window_of_every_other(config: Config, layer: int) -> int | None:
-    """Return the window of layers that the config lists, or of the first and every other one."""
+    """Return the window of the layers listed in the config, or of every other layer from the first."""
     kinds = config.get("layer_types")
     sliding = kinds[layer] == "sliding_attention" if kinds else layer % 2 == 0
     return config.get("sliding_window", 4096) if sliding else None
@@ -59,7 +59,7 @@ def window_by_layer_type(config: Config, layer: int) -> int | None:
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """Return the slopes of ALiBi: a geometric sequence, with every other one of the next finer sequence filled in.
+    """Return the ALiBi slopes: a geometric sequence, completed by every other term of the next finer sequence.
 
     >>> alibi_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)
@@ -68,32 +68,32 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     ----------
     Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022), section 3.
     """
-    whole = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2.0 ** (-8 * k / whole) for k in range(1, whole + 1)]
-    finer = [2.0 ** (-4 * k / whole) for k in range(1, 2 * whole, 2)]
-    return (*slopes, *finer[: n_heads - whole])
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8 * k / power) for k in range(1, power + 1)]
+    finer = [2.0 ** (-4 * k / power) for k in range(1, 2 * power, 2)]
+    return (*slopes, *finer[: n_heads - power])
 
 
 def bloom_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...]:
-    """Return the slopes of ALiBi as they are."""
+    """Return the ALiBi slopes without further scaling."""
     return alibi_slopes(n_heads)
 
 
 def falcon_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...] | None:
-    """Return the slopes where the config asks for ALiBi; Falcon adds them before it scales the scores."""
+    """Return the ALiBi slopes if enabled; Falcon adds the bias before the score scale."""
     if not config.get("alibi", False):
         return None
     return tuple(slope / math.sqrt(d_head) for slope in alibi_slopes(n_heads))
 
 
 def falcon_kv_heads(config: Config, n_heads: int) -> int:
-    """Return as many as stated, one, or as many as query heads: three generations of Falcon."""
+    """Return the number of key-value heads: as stated, one, or all, for the three generations of Falcon."""
     if config.get("new_decoder_architecture", False):
         return config.get("num_kv_heads") or n_heads
     return 1 if config.get("multi_query", True) else n_heads
 
 
 def opt_final_norm(config: Config) -> str | None:
-    """Return the norm at the end, which models with norms behind their blocks do without."""
+    """Return the name of the final norm, None for models with norms after the residual sums."""
     before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
     return "decoder.final_layer_norm" if before else None

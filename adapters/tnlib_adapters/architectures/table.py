@@ -1,4 +1,4 @@
-"""What tnlib knows of each architecture: one row of a table, nothing anywhere else."""
+"""The architecture table: one row per supported model type."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ GPT2 = Architecture(
         activation="activation_function",
     ),
     final_norm="ln_f",
-    unembed=("lm_head", "wte"),  # tied unless a head of its own is stored
+    unembed=("lm_head", "wte"),  # tied unless lm_head is stored
     prefixes=("transformer.", ""),
     required={"add_cross_attention": (False, None)},
 )
@@ -196,7 +196,7 @@ OPT = Architecture(
     narrow=("decoder.project_in", "decoder.project_out"),
     unembed=("lm_head", "decoder.embed_tokens"),
     prefixes=("model.", ""),
-    defaults={"layer_norm_eps": 1e-5},  # no key of its config
+    defaults={"layer_norm_eps": 1e-5},  # not a key of its config
     required={"layer_norm_elementwise_affine": (True, None)},
 )
 
@@ -387,11 +387,11 @@ BLOOM = Architecture(
     final_norm="ln_f",
     unembed=("lm_head", "word_embeddings"),
     prefixes=("transformer.", ""),
-    defaults={"activation": "gelu_bloom"},  # no key of its config
+    defaults={"activation": "gelu_bloom"},  # not a key of its config
     required={"apply_residual_connection_post_layernorm": (False, None)},
 )
 
-# The model that is shipped with this package; transformers has none like it.
+# The built-in model; transformers has no such architecture.
 ATTENTION_ONLY = Architecture(
     model_type="tnlib_attention_only",
     n_layers="num_hidden_layers",
@@ -408,32 +408,14 @@ ATTENTION_ONLY = Architecture(
 )
 
 _ROWS = (
-    *(
-        BERT,
-        ROBERTA,
-        VIT,
-        GPT2,
-        GPTJ,
-        GPT_NEOX,
-        OPT,
-        LLAMA,
-        MISTRAL,
-        QWEN2,
-        QWEN3,
-        GEMMA,
-        GEMMA2,
-        GEMMA3,
-        PHI,
-        PHI3,
-        FALCON,
-    ),
+    *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
     *(PHI, PHI3, FALCON, BLOOM, ATTENTION_ONLY),
 )
 ARCHITECTURES = {row.model_type: row for row in _ROWS}
 
 
 def find_row(config: Config, where: str, function: str) -> Architecture:
-    """Return the row that describes a config, or raise `FileFormatError` where there is none or it would be wrong."""
+    """Return the row for a config, or raise `FileFormatError` if there is none or the variant is not supported."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise FileFormatError(

@@ -1,1 +1,1 @@
-"""Arrays to operators: QK and OV circuits in homogeneous coordinates, frozen attention."""
+"""Attention layers as operators: QK and OV circuits in homogeneous coordinates, frozen attention patterns, gauges."""

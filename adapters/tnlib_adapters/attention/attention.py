@@ -1,4 +1,4 @@
-"""One attention layer as operators, biases included."""
+"""`Attention`, one attention layer as QK and OV operators, biases included."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Attention:
         score_ij = scale * x~_i Omega x~_j^T,      Omega = [W_Q; b_Q] R(i - j) [W_K; b_K]^T
         value_j  = x~_j OV,                        OV    = [W_V; b_V] [W_O, 0]
 
-    R turns the planes of a head by the distance where the embeddings of positions are rotary, and is the identity
-    elsewhere.
+    R rotates the planes of a head by the distance for rotary embeddings, and is the identity otherwise.
 
     Parameters
     ----------
@@ -53,19 +52,19 @@ class Attention:
     b_O
         (d_model,), None where absent.
     rotary
-        How queries and keys turn with their position, None where they do not.
+        Rotary embeddings of queries and keys, or None.
     alibi
-        (heads,), slopes: a score falls by slope * distance. None where it does not.
+        (heads,), ALiBi slopes: a score falls by slope * distance. None without ALiBi.
     head_norm
-        The norm of each head's queries and keys, None where there is none.
+        Norm of each head's queries and keys, or None.
     softcap
-        Scores become softcap * tanh(score / softcap). None: they stay.
+        Soft cap: scores become softcap * tanh(score / softcap). None for no cap.
     causal
-        Whether a position sees only itself and what stands before it.
+        Whether a position attends only to itself and earlier positions.
     window
-        How many positions back it sees, its own included; None for all.
+        Attention window in positions, the query's own included; None if unlimited.
     context
-        Count of positions the model was made for; None for any.
+        Largest number of positions; None if unlimited.
 
     Raises
     ------
@@ -109,37 +108,37 @@ class Attention:
 
     def __repr__(self) -> str:
         shared = "" if self.kv_heads == self.n_heads else f" on {self.kv_heads} key and value heads"
-        besides = {
+        options = {
             "rotary": self.rotary,
             "ALiBi": self.alibi,
             "normalised queries and keys": self.head_norm,
             "soft cap": self.softcap,
             "window": self.window,
         }
-        more = "".join(f", {what}" for what, value in besides.items() if value is not None)
+        more = "".join(f", {option}" for option, value in options.items() if value is not None)
         sizes = f"{self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g}"
         return f"Attention({sizes}{more})"
 
     @classmethod
     def from_module(cls, model: Any, layer: int, *, length: int | None = None) -> Attention:
-        """Return one attention layer of a transformers model that is in memory.
+        """Return one attention layer of a loaded transformers model.
 
         Parameters
         ----------
         model
-            Of an architecture that `open_checkpoint` knows, with or without a head; its weights are copied to the
-            processor, half precision as float32.
+            Model of a supported architecture, with or without a task head; its weights are copied to the CPU, half
+            precision as float32.
         layer
-            Counted from 0.
+            Index, from 0.
         length
-            Of the sequences that the model is to run on, where its rotary embeddings depend on it.
+            Sequence length, for rotary embeddings that depend on it.
 
         Raises
         ------
         ArgumentError
-            If a parameter is missing, has no values or another shape than the config states, or there is no such layer.
+            If a parameter is missing, has no data or an unexpected shape, or there is no such layer.
         FileFormatError
-            If the architecture or the variant is not known.
+            If the architecture or the variant is not supported.
 
         Examples
         --------
@@ -152,45 +151,44 @@ class Attention:
 
     @property
     def n_heads(self) -> int:
-        """Count of query heads."""
+        """Number of query heads."""
         return len(self.W_Q)
 
     @property
     def kv_heads(self) -> int:
-        """Count of key and value heads."""
+        """Number of key and value heads."""
         return len(self.W_K)
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
+        """Dimension of the residual stream."""
         return int(self.W_Q.shape[1])
 
     @property
     def d_head(self) -> int:
-        """Width of one head."""
+        """Dimension of one head."""
         return int(self.W_Q.shape[2])
 
     def qk(self, head: int, distance: int | None = None, *, plane: int | None = None) -> LowRank:
         """Return Omega (d_model + 1, d_model + 1) of a head at one distance, biases included.
 
-        The score of positions i and j is scale * x~_i Omega x~_j^T with x~ = [x, 1], before a soft cap where there
-        is one. The rank is at most d_head; ALiBi adds 1.
+        The score of positions i and j is scale * x~_i Omega x~_j^T with x~ = [x, 1], before a soft cap. The rank is at
+        most d_head, with ALiBi d_head + 1.
 
         Parameters
         ----------
         head
-            Query head, counted from 0.
+            Index of the query head, from 0.
         distance
-            Position of the query less that of the key. Needed where scores depend on it: under rotary embeddings and
-            under ALiBi.
+            Query position minus key position. Required for rotary embeddings and ALiBi.
         plane
-            One frequency of the rotary embeddings: only the part of its plane is returned, of rank at most 2.
+            Index of a frequency of the rotary embeddings: return the part of its plane only, of rank at most 2.
 
         Raises
         ------
         ArgumentError
-            If there is no such head or plane, the distance is missing or outside the context, or queries and keys
-            are normalised: then scores are no bilinear form (see `numerator`).
+            If there is no such head or plane, the distance is missing or outside the context, or queries and keys are
+            normalised (scores are then not bilinear, see `numerator`).
 
         Examples
         --------
@@ -203,25 +201,25 @@ class Attention:
         return self._form("qk", head, distance, plane)
 
     def qk_tensor(self, head: int, distances: ArrayLike, *, plane: int | None = None) -> Tucker:
-        """Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in its exact Tucker form.
+        """Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in exact Tucker form.
 
-        Nothing of size d_model^2 is formed. The multilinear rank is at most d_head in the two modes of the stream
-        and, under rotary embeddings, at most the count of columns that turn, plus 1 where some do not, in the mode
-        of distances. ALiBi gives d_head + 1 and 2; without either, all distances are alike.
+        Nothing of size d_model^2 is formed. The multilinear rank is at most d_head in the two modes of the stream. In
+        the mode of distances it is, for rotary embeddings, at most the number of rotated columns, plus 1 if some
+        columns are not rotated. ALiBi gives d_head + 1 and 2; without either, all distances are equal.
 
         Parameters
         ----------
         head
-            Query head, counted from 0.
+            Index of the query head, from 0.
         distances
-            (distances,), integers: position of the query less that of the key.
+            (distances,), integers: query position minus key position.
         plane
-            One frequency of the rotary embeddings: only the part of its plane, of multilinear rank (2, 2, 2).
+            Index of a frequency of the rotary embeddings: the part of its plane only, of multilinear rank (2, 2, 2).
 
         Raises
         ------
         ArgumentError
-            Where `qk` does.
+            As for `qk`.
 
         Examples
         --------
@@ -232,47 +230,46 @@ class Attention:
         Tucker(shape 50 x 7 x 7, ranks (3, 4, 4), 254 numbers, float64)
         """
         q, k = self._query_key("qk_tensor", head)
-        far = as_distances("Attention.qk_tensor", "distances", distances, self.context)
+        checked = as_distances("Attention.qk_tensor", "distances", distances, self.context)
         plane = self._plane("qk_tensor", plane)
-        return forms(q, k, far, rotary=self.rotary, slope=self._slope(head), plane=plane)
+        return forms(q, k, checked, rotary=self.rotary, slope=self._slope(head), plane=plane)
 
     def qk_group(self, kv_head: int, distance: int | None = None) -> LowRank:
-        """Return Omega of all query heads that share a key head, one below the other.
+        """Return Omega of all query heads with a common key head, stacked as rows.
 
-        Shape (group * (d_model + 1), d_model + 1), rank at most d_head: the shared keys are one factor, so that one
-        truncated SVD finds the keys that serve all these queries best. ALiBi adds 1.
+        Shape (group * (d_model + 1), d_model + 1), rank at most d_head, with ALiBi d_head + 1. The keys are a common
+        factor, so one truncated SVD gives the best keys for all these queries.
         """
         heads = [self._form("qk_group", head, distance) for head in self._group("qk_group", kv_head)]
         return LowRank(np.concatenate([head.left for head in heads]), heads[0].right)
 
     def ov_group(self, kv_head: int) -> LowRank:
-        """Return OV of all query heads that share a value head, side by side.
+        """Return OV of all query heads with a common value head, side by side.
 
-        Shape (d_model + 1, group * (d_model + 1)), rank at most d_head: the shared values are one factor.
+        Shape (d_model + 1, group * (d_model + 1)), rank at most d_head: the values are a common factor.
         """
         heads = [self.ov(head) for head in self._group("ov_group", kv_head)]
         return LowRank(heads[0].left, np.concatenate([head.right for head in heads], axis=1))
 
     def qk_positions(self, head: int, positions: Array) -> PositionParts:
-        """Split Omega of a head by learned positions: what content and positions ask of each other.
+        """Split Omega of a head by learned positions into content and position parts.
 
         Parameters
         ----------
         head
-            Query head, counted from 0.
+            Index of the query head, from 0.
         positions
-            (n, d_model), what the stream holds at each position on top of its content: `Checkpoint.positions()` in
-            front of the first layer.
+            (n, d_model), the position embeddings in the stream: `Checkpoint.positions()` for the first layer.
 
         Returns
         -------
         PositionParts
-            Four forms of rank at most d_head that add up to the scores.
+            Four forms of rank at most d_head that sum to the scores.
 
         Raises
         ------
         ArgumentError
-            If positions enter the scores otherwise (rotary embeddings, ALiBi), or `positions` does not fit.
+            If positions enter the scores otherwise (rotary embeddings, ALiBi), or `positions` has the wrong shape.
         """
         if self.rotary is not None or self.alibi is not None:
             raise ArgumentError(
@@ -282,10 +279,10 @@ class Attention:
         return position_parts(self._form("qk_positions", head), self._input("qk_positions", positions, "positions"))
 
     def numerator(self) -> Attention:
-        """Return the layer without the norm of its queries and keys, the weights of that norm folded in.
+        """Return the layer without the norm of queries and keys, with the weights of that norm folded in.
 
-        Its scores are what is bilinear in those of the model: them times the root mean squares of the query and of the
-        key, each over its head. The same layer where there is no such norm.
+        Its scores are the bilinear part of the model's scores: these times the root mean squares of query and key, each
+        over its head. The layer itself if there is no such norm.
         """
         if self.head_norm is None:
             return self
@@ -302,8 +299,8 @@ class Attention:
     def ov(self, head: int) -> LowRank:
         """Return OV (d_model + 1, d_model + 1) of a head, rank at most d_head, value bias included.
 
-        x~ OV is what the head writes for a position that attends to x alone. The last column is zero: a head
-        leaves the homogeneous coordinate as it is. The output bias belongs to the layer, not to a head.
+        x~ OV is the output of the head for a position that attends to x alone. The last column is zero: no head writes
+        the homogeneous coordinate. The output bias belongs to the layer, not to a head.
         """
         h, v = self._head("ov", head)
         left = _with_bias(self.W_V[v], None if self.b_V is None else self.b_V[v])  # d~ dh
@@ -313,8 +310,8 @@ class Attention:
     def scores(self, x: Array) -> Array:
         """Return the scores (heads, n, n) of x (n, d_model), at positions 0 ... n - 1, before any mask and softmax.
 
-        Positions, scale and soft cap included. ALiBi falls from 0 at distance 0: models that count it otherwise
-        differ by a number per row, which softmax does not see.
+        Positions, scale and soft cap are included. ALiBi is 0 at distance 0; models with another origin differ by a
+        constant per row, to which softmax is invariant.
         """
         x = self._input("scores", x)
         q, k = _project(x, self.W_Q, self.b_Q), _project(x, self.W_K, self.b_K)  # h n dh, kv n dh
@@ -331,24 +328,24 @@ class Attention:
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
     def mask(self, n: int) -> Array:
-        """Return which positions see which, bool (n, n): True where position i may attend to position j."""
+        """Return the attention mask, bool (n, n): True where position i may attend to position j."""
         n = as_count("Attention.mask", "n", n)
         distance = np.arange(n)[:, None] - np.arange(n)  # n n
         reach = n if self.window is None else self.window
-        seen: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
-        return seen
+        visible: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
+        return visible
 
     def frozen(self, patterns: Array, *, divisors: Array | None = None) -> FrozenAttention:
-        """Return the layer as an affine map of the whole sequence, with its patterns fixed.
+        """Return the layer as an affine map of the whole sequence, with frozen patterns.
 
         Parameters
         ----------
         patterns
-            (heads, n, n'), the weight that position i gives to position j; rows need not sum to one.
+            (heads, n, n'), attention weights of output position i on input position j; rows need not sum to one.
         divisors
-            (n',), what the norm in front of this layer divides each position by (see `norm_divisors`). With them fixed
-            as well, the map is one of the residual stream instead of what the norm gives; the rest of the norm must be
-            folded into the weights (see `fold`).
+            (n',), divisors of the preceding norm at each position (see `norm_divisors`). With them frozen as well, the
+            map acts on the residual stream instead of the output of the norm; the rest of the norm must be folded into
+            the weights (see `fold`).
 
         Returns
         -------
@@ -359,27 +356,26 @@ class Attention:
         Raises
         ------
         ArgumentError
-            If there is not one matrix per head, more positions than the model was made for, or a divisor is not
-            positive.
+            If there is not one matrix per head, the context is exceeded, or a divisor is not positive.
         """
         return frozen_heads(self.W_V, self.W_O, self.b_V, self.b_O, patterns, divisors, context=self.context)
 
     def stacked(self) -> Array:
         """Return all weights as one array (projection, head, d_model, d_head), projections in the order Q, K, V, O.
 
-        Key and value heads that several query heads share are repeated; W_O is transposed to fit.
+        Shared key and value heads are repeated; W_O is transposed.
         """
         group = self.n_heads // self.kv_heads
         k, v = (np.repeat(w, group, axis=0) for w in (self.W_K, self.W_V))
         return np.stack([self.W_Q, k, v, self.W_O.transpose(0, 2, 1)])
 
     def _head(self, method: str, head: int) -> tuple[int, int]:
-        """Return the query head and the key head it reads, both counted from 0."""
+        """Return the indices of the query head and of its key head."""
         head = as_index(f"Attention.{method}", "head", head, self.n_heads)
         return head, head // (self.n_heads // self.kv_heads)
 
     def _group(self, method: str, kv_head: int) -> range:
-        """Return the query heads that read a key head."""
+        """Return the query heads of a key head."""
         size = self.n_heads // self.kv_heads
         first = size * as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads)
         return range(first, first + size)
@@ -387,8 +383,8 @@ class Attention:
     def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
         q, k = self._query_key(method, head)
         turned, sloped = self.rotary is not None, self.alibi is not None
-        far = as_distance(f"Attention.{method}", distance, turned=turned, sloped=sloped, most=self.context)
-        return form(q, k, far, rotary=self.rotary, slope=self._slope(head), plane=self._plane(method, plane))
+        checked = as_distance(f"Attention.{method}", distance, turned=turned, sloped=sloped, most=self.context)
+        return form(q, k, checked, rotary=self.rotary, slope=self._slope(head), plane=self._plane(method, plane))
 
     def _query_key(self, method: str, head: int) -> tuple[Array, Array]:
         """Return [W_Q; b_Q] and [W_K; b_K] of a head."""
@@ -404,7 +400,7 @@ class Attention:
         )
 
     def _slope(self, head: int) -> float | None:
-        """Return the slope of a head as its form has it, which is still to be scaled."""
+        """Return the ALiBi slope of a head, divided by the score scale."""
         return None if self.alibi is None else float(self.alibi[head]) / self.scale
 
     def _plane(self, method: str, plane: int | None) -> int | None:
@@ -432,7 +428,7 @@ class Attention:
 
 
 def _with_bias(weight: Array, bias: Array | None) -> Array:
-    """Append the bias as the row that the constant coordinate meets."""
+    """Append the bias as the row for the constant coordinate."""
     last = np.zeros_like(weight[:1]) if bias is None else bias[None]
     return np.concatenate([weight, last])
 

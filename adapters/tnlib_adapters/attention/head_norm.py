@@ -1,4 +1,4 @@
-"""The norm that some models put on every head's queries and keys before they meet."""
+"""Norm of queries and keys per head (QK norm)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tnlib._validate import as_array, to_numpy
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """RMSNorm of each head's queries and keys; scores are then no bilinear form of the stream.
+    """RMSNorm of each head's queries and keys (QK norm); scores are then not bilinear in the stream.
 
     Parameters
     ----------
     query, key
-        (d_head,), what the normalised columns are multiplied by.
+        (d_head,), weights of the norm.
     eps
         Added to the mean square.
     """
@@ -42,11 +42,11 @@ class HeadNorm:
             )
 
     def queries(self, q: Array) -> Array:
-        """Normalise the last leg of queries (..., d_head)."""
+        """Normalise queries (..., d_head) over the last axis."""
         return self._normed("queries", q, self.query)
 
     def keys(self, k: Array) -> Array:
-        """Normalise the last leg of keys (..., d_head)."""
+        """Normalise keys (..., d_head) over the last axis."""
         return self._normed("keys", k, self.key)
 
     def _normed(self, method: str, x: Array, weight: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Numbers of layers, heads and planes, and distances."""
+"""Validate indices of layers, heads and planes, and distances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tnlib._validate import to_numpy
 
 
 def as_index(function: str, parameter: str, value: Any, count: int) -> int:
-    """Return a number in 0 ... count - 1; negative ones count from the end."""
+    """Return an index in 0 ... count - 1; negative values count from the end."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise ArgumentTypeError(f"{function}: {parameter} must be an integer, got {value!r}; count from 0.")
     if not -count <= value < count:
@@ -23,7 +23,7 @@ def as_index(function: str, parameter: str, value: Any, count: int) -> int:
 
 
 def as_distance(function: str, distance: Any, *, turned: bool, sloped: bool, most: int | None) -> int:
-    """Return one distance within the context, 0 for None where neither rotary embeddings nor ALiBi count it."""
+    """Return one distance within the context; 0 for None without rotary embeddings and ALiBi."""
     if distance is None and (turned or sloped):
         why = "rotary embeddings turn queries and keys" if turned else "ALiBi lowers them by it"
         raise ArgumentError(
@@ -38,7 +38,7 @@ def as_distance(function: str, distance: Any, *, turned: bool, sloped: bool, mos
 
 
 def as_distances(function: str, parameter: str, distances: Any, context: int | None) -> Array:
-    """Return whole distances (distances,) that lie within the context."""
+    """Return integer distances (distances,) within the context."""
     a = to_numpy(function, parameter, distances)
     if a.ndim == 1 and not a.size:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""What a row of the table of architectures says of one attention layer, as arguments of `Attention`."""
+"""Arguments of `Attention` for one layer, from config and tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layer_arguments(
     length: int | None,
     function: str,
 ) -> dict[str, Any]:
-    """Return everything but weights and biases; `get` reads a tensor below the attention module."""
+    """Return all arguments except weights and biases; `get` loads a tensor by its name in the attention module."""
     turning = read_frequencies(row, config, sizes.d_head, length, function, layer=layer)
     slopes = None if row.alibi is None else row.alibi(config, sizes.n_heads, sizes.d_head)
     cap = None if row.softcap is None else row.stated(config, row.softcap)
@@ -52,10 +52,10 @@ def per_head(projections: Projections, sizes: Sizes) -> dict[str, Any]:
 
 
 def one_head(arrays: dict[str, Any], head: int) -> dict[str, Any]:
-    """Return the weights and biases of one query head and of the key and value head that it reads."""
+    """Return the weights and biases of one query head and of its key and value head."""
     kv_head = head * len(arrays["W_K"]) // len(arrays["W_Q"])
-    own = {name: kv_head if name[-1] in "KV" else head for name in arrays if name != "b_O"}
-    return {name: arrays[name][k : k + 1] for name, k in own.items()}
+    index_of = {name: kv_head if name[-1] in "KV" else head for name in arrays if name != "b_O"}
+    return {name: arrays[name][k : k + 1] for name, k in index_of.items()}
 
 
 def _in_pairs(row: Architecture) -> bool:

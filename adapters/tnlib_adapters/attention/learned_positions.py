@@ -1,4 +1,4 @@
-"""What learned positions have to do with a head's scores."""
+"""Decomposition of a head's scores into content and learned-position parts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tnlib._typing import Array
 
 @dataclass(frozen=True, eq=False)
 class PositionParts:
-    """A head's form, split by what stands in the stream: content c and the position p that was added to it.
+    """The bilinear form of a head, split for a stream that is content c plus position embedding p.
 
-    With c~ = [c, 1], p_i the position of the query and p_j that of the key,
+    With c~ = [c, 1], p_i the position of the query and p_j that of the key:
 
         score_ij / scale = c~_i content c~_j^T + (c~_i by_key)_j + (by_query c~_j^T)_i + alone_ij
 
-    and every part has rank at most d_head.
+    Every part has rank at most d_head.
 
     Parameters
     ----------
     content
-        (d_model + 1, d_model + 1), Omega itself.
+        (d_model + 1, d_model + 1), content to content: Omega itself.
     by_key
-        (d_model + 1, n), what content asks of the position of a key.
+        (d_model + 1, n), query content to key position.
     by_query
-        (n, d_model + 1), what the position of a query asks of content.
+        (n, d_model + 1), query position to key content.
     alone
-        (n, n), what positions ask of positions.
+        (n, n), position to position.
     """
 
     content: LowRank
@@ -39,8 +39,8 @@ class PositionParts:
 
 
 def position_parts(form: LowRank, positions: Array) -> PositionParts:
-    """Split the form of a head by positions (n, d_model), which the stream holds on top of the content."""
-    padded = np.hstack([positions, np.zeros_like(positions[:, :1])])  # the constant coordinate belongs to the content
+    """Return the parts of the form of a head for position embeddings (n, d_model)."""
+    padded = np.hstack([positions, np.zeros_like(positions[:, :1])])  # the constant coordinate is part of the content
     of_query = padded @ form.left  # n [d~] dh
     of_key = form.right @ padded.T  # dh [d~] n
     return PositionParts(

@@ -1,4 +1,4 @@
-"""The attention of a transformers model that is in memory; torch is not imported here, its tensors are only asked."""
+"""Read the attention weights of a loaded transformers model, without importing torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def module_arguments(model: Any, layer: int, length: int | None) -> dict[str, An
     get = _reader(model, row, layer)
     _check(row, sizes, layer, get)
     base = row.attention.format(layer=layer)
-    told = layer_arguments(
+    arguments = layer_arguments(
         row, config, sizes, layer, lambda name: get(f"{base}.{name}"), length=length, function=FUNCTION
     )
-    return told | per_head(take_apart(row, sizes, "", layer, get), sizes)
+    return arguments | per_head(take_apart(row, sizes, "", layer, get), sizes)
 
 
 def _reader(model: Any, row: Architecture, layer: int) -> Callable[[str], Array | None]:
-    """Return what reads a tensor by its name in files, whatever stands in front of it in this model."""
+    """Return a function that loads a tensor by its name in files, for any prefix in this model."""
     parameters = dict(model.named_parameters())
     probe = in_memory(row, next(iter(module_names(row, "", layer))) + ".weight")
     prefixes = [name.removesuffix(probe) for name in parameters if name == probe or name.endswith(f".{probe}")]
@@ -47,14 +47,14 @@ def _reader(model: Any, row: Architecture, layer: int) -> Callable[[str], Array 
         )
 
     def get(name: str) -> Array | None:
-        found = parameters.get(prefixes[0] + in_memory(row, name))
-        return None if found is None else _as_numpy(name, found)
+        tensor = parameters.get(prefixes[0] + in_memory(row, name))
+        return None if tensor is None else _as_numpy(name, tensor)
 
     return get
 
 
 def in_memory(row: Architecture, name: str) -> str:
-    """Return what transformers calls a tensor of a file once it is loaded."""
+    """Return the name of a checkpoint tensor in a loaded transformers model."""
     for part, loaded in row.in_memory.items():
         name = name.replace(part, loaded)
     return name
@@ -66,24 +66,24 @@ def _as_numpy(name: str, tensor: Any) -> Array:
             f"{FUNCTION}: parameter {name!r} must hold floating-point numbers, got {tensor.dtype} on {tensor.device}; "
             "load the weights, dequantized."
         )
-    here = tensor.detach().cpu()
-    array: Array = (here if here.element_size() >= 4 else here.float()).numpy()
+    on_cpu = tensor.detach().cpu()
+    array: Array = (on_cpu if on_cpu.element_size() >= 4 else on_cpu.float()).numpy()
     return array
 
 
 def _check(row: Architecture, sizes: Sizes, layer: int, get: Callable[[str], Array | None]) -> None:
     expected: dict[str, tuple[int, ...]] = {}
     biases: dict[str, tuple[int, ...]] = {}
-    for module, held in module_names(row, "", layer).items():
-        expected[f"{module}.weight"] = weight_shape(row, sizes, held)
-        biases[f"{module}.bias"] = (n_out(sizes, held),)
+    for module, projections in module_names(row, "", layer).items():
+        expected[f"{module}.weight"] = weight_shape(row, sizes, projections)
+        biases[f"{module}.bias"] = (n_out(sizes, projections),)
     for norm in row.qk_norm or ():
         expected[f"{row.attention.format(layer=layer)}.{norm}.weight"] = (sizes.d_head,)
     for name, shape in (expected | biases).items():
-        found = get(name)
-        if (found is None and name in expected) or (found is not None and found.shape != shape):
-            got = "none" if found is None else str(found.shape)
+        array = get(name)
+        if (array is None and name in expected) or (array is not None and array.shape != shape):
+            shape_in_model = "none" if array is None else str(array.shape)
             raise ArgumentError(
-                f"{FUNCTION}: parameter {name!r} must have shape {shape} by the config of the model, got {got}; "
-                "pass a model as it came from transformers."
+                f"{FUNCTION}: parameter {name!r} must have shape {shape} by the config of the model, got "
+                f"{shape_in_model}; pass a model as it came from transformers."
             )

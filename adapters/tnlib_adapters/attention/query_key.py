@@ -1,8 +1,8 @@
-"""The bilinear form behind a head's scores, at one distance or at many, held as factors.
+"""Bilinear form of a head's scores in factored form, at one distance or at many.
 
 `q` and `k` are [W_Q; b_Q] and [W_K; b_K] of one head, (d_model + 1, d_head) each: x~ q is its query, x~ k its key.
-The query stands at the distance, the key at 0. ALiBi adds -slope * distance to a score, which in homogeneous
-coordinates is one more rank: the constant coordinate with itself.
+The query is at the distance, the key at 0. ALiBi adds -slope * distance to a score: one more rank, the constant
+coordinate with itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tnlib_adapters.attention.rotary import Rotary
 def form(
     q: Array, k: Array, distance: float, *, rotary: Rotary | None, slope: float | None, plane: int | None
 ) -> LowRank:
-    """Return the form at one distance, under rotary embeddings, ALiBi or neither."""
+    """Return the form at one distance, for rotary embeddings, ALiBi or neither."""
     if rotary is not None:
         return _rotated(q, k, rotary, distance, plane)
     return LowRank(q, k.T) if slope is None else _sloped(q, k, slope, distance)
@@ -37,7 +37,7 @@ def forms(
 
 def _rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | None) -> LowRank:
     """Return q R(distance) k^T, or the part of one plane, of rank 2."""
-    left, right = rotary.rotate(q, distance), rotary.rotate(k, 0)  # the second for its factor alone
+    left, right = rotary.rotate(q, distance), rotary.rotate(k, 0)  # rotation by 0 applies `factor`
     if plane is not None:
         columns = _columns(rotary, plane)
         left, right = left[:, columns], right[:, columns]
@@ -46,37 +46,37 @@ def _rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | N
 
 def _sloped(q: Array, k: Array, slope: float, distance: float) -> LowRank:
     """Return q k^T - slope * distance on the constant coordinate."""
-    one = _constant_coordinate(q)
-    return LowRank(np.hstack([q, -slope * distance * one]), np.hstack([k, one]).T)
+    unit = _constant_coordinate(q)
+    return LowRank(np.hstack([q, -slope * distance * unit]), np.hstack([k, unit]).T)
 
 
 def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
-    """Return the forms at many distances: waves of the distance, queries and keys, joined by a sparse core."""
+    """Return the forms at many distances: cosines and sines of the distance, queries and keys, and a sparse core."""
     waves, core = rotary.waves(distances), rotary.core(q.shape[1], q.dtype)
     if plane is not None:
         n, columns = len(rotary.frequencies), _columns(rotary, plane)
         waves, core = waves[:, [plane, n + plane]], core[np.ix_([plane, n + plane], columns, columns)]
         q, k = q[:, columns], k[:, columns]
-    elif len(core) > waves.shape[1]:  # columns that do not turn
+    elif len(core) > waves.shape[1]:  # some columns are not rotated
         waves = np.hstack([waves, np.ones((len(waves), 1))])
     return Tucker(core, (waves.astype(q.dtype), q, k))
 
 
 def _stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:
-    """Return the forms at many distances: 1 and the distance itself are all that they depend on it by."""
-    n, one = q.shape[1], _constant_coordinate(q)
+    """Return the forms at many distances: affine functions of the distance, with basis 1 and distance."""
+    n, unit = q.shape[1], _constant_coordinate(q)
     core = np.zeros((2, n + 1, n + 1), q.dtype)
     core[0, :n, :n] = np.eye(n)
     core[1, n, n] = 1
     lines = np.stack([np.ones(len(distances)), -slope * distances], axis=1)
-    return Tucker(core, (lines.astype(q.dtype), np.hstack([q, one]), np.hstack([k, one])))
+    return Tucker(core, (lines.astype(q.dtype), np.hstack([q, unit]), np.hstack([k, unit])))
 
 
 def _constant_coordinate(q: Array) -> Array:
     """Return the unit vector (d_model + 1, 1) of the constant coordinate."""
-    one = np.zeros((len(q), 1), q.dtype)
-    one[-1] = 1
-    return one
+    unit = np.zeros((len(q), 1), q.dtype)
+    unit[-1] = 1
+    return unit
 
 
 def _columns(rotary: Rotary, plane: int) -> list[int]:

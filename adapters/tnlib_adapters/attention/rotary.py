@@ -1,11 +1,11 @@
 r"""Rotary position embeddings as operators.
 
-Queries and keys are turned by their position before they meet. Plane f of a head, columns a and b, turns by
-theta_f from one position to the next; what is left of it in a score is the distance D = query - key position:
+Queries and keys are rotated by their position. Plane f of a head, columns a and b, rotates by theta_f per position; a
+score depends on the positions only through the distance D = query - key position:
 
     score(D) = sum_f cos(D theta_f) (q_a k_a + q_b k_b) + sin(D theta_f) (q_a k_b - q_b k_a)  +  sum_c q_c k_c
 
-with c over the columns that do not turn.
+with c over the unrotated columns.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tnlib._validate import as_array, to_numpy
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rotary:
-    """Which columns of a head turn, and how fast.
+    """Rotated columns of a head, and their frequencies.
 
     Parameters
     ----------
     frequencies
-        (F,), radians per position of each plane; the first 2F columns of a head turn.
+        (F,), radians per position of each plane; the first 2F columns of a head are rotated.
     pairs
         Whether plane f is columns 2f and 2f + 1, instead of f and F + f.
     factor
-        Of the turned columns, at queries and at keys (the attention factor of YaRN and longrope).
+        Factor of the rotated columns of queries and keys (attention factor of YaRN and longrope).
 
     Raises
     ------
@@ -68,7 +68,7 @@ class Rotary:
 
     @property
     def n_columns(self) -> int:
-        """Count of columns that turn."""
+        """Number of rotated columns."""
         return 2 * len(self.frequencies)
 
     @property
@@ -78,7 +78,7 @@ class Rotary:
         return (2 * f, 2 * f + 1) if self.pairs else (f, len(f) + f)
 
     def rotate(self, columns: Array, position: Array | float) -> Array:
-        """Turn the last leg of an array, (..., d_head), to a position; `position` may have the legs before it."""
+        """Rotate the last axis of an array, (..., d_head), to a position; `position` may have the preceding axes."""
         columns, at = (to_numpy("Rotary.rotate", name, x) for name, x in (("columns", columns), ("position", position)))
         if columns.shape[-1:] < (self.n_columns,) or columns.dtype.kind not in "fc" or at.dtype.kind not in "iuf":
             raise ArgumentError(
@@ -100,30 +100,30 @@ class Rotary:
         return turned
 
     def waves(self, distances: Array) -> Array:
-        """Return what a score depends on the distance by, (distances, 2F): all cosines, then all sines, scaled."""
+        """Return cosines, then sines, of distance times frequency, (distances, 2F), scaled."""
         angle = np.asarray(distances, np.float64)[:, None] * self.frequencies  # D f
         return self.factor**2 * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
 
     def core(self, d_head: int, dtype: DTypeLike = np.float64) -> Array:
-        """Return the form of one head, (2F, d_head, d_head), or (2F + 1, d_head, d_head) where not all columns turn.
+        """Return the form of one head, (2F, d_head, d_head), or (2F + 1, d_head, d_head) if some columns are unrotated.
 
-        score(D) = sum_w waves(D)_w q core_w k^T, with a last wave of ones for what does not turn.
+        score(D) = sum_w waves(D)_w q core_w k^T, with a last wave of ones for the unrotated columns.
         """
         n, (a, b) = len(self.frequencies), self.planes
         f = np.arange(n)
-        rest = np.setdiff1d(np.arange(d_head), np.concatenate([a, b]))
-        core = np.zeros((2 * n + bool(rest.size), d_head, d_head), dtype)
+        still = np.setdiff1d(np.arange(d_head), np.concatenate([a, b]))
+        core = np.zeros((2 * n + bool(still.size), d_head, d_head), dtype)
         core[f, a, a] = core[f, b, b] = 1
         core[n + f, a, b] = 1
         core[n + f, b, a] = -1
-        core[-1, rest, rest] = 1  # nothing where all turn: rest is empty
+        core[-1, still, still] = 1  # no effect if all columns are rotated
         return core
 
 
-def _fit(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two shapes can be broadcast."""
+def _fit(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Test if two shapes can be broadcast."""
     try:
-        np.broadcast_shapes(one, other)
+        np.broadcast_shapes(shape, target)
     except ValueError:
         return False
     return True

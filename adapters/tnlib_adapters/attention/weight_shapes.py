@@ -1,4 +1,4 @@
-"""Whether the weights of one attention layer fit each other."""
+"""Validate types and shapes of the arguments of `Attention`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tnlib_adapters.attention.rotary import Rotary
 
 
 def check_facts(rotary: Any, head_norm: Any, **numbers_or_none: Any) -> None:
-    """Raise unless what an `Attention` has besides arrays is of its kind, and its numbers are positive or None."""
+    """Raise unless rotary and head_norm have their types or are None, and the numbers are positive or None."""
     for name, value, kind in (("rotary", rotary, Rotary), ("head_norm", head_norm, HeadNorm)):
         if value is not None and not isinstance(value, kind):
             raise ArgumentTypeError(
@@ -30,13 +30,13 @@ def check_facts(rotary: Any, head_norm: Any, **numbers_or_none: Any) -> None:
 
 
 def check_shapes(arrays: Mapping[str, Array | None], n_columns: int) -> None:
-    """Raise unless all arrays of an `Attention` fit its W_Q, and no more columns turn than a head has."""
+    """Raise unless all array shapes match W_Q, and the rotated columns fit into a head."""
     q, k = arrays["W_Q"], arrays["W_K"]
     if q is None or k is None or q.ndim != 3 or k.ndim != 3 or not len(k) or len(q) % len(k):
-        got = " and ".join(str(None if a is None else a.shape) for a in (q, k))
+        shapes = " and ".join(str(None if a is None else a.shape) for a in (q, k))
         raise ArgumentError(
             "Attention: W_Q must have shape (heads, d_model, d_head) and W_K (kv_heads, d_model, d_head) with "
-            f"kv_heads dividing heads, got {got}; reshape them per head."
+            f"kv_heads dividing heads, got {shapes}; reshape them per head."
         )
     (heads, d_model, d_head), kv_heads = q.shape, len(k)
     expected: dict[str, tuple[int, ...]] = {

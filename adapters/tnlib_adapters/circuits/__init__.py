@@ -1,4 +1,4 @@
-"""Operators to analysis: composition of heads and the paths through layers; loaded when it is used."""
+"""Circuit analysis of attention: composition of heads, paths through layers, circuit discovery (imported lazily)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that many functions share: the attention layers of a model, a head or two, a kind of composition."""
+"""Validation of shared arguments: attention layers of a model, one or two heads, the kind of composition."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Kind = Literal["Q", "K", "V"]
 
 
 def as_kind(function: str, kind: Any) -> Kind:
-    """Refuse what is no kind of composition."""
+    """Return the kind of composition; raise `ArgumentError` unless it is "Q", "K" or "V"."""
     if not is_one_of(kind, get_args(Kind)):
         raise ArgumentError(f"{function}: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
     return kind  # type: ignore[no-any-return]
 
 
 def as_layers(function: str, model: Any) -> list[Attention]:
-    """Return the attention layers of a checkpoint, or those that were given, all of one shape."""
+    """Return the attention layers of a checkpoint, or the given sequence of layers, all of one shape."""
     if isinstance(model, Checkpoint):
         return [model.attention(layer) for layer in range(model.n_layers)]
     layers = list(model) if isinstance(model, Sequence) else []
@@ -36,39 +36,39 @@ def as_layers(function: str, model: Any) -> list[Attention]:
             "pass open_checkpoint(folder)."
         )
     sizes = [(layer.n_heads, layer.d_model, layer.d_head) for layer in layers]
-    for k, (one, other) in enumerate(itertools.pairwise(sizes)):
-        if one != other:
+    for k, (shape, next_shape) in enumerate(itertools.pairwise(sizes)):
+        if shape != next_shape:
             raise ArgumentError(
-                f"{function}: all layers must have one shape, got (heads, d_model, d_head) = {one} in layer {k} and "
-                f"{other} in layer {k + 1}; pass the layers of one model."
+                f"{function}: all layers must have one shape, got (heads, d_model, d_head) = {shape} in layer {k} and "
+                f"{next_shape} in layer {k + 1}; pass the layers of one model."
             )
     return layers
 
 
 def as_head(function: str, layer: Any, head: Any) -> int:
-    """Return the number of a head of an attention layer."""
+    """Return the index of a head of an attention layer."""
     return as_index(function, "head", head, as_layer(function, layer, "layer").n_heads)
 
 
 def as_two_heads(function: str, later: Any, earlier: Any) -> tuple[AttentionHead, AttentionHead]:
-    """Return two heads (layer, head) of one width."""
-    for name, given in (("later", later), ("earlier", earlier)):
-        if not isinstance(given, Sequence) or len(given) != 2:
+    """Return two heads as pairs (layer, head) of equal d_model."""
+    for name, value in (("later", later), ("earlier", earlier)):
+        if not isinstance(value, Sequence) or len(value) != 2:
             raise ArgumentTypeError(
-                f"{function}: {name} must be a head, (layer, head), got {type(given).__name__}; "
+                f"{function}: {name} must be a head, (layer, head), got {type(value).__name__}; "
                 "pass for example (model.attention(1), 0)."
             )
-    two, one = ((layer, as_head(function, layer, head)) for layer, head in (later, earlier))
-    if two[0].d_model != one[0].d_model:
+    second, first = ((layer, as_head(function, layer, head)) for layer, head in (later, earlier))
+    if second[0].d_model != first[0].d_model:
         raise ArgumentError(
-            f"{function}: both layers must have one d_model, got {two[0].d_model} and {one[0].d_model}; "
+            f"{function}: both layers must have one d_model, got {second[0].d_model} and {first[0].d_model}; "
             "take them from one model."
         )
-    return two, one
+    return second, first
 
 
 def has_layer_norm(model: Any) -> bool:
-    """Whether LayerNorm stands in front of the attention of a checkpoint; layers alone do not say."""
+    """Test if LayerNorm precedes the attention of a checkpoint; False for a sequence of layers."""
     if not isinstance(model, Checkpoint):
         return False
     row = model.architecture

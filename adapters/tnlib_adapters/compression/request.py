@@ -81,8 +81,8 @@ class Request:
             )
         if self.what == "mlp" and self.method not in LOW_RANK:
             raise ArgumentError(
-                f"compress: what='mlp' works with method {' or '.join(map(repr, LOW_RANK))}, got {self.method!r}, which "
-                "factorises attention; pass method='matrix'."
+                f"compress: what='mlp' works with method {' or '.join(map(repr, LOW_RANK))}, got {self.method!r}, "
+                "which factorises attention; pass method='matrix'."
             )
         foretells = self.by_gates if self.calibrate is not None else self.method not in UNPREDICTED
         if self.max_error is not None and not foretells:

@@ -1,1 +1,1 @@
-"""The built-in trained models, and the sequences they were trained on."""
+"""Built-in trained models and their training data."""

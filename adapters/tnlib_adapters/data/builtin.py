@@ -1,4 +1,4 @@
-"""Where the built-in trained models lie."""
+"""Paths of the built-in trained models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _NAMES = ("induction", "llama")
 
 
 def builtin_path(name: str = "induction") -> Path:
-    """Return the folder of a built-in model, a checkpoint like any other.
+    """Return the checkpoint folder of a built-in model.
 
     Parameters
     ----------
     name : str
-        Name of the model. ``"induction"``: two attention-only layers that continue a repeated segment of random
-        tokens. ``"llama"``: a language model of Python's standard library as transformers saves one, with rotary
-        embeddings, RMSNorm and four layers of eight heads on two key and value heads, and its tokenizer.
+        Name of the model. ``"induction"``: two attention-only layers, trained to continue a repeated segment of random
+        tokens. ``"llama"``: a language model of Python's standard library in transformers' format, with rotary
+        embeddings, RMSNorm, four layers of eight heads with two key and value heads, and a tokenizer.
 
     Returns
     -------
@@ -42,6 +42,6 @@ def builtin_path(name: str = "induction") -> Path:
     4
     """
     if not is_one_of(name, _NAMES):
-        known = ", ".join(map(repr, _NAMES))
-        raise ArgumentError(f"builtin_path: name must be one of {known}, got {name!r}; choose one of them.")
+        names = ", ".join(map(repr, _NAMES))
+        raise ArgumentError(f"builtin_path: name must be one of {names}, got {name!r}; choose one of them.")
     return Path(__file__).parent / name

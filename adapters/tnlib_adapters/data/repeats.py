@@ -1,4 +1,4 @@
-"""Random tokens that hold one random segment twice: what the built-in induction model was trained on."""
+"""Random token sequences with a repeated segment, the training data of the built-in induction model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def repeated_segments(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Draw sequences of uniform tokens in which a random segment occurs twice.
 
-    The length of the segment is uniform in ``context // 24 ... 5 * context // 12`` (4 ... 40 for 96). Its
-    first offset is uniform in what leaves room for a second copy, its second offset uniform in the room left,
-    so that copying from a fixed distance fails and only what came before a token tells what follows it.
+    The length of the segment is uniform in ``context // 24 ... 5 * context // 12`` (4 ... 40 for 96). Its first offset
+    is uniform over the offsets that leave room for a second copy, its second offset uniform over the remaining ones.
+    The distance is therefore random, and only the preceding token predicts the next one.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def repeated_segments(
     tokens : (n, context) int64
         The sequences.
     repeated : (n, context) bool
-        True where a token lies in the second copy and is not its first: it can be predicted from what came
-        before. The first token of the copy, like every token outside it, cannot.
+        True where a token lies in the second copy and is not its first, and is therefore predictable from the
+        preceding tokens. The first token of the copy and tokens outside of it are not.
 
     Raises
     ------
@@ -60,16 +60,16 @@ def repeated_segments(
             f"repeated_segments: rng must be a numpy Generator, got {rng!r:.80}; pass numpy.random.default_rng(0)."
         )
     length = rng.integers(context // 24, 5 * context // 12, size=(n, 1), endpoint=True)
-    # Drawn one after the other, not as a uniform pair: a uniform pair hardly ever begins late, and a model
-    # trained on it never learns to read the last third of the context.
+    # Drawn one after the other: a uniform pair of offsets rarely starts late, and a model trained on such pairs
+    # does not learn to read the last third of the context.
     first = rng.integers(0, context - 2 * length, endpoint=True)  # (n, 1)
     second = rng.integers(first + length, context - length, endpoint=True)  # (n, 1)
     if distinct:
-        drawn = rng.permuted(np.tile(np.arange(vocab, dtype=np.int64), (n, 1)), axis=1)[:, :context]
+        tokens = rng.permuted(np.tile(np.arange(vocab, dtype=np.int64), (n, 1)), axis=1)[:, :context]
     else:
-        drawn = rng.integers(0, vocab, size=(n, context), dtype=np.int64)
+        tokens = rng.integers(0, vocab, size=(n, context), dtype=np.int64)
 
     position = np.arange(context)[None, :]
     copied = (position >= second) & (position < second + length)
     source = np.where(copied, position - (second - first), position)
-    return np.take_along_axis(drawn, source, axis=1), copied & (position > second)
+    return np.take_along_axis(tokens, source, axis=1), copied & (position > second)

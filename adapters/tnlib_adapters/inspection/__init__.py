@@ -1,1 +1,1 @@
-"""What is inside a checkpoint, as one page: diagrams, compositions, spectra, gauges, patterns on a text."""
+"""Inspection page of a checkpoint: diagrams, composition, spectra, gauge freedom, attention patterns."""

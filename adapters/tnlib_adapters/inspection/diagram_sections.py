@@ -1,4 +1,4 @@
-"""Sections of a page on a checkpoint that draw it: each a list of pieces of HTML, its pictures drawn by `draw`."""
+"""Diagram sections of the inspection page; each function returns pieces of HTML with pictures drawn by `draw`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 Draw: TypeAlias = "Callable[[Figure], str]"
 
 STRONGEST = 5  # pairs of heads in a table
-_MOST_BLOCKS = 3  # kinds of blocks that are drawn
+_MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
 
 
 def block(found: Inspection, draw: Draw) -> list[str]:
-    """Draw every kind of block that there is."""
+    """Draw every kind of block of the model, at most 3."""
     parts = [
-        "<p>What is in a bubble is contracted first, and the function of the bubble applied to it. Lines are indices, "
-        "as thick as the logarithm of their size.</p>"
+        "<p>A bubble is contracted first, then its function is applied. Lines are indices; their width is the "
+        "logarithm of their size.</p>"
     ]
     kinds: dict[Diagram, list[int]] = {}
     for layer in range(found.checkpoint.n_layers):
@@ -42,28 +42,29 @@ def block(found: Inspection, draw: Draw) -> list[str]:
 
 
 def frozen(found: Inspection, draw: Draw) -> list[str]:
-    """Draw a layer whose patterns are fixed."""
+    """Draw a layer with frozen patterns."""
     return [
-        "<p>Once the patterns A of a text are fixed, a layer is a linear operator: A acts on positions, "
-        "W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product for every head.</p>",
+        "<p>With the patterns A of a text frozen, a layer is a linear operator: A acts on positions, "
+        "W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product per head.</p>",
         draw(tnlib.draw(frozen_diagram(found.checkpoint.attention(0))).figure),
     ]
 
 
 def composition(found: Inspection, draw: Draw) -> list[str]:
-    """Show how strongly heads read each other: all pairs as heat maps, the strongest as numbers and diagrams."""
+    """Return the composition scores: heat maps of all pairs, and a table and diagrams of the strongest pairs."""
     if not found.compositions:
-        return ["<p>One layer: there is no head that another one reads.</p>"]
+        return ["<p>One layer: no pairs of heads to compose.</p>"]
     rows = [
         [name, *map(_head, (writer, reader)), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
-        for name, one in found.compositions.items()
-        for writer, reader, s in one.largest(STRONGEST)
+        for name, compositions in found.compositions.items()
+        for writer, reader, s in compositions.largest(STRONGEST)
     ]
     return [
-        "<p>How much of what a head writes the queries (Q), keys (K) or values (V) of a later head read, "
-        "||L R|| / (||L|| ||R||), as a multiple of what a random rotation between the two would give. Heads are "
-        "layer.head.</p>",
-        '<div class="row">' + "".join(_titled(name, draw(heat_map(one))) for name, one in found.compositions.items()),
+        "<p>Composition score ||L R|| / (||L|| ||R||) of the output of a head with the queries (Q), keys (K) or "
+        "values (V) of a later head, as a multiple of its value for a random rotation between the two. Heads are "
+        "named layer.head.</p>",
+        '<div class="row">'
+        + "".join(_titled(name, draw(heat_map(compositions))) for name, compositions in found.compositions.items()),
         "</div>",
         "<h3>The strongest pairs</h3>",
         table(["kind", "writes", "reads", "score", "chance", "multiple"], rows),
@@ -74,33 +75,33 @@ def composition(found: Inspection, draw: Draw) -> list[str]:
 
 
 def _strongest(found: Inspection) -> Iterator[tuple[str, Diagram]]:
-    """Describe the strongest pair of every kind."""
+    """Yield caption and diagram of the strongest pair of every kind of composition."""
     for kind in ("Q", "K", "V"):
         pairs = [
             (score.multiple, name, writer, reader)
-            for name, one in found.compositions.items()
-            if one.kind == kind
-            for writer, reader, score in one.largest(1)
+            for name, scores in found.compositions.items()
+            if scores.kind == kind
+            for writer, reader, score in scores.largest(1)
         ]
         for multiple, name, writer, reader in sorted(pairs, reverse=True)[:1]:
-            one, two = ((found.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader))
+            earlier, later = ((found.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader))
             heads = f"{_head(reader)} reads {_head(writer)}"
-            yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, two, one)
+            yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, later, earlier)
 
 
 def _terms(found: Inspection, draw: Draw) -> list[str]:
-    """Draw all terms of a model of two layers and nothing else, for the strongest pair by keys."""
+    """Draw the ten terms of a two-layer attention-only model for the strongest pair by K-composition."""
     checkpoint = found.checkpoint
     if checkpoint.architecture is not ATTENTION_ONLY or checkpoint.n_layers != 2:
         return []
     ((writer, reader, _),) = found.compositions["K"].largest(1)
-    one, two = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
-    picture = draw(tnlib.draw([term_diagram(name, two, one) for name in NAMES]).figure)
+    earlier, later = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
+    picture = draw(tnlib.draw([term_diagram(name, later, earlier) for name in NAMES]).figure)
     return [f"<details><summary>All ten terms of {_head(writer)} and {_head(reader)}</summary>{picture}</details>"]
 
 
 def _named(layers: Sequence[int]) -> str:
-    """Name layers in ranges.
+    """Return layer numbers as text with ranges.
 
     >>> _named([0, 1, 2, 5])
     'Layers 0 to 2, 5'

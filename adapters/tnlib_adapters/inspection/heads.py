@@ -1,7 +1,7 @@
-r"""What every head holds: Schmidt values of its operators, and what its weights leave to convention.
+r"""Spectra and gauge freedom of attention heads.
 
 Schmidt values are the singular values of an operator, those of the bond between its two sides. The effective rank is
-(sum s^2)^2 / sum s^4, how many of them share the operator.
+the participation ratio (sum s^2)^2 / sum s^4.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tnlib_adapters.transforms.gauge_fixing import head_order
 
 @dataclass(frozen=True, eq=False)
 class Spectra:
-    """Schmidt values of all heads, descending.
+    """Singular values (Schmidt values) of the operators of all heads, descending.
 
     Parameters
     ----------
     qk
-        From a distance (None where scores do not depend on it) to values (layers, heads, rank).
+        Maps a distance (None where scores do not depend on it) to values (layers, heads, rank).
     ov
         (layers, heads, d_head).
     """
@@ -38,17 +38,17 @@ class Spectra:
 
 @single_threaded_blas
 def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spectra:
-    """Return the Schmidt values of the QK operators at some distances and of the OV operators, biases included."""
+    """Return the singular values of the QK operators at some distances and of the OV operators, biases included."""
 
     def of(distance: int | None) -> Array:
-        return np.array([[_values(one.qk(h, distance)) for h in range(one.n_heads)] for one in layers])
+        return np.array([[_values(layer.qk(h, distance)) for h in range(layer.n_heads)] for layer in layers])
 
-    ov = np.array([[_values(one.ov(h)) for h in range(one.n_heads)] for one in layers])
+    ov = np.array([[_values(layer.ov(h)) for h in range(layer.n_heads)] for layer in layers])
     return Spectra({distance: of(distance) for distance in distances}, ov)
 
 
 def effective_rank(values: Array) -> Array:
-    """Return (sum s^2)^2 / sum s^4 over the last leg; 0 for an operator that is zero.
+    """Return (sum s^2)^2 / sum s^4 over the last axis; 0 for a zero operator.
 
     >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
     array([2., 1., 0.])
@@ -61,16 +61,16 @@ def effective_rank(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class GaugeReport:
-    """What the weights of a layer hold beyond what it computes.
+    """Gauge degrees of freedom and norms of the weights of a layer.
 
     Parameters
     ----------
     n_numbers, n_free
-        Numbers in the weights and biases of the layer, and how many of them can be chosen at will.
+        Number of weights and biases of the layer, and number of gauge degrees of freedom among them.
     queries_to_keys, values_to_outputs
-        The smallest and the largest quotient of norms of any key and value head: 1 where weights are balanced.
+        Smallest and largest quotient of norms over key and value heads: 1 in the balanced gauge.
     order
-        Heads as `fix_gauge` puts them, the strongest first.
+        Heads in the order of `fix_gauge`, by descending norm.
     """
 
     n_numbers: int
@@ -82,7 +82,7 @@ class GaugeReport:
 
 @single_threaded_blas
 def gauge_report(layer: Attention) -> GaugeReport:
-    """Return what is convention in the weights of a layer."""
+    """Return the gauge degrees of freedom of a layer and how far it is from the balanced gauge."""
     group = layer.n_heads // layer.kv_heads
     queries, outputs = (_by_key_head(w, group) for w in (layer.W_Q, layer.W_O))
     keys, values = (_by_key_head(w, 1) for w in (layer.W_K, layer.W_V))
@@ -101,7 +101,7 @@ def _values(operator: LowRank) -> Array:
 
 
 def _by_key_head(weights: Array, group: int) -> Array:
-    """Return the norms of all heads that share a key and value head, (kv_heads,)."""
+    """Return the norms of all groups of heads that share a key and value head, (kv_heads,)."""
     squares = np.square(weights.astype(np.float64)).sum(axis=(1, 2)).reshape(-1, group)
     return np.asarray(np.sqrt(squares.sum(axis=1)))
 
@@ -112,10 +112,10 @@ def _range(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _free_scores(layer: Attention) -> int:
-    """Count what scores of one key head leave open: any G on columns that do not turn, a complex number on a plane."""
+    """Count the gauge freedom of the scores of one key head: GL on unrotated columns, a complex factor per plane."""
     columns = Columns.of(layer.rotary, layer.d_head)
     if layer.head_norm is not None:
-        return 0  # signs and quarter turns, which are no continuum
+        return 0  # only signs and quarter turns, a discrete group
     still = len(columns.still)
     bias = still if layer.b_K is not None and layer.softcap is None else 0
     return still**2 + 2 * len(columns.planes[0]) + sum(2 * len(a) ** 2 for a, _ in columns.alike) + bias

@@ -1,4 +1,4 @@
-"""A checkpoint folder in, a page on what is inside out."""
+"""Write the inspection page of a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def inspect(
     force: bool = False,
     progress: Progress = quiet,
 ) -> Inspection:
-    """Write a page on what is inside a checkpoint: diagrams, compositions, spectra, gauges, patterns on a text.
+    """Write the inspection page of a checkpoint: diagrams, composition, spectra, gauge freedom, attention patterns.
 
     Parameters
     ----------
     source
-        Folder with config.json and safetensors.
+        Checkpoint folder with config.json and safetensors.
     out
-        Folder to make, with `inspect.html` in it; it appears whole or not at all. The page needs no other file.
+        Output folder for `inspect.html`, created atomically. The page is self-contained.
     text
-        What attention is shown on; without a tokenizer in the folder, or without transformers to read it, numbers of
-        tokens. None: no patterns, but of the built-in induction model, which is shown a repeated segment.
+        Text for the attention patterns; token numbers if the folder has no tokenizer or transformers is not installed.
+        None: no patterns, except for the built-in induction model, which gets a repeated segment.
     text_file
-        The same from a file in UTF-8.
+        File with that text, in UTF-8.
     force
-        Replace `out` where it has files in it.
+        Replace `out` if it is not empty.
     progress
-        Called with (stage, done, total).
+        Called as progress(stage, done, total).
 
     Returns
     -------
     Inspection
-        All that is on the page, as data.
+        The contents of the page, as data.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If there are two texts, one of fewer than two tokens, one that cannot be read or run, or `out` is taken.
+        If two texts are given, a text has fewer than two tokens or cannot be read or run, or `out` exists.
     FileFormatError, MissingFileError
-        If `source` is no checkpoint that tnlib knows, or there is no such text file.
+        If `source` is not a supported checkpoint, or the text file does not exist.
 
     Examples
     --------
@@ -68,13 +68,13 @@ def inspect(
         raise ArgumentError("inspect: text must come from one place, got text and text_file; leave one of them out.")
     if text is not None and not isinstance(text, str):
         raise ArgumentTypeError(f"inspect: text must be a string, got {type(text).__name__}; pass the text itself.")
-    given = text if text_file is None else read_text("inspect", "text_file", text_file)
+    source_text = text if text_file is None else read_text("inspect", "text_file", text_file)
     checkpoint = open_checkpoint(source)
     check_target("inspect", target, checkpoint.folder.path, force=force)
-    tokens = own_tokens(checkpoint) if given is None else read_tokens(checkpoint, given)
-    found = measure(checkpoint, tokens, target / PAGE, progress)
-    page = page_of(found, progress)
+    tokens = own_tokens(checkpoint) if source_text is None else read_tokens(checkpoint, source_text)
+    inspection = measure(checkpoint, tokens, target / PAGE, progress)
+    page = page_of(inspection, progress)
     with whole_folder(target) as partial:
         (partial / PAGE).write_text(page, encoding="utf-8")
         check_target("inspect", target, checkpoint.folder.path, force=force)
-    return found
+    return inspection

@@ -1,4 +1,4 @@
-"""All that a page shows of a checkpoint, as data."""
+"""Measurements for the inspection page, as data."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.transforms.folding import fold
 
-DISTANCES = (0, 1, 8)  # at which scores are shown that depend on it
+DISTANCES = (0, 1, 8)  # query-key distances of scores that depend on it
 _MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
-_MOST_NUMBERS = 3e8  # of a model that is run without being asked to
+_MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection:
-    """What `inspect` found; all of it is on the page.
+    """Result of `inspect`; the page shows all of it.
 
     Parameters
     ----------
     page
-        The file that was written.
+        Path of the page.
     checkpoint
-        What was inspected.
+        The inspected checkpoint.
     notes
-        Sentences on what was done before measuring, and what was left out.
+        Sentences on preprocessing and omissions.
     n_shown
-        The first so many layers were measured.
+        Number of measured layers, from the first.
     compositions
-        By kind, and distance where scores depend on it: "Q", "K at distance 1".
+        By kind, and by distance where scores depend on it: "Q", "K at distance 1".
     spectra
-        Schmidt values of all heads of these layers.
+        Singular values of all heads of these layers.
     gauges
-        One report per layer.
+        Gauge report of each layer.
     readings
-        What heads do, and some of them in tokens.
+        Head scores, and some heads in tokens.
     tokens, patterns
-        The sequence and, per layer, (heads, n, n); None without a text.
+        Token sequence and, per layer, patterns (heads, n, n); None without a text.
     """
 
     page: Path
@@ -70,50 +70,50 @@ class Inspection:
 
     def __repr__(self) -> str:
         lines = [repr(self.checkpoint), *self.notes]
-        for name, found in self.compositions.items():
-            for writer, reader, score in found.largest(1):
+        for name, scores in self.compositions.items():
+            for writer, reader, score in scores.largest(1):
                 heads = "{}.{} to {}.{}".format(*writer, *reader)
                 lines.append(f"  {name:<18} strongest {heads}, {score.multiple:.2f} times chance")
         return "\n".join([*lines, f"  page               {self.page}"])
 
 
 def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress: Progress) -> Inspection:
-    """Measure a checkpoint."""
+    """Return all measurements of a checkpoint."""
     progress("running the model", 0, 1)
     weights, notes = _weights(checkpoint, tokens)
-    seen = None if weights is None or tokens is None else run(weights, tokens.ids).patterns
-    patterns = None if seen is None else tuple(of_layer[0] for of_layer in seen)
+    batch_patterns = None if weights is None or tokens is None else run(weights, tokens.ids).patterns
+    patterns = None if batch_patterns is None else tuple(of_layer[0] for of_layer in batch_patterns)
     progress("running the model", 1, 1)
-    shown = n_shown(checkpoint.sizes)
-    if shown < checkpoint.n_layers:
+    count = n_shown(checkpoint.sizes)
+    if count < checkpoint.n_layers:
         notes.append(
-            f"Of {checkpoint.n_layers} layers the first {shown} are measured: all would have too many pairs of heads."
+            f"Of {checkpoint.n_layers} layers the first {count} are measured: all would have too many pairs of heads."
         )
-    layers, told = _layers(checkpoint, shown, progress)
+    layers, layer_notes = _layers(checkpoint, count, progress)
     distances, centred = _distances(layers[0]), has_layer_norm(checkpoint)
     if distances != [None]:
-        told.append(f"Scores depend on the distance and are shown at {', '.join(map(str, distances))}.")
+        layer_notes.append(f"Scores depend on the distance and are shown at {', '.join(map(str, distances))}.")
     progress("measuring heads", 0, 2)
-    found = spectra(layers, distances)
+    head_spectra = spectra(layers, distances)
     progress("measuring heads", 1, 2)
-    gauges = tuple(gauge_report(checkpoint.attention(layer)) for layer in range(shown))
+    gauges = tuple(gauge_report(checkpoint.attention(layer)) for layer in range(count))
     progress("measuring heads", 2, 2)
     scores = _compositions(layers, distances, centred, progress)
     near = distances[-1] if len(distances) == 1 else distances[1]
     readings = read_heads(checkpoint, layers, weights, scores, distance=near, centred=centred, progress=progress)
-    all_notes = (*notes, *told, *readings.notes)
-    return Inspection(page, checkpoint, all_notes, shown, scores, found, gauges, readings, tokens, patterns)
+    all_notes = (*notes, *layer_notes, *readings.notes)
+    return Inspection(page, checkpoint, all_notes, count, scores, head_spectra, gauges, readings, tokens, patterns)
 
 
 def n_shown(sizes: Sizes) -> int:
-    """Return of how many layers all pairs of heads can be compared in seconds: at least two."""
-    one = sizes.n_heads**2 * sizes.d_head**2 * sizes.d_model
-    fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * one <= _MOST_WORK)
+    """Return the number of layers whose pairs of heads can be compared in seconds, at least two."""
+    work = sizes.n_heads**2 * sizes.d_head**2 * sizes.d_model
+    fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * work <= _MOST_WORK)
     return next(fit, min(2, sizes.n_layers))
 
 
 def _layers(checkpoint: Checkpoint, count: int, progress: Progress) -> tuple[list[Attention], list[str]]:
-    """Return the layers that are compared, as they read the stream itself, and what was done to them."""
+    """Return the compared layers, with adjacent norms folded in where possible, and notes on that."""
     notes = []
     if _place(checkpoint) == "before" and checkpoint.pieces is None:
         checkpoint = fold(checkpoint).checkpoint
@@ -125,9 +125,9 @@ def _layers(checkpoint: Checkpoint, count: int, progress: Progress) -> tuple[lis
         progress("reading weights", layer, count)
         layers.append(checkpoint.attention(layer))
     progress("reading weights", count, count)
-    if any(one.head_norm is not None for one in layers):
+    if any(attention.head_norm is not None for attention in layers):
         notes.append("Queries and keys are normalised: their operators are shown without the two divisions.")
-        layers = [one.numerator() for one in layers]
+        layers = [attention.numerator() for attention in layers]
     return layers, notes
 
 
@@ -147,22 +147,22 @@ def _compositions(
     if len(layers) < 2:
         return {}
     kinds: list[tuple[Kind, int | None]] = [*itertools.product(("Q", "K"), distances), ("V", None)]  # type: ignore[list-item]
-    found = {}
+    compositions_by_name = {}
     for done, (kind, distance) in enumerate(kinds):
         progress("comparing heads", done, len(kinds))
         name = kind if distance is None else f"{kind} at distance {distance}"
-        found[name] = compositions(layers, kind, distance=distance, centred=centred)
+        compositions_by_name[name] = compositions(layers, kind, distance=distance, centred=centred)
     progress("comparing heads", len(kinds), len(kinds))
-    return found
+    return compositions_by_name
 
 
 def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | None, list[str]]:
-    """Return the weights of a model that is run; without a text only where that takes little."""
+    """Return the weights of a model to run, None if it is too large to run without a given text; and notes."""
     if checkpoint.architecture.reads != "tokens":
         return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
     if tokens is None and numbers > _MOST_NUMBERS:
-        return None, ["A model of this size is run on a text that is given only."]
+        return None, ["A model of this size is run only if a text is given."]
     if not fits_in_memory(numbers, np.dtype(np.float64)):
         raise ArgumentError(
             f"inspect: text needs the model in memory in double precision, {numbers * 8 / 1e9:.1f} GB; leave it out."

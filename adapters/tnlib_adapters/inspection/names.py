@@ -1,3 +1,3 @@
-"""Names that the command line reads before anything heavy is loaded."""
+"""Names that the command line needs before it imports numpy."""
 
 PAGE = "inspect.html"

@@ -1,4 +1,4 @@
-"""What is inside a checkpoint as one HTML page, pictures included."""
+"""Inspection page of a checkpoint as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6;
 
 
 def page_of(found: Inspection, progress: Progress) -> str:
-    """Return the page: diagrams, compositions, spectra, gauges, and patterns where there is a text."""
+    """Return the page: diagrams, composition, spectra, gauge freedom, and patterns if there is a text."""
     numbers = count()
 
     def draw(figure: Figure) -> str:
@@ -73,7 +73,7 @@ def _summary(checkpoint: Checkpoint) -> str:
         "positions": _positions(checkpoint, layer),
         "QK of one head": f"2 x {d:,} x {r:,} = {2 * d * r:,} numbers for {d:,} x {d:,} = {d * d:,}",
     }
-    lines = "".join(f"<tr><td>{what}</td><td>{html.escape(value)}</td></tr>" for what, value in facts.items())
+    lines = "".join(f"<tr><td>{label}</td><td>{html.escape(value)}</td></tr>" for label, value in facts.items())
     return f'<table class="facts"><tbody>{lines}</tbody></table>'
 
 

@@ -1,4 +1,4 @@
-"""Pictures of heads and their patterns, drawn with matplotlib."""
+"""Matplotlib pictures of head spectra, head scores and attention patterns."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_NAMES = 40  # tokens on an axis whose names can be read
-_MOST_VALUES = 250  # heads whose numbers are written
-_NOISE = 1e-8  # of the largest Schmidt value
+_MOST_NAMES = 40  # largest number of legible token names on an axis
+_MOST_VALUES = 250  # largest number of heads with printed values
+_NOISE = 1e-8  # smallest plotted value relative to the largest singular value
 
 
 def rank_maps(found: Spectra) -> Figure:
-    """Draw the effective ranks of all heads, layers down and heads across."""
+    """Draw the effective ranks of all heads, layers as rows and heads as columns."""
     ranks = {f"QK{_at(distance)}": effective_rank(values) for distance, values in found.qk.items()}
     ranks["OV"] = effective_rank(found.ov)
-    top = max(one.max() for one in ranks.values())
+    top = max(rank.max() for rank in ranks.values())
     return _maps(ranks, [("viridis", 0.0, float(top), "effective rank")] * len(ranks))
 
 
 def doing_maps(shares: Mapping[str, Array], copying: Array | None) -> Figure:
-    """Draw shares of attention, and copying scores where there are any, layers down and heads across."""
+    """Draw attention shares, and copying scores if there are any, layers as rows and heads as columns."""
     maps = dict(shares)
     styles = [("Blues", 0.0, 1.0, "share of attention")] * len(shares)
     if copying is not None:
@@ -38,7 +38,7 @@ def doing_maps(shares: Mapping[str, Array], copying: Array | None) -> Figure:
     return _maps(maps, styles)
 
 
-Style: TypeAlias = tuple[str, float, float, str]  # colours, what the lowest and the highest stand for, what it is
+Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper limit, label
 
 
 def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
@@ -50,10 +50,10 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
     width = min(14.0, columns * max(4.2, 1.6 + 0.42 * n_heads))
     figure = Figure(figsize=(width, rows * (1.1 + 0.36 * n_layers)), layout="constrained")
     axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    for ax, (name, values), (colours, low, high, what) in zip(axes, maps.items(), styles, strict=False):
+    for ax, (name, values), (colours, low, high, label) in zip(axes, maps.items(), styles, strict=False):
         image = ax.imshow(values, vmin=low, vmax=high, aspect="auto", cmap=colours)
         ax.set(title=name, xlabel="head", ylabel="layer", xticks=_ticks(n_heads), yticks=_ticks(n_layers))
-        figure.colorbar(image, ax=ax, label=what)
+        figure.colorbar(image, ax=ax, label=label)
         if n_layers * n_heads <= _MOST_VALUES:
             _write_values(ax, image, values)
     for ax in axes[len(maps) :]:
@@ -62,7 +62,7 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
 
 
 def schmidt_values(found: Spectra) -> Figure:
-    """Draw the Schmidt values of every head, one panel per layer, each divided by its largest."""
+    """Draw the singular values of every head, one panel per layer, each divided by its largest."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -77,10 +77,12 @@ def schmidt_values(found: Spectra) -> Figure:
             ax.set_visible(False)
             continue
         for colour, values in ((QK, found.qk[first][layer]), (OV, found.ov[layer])):
-            for one in values:
-                relative = one / (one[0] or 1.0)
-                seen = relative > _NOISE
-                ax.plot(np.arange(1, len(one) + 1)[seen], relative[seen], color=colour, alpha=0.5, lw=1)
+            for spectrum in values:
+                relative = spectrum / (spectrum[0] or 1.0)
+                above_noise = relative > _NOISE
+                ax.plot(
+                    np.arange(1, len(spectrum) + 1)[above_noise], relative[above_noise], color=colour, alpha=0.5, lw=1
+                )
         ax.set(title=f"layer {layer}", yscale="log", xlabel="Schmidt value", ylabel="relative size")
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.label_outer()
@@ -90,7 +92,7 @@ def schmidt_values(found: Spectra) -> Figure:
 
 
 def pattern_overview(patterns: Sequence[Array]) -> Figure:
-    """Draw the patterns of all heads side by side: layers down and heads across."""
+    """Draw the patterns of all heads as tiles: layers as rows and heads as columns."""
     from matplotlib.figure import Figure
 
     n_layers, (n_heads, n, _) = len(patterns), patterns[0].shape
@@ -106,7 +108,7 @@ def pattern_overview(patterns: Sequence[Array]) -> Figure:
 
 
 def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
-    """Draw the patterns of one layer, (heads, n, n), with the names of the tokens: who attends down, to whom across."""
+    """Draw the patterns of one layer, (heads, n, n), with token names: queries as rows, keys as columns."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -134,7 +136,7 @@ def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
 
 
 def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int, colour: str) -> int:
-    """Draw square arrays (tiles, n, n) in rows, as one image, and return how far they stand apart."""
+    """Draw square arrays (tiles, n, n) in rows, as one image, and return the distance between tiles."""
     import matplotlib as mpl
 
     count, n, _ = tiles.shape
@@ -151,16 +153,18 @@ def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int, colour: str) 
 
 
 def _name_tokens(ax: Axes, names: Sequence[str], tiles: tuple[int, int], step: int, size: float) -> None:
-    """Write a name at every position, or its number where the font lacks a letter."""
+    """Label every position with its token name, or with its number if the font lacks a letter."""
     from matplotlib.font_manager import findfont, get_font
 
-    known = get_font(findfont("sans")).get_charmap()
-    shown = [name[:12] if all(ord(letter) in known for letter in name[:12]) else str(k) for k, name in enumerate(names)]
+    charmap = get_font(findfont("sans")).get_charmap()
+    labels = [
+        name[:12] if all(ord(letter) in charmap for letter in name[:12]) else str(k) for k, name in enumerate(names)
+    ]
     for axis, count, turn in ((ax.yaxis, tiles[0], 0), (ax.xaxis, tiles[1], 90)):
-        places = [tile * step + k for tile in range(count) for k in range(len(shown))]
-        axis.set_ticks(places, shown * count, fontsize=size, rotation=turn)
+        places = [tile * step + k for tile in range(count) for k in range(len(labels))]
+        axis.set_ticks(places, labels * count, fontsize=size, rotation=turn)
         for label in axis.get_ticklabels():
-            label.set_parse_math(False)  # a dollar is a dollar
+            label.set_parse_math(False)  # "$" does not start a formula
 
 
 def _at(distance: int | None) -> str:
@@ -172,11 +176,11 @@ def _ticks(count: int) -> range:
 
 
 def _write_values(ax: Axes, image: Any, values: Array) -> None:
-    """Write every number, in white where its colour is dark."""
+    """Write every value, in white on dark cells."""
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             red, green, blue, _ = image.cmap(image.norm(value))
             dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-            shown = f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value > 1 else f"{value:.2f}"
-            ax.text(column, row, shown.replace("0.", "."), ha="center", va="center", fontsize=8,
+            label = f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value > 1 else f"{value:.2f}"
+            ax.text(column, row, label.replace("0.", "."), ha="center", va="center", fontsize=8,
                     color="white" if dark else "black")  # fmt: skip

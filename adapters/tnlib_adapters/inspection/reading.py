@@ -1,4 +1,4 @@
-"""What heads do and say: on repeated tokens, from tokens to logits, in tokens, and where they write and read."""
+"""Head scores, copying, subspace overlaps and heads in tokens, for the inspection page."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from tnlib_adapters.reference.weights import Weights
 Doing: TypeAlias = Literal["previous", "duplicate", "induction"]
 Reader: TypeAlias = Literal["Q", "K", "V"]
 
-_MOST_READ = 8  # heads that are read in tokens
-_MOST_WORK = 1e11  # multiplications with the vocabulary, for heads that are read in tokens
-_MOST_COPIED = 8e11  # for copying: the heads of a small GPT-2
+_MOST_READ = 8  # largest number of heads shown in tokens
+_MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
+_MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
 
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """What heads do and say.
+    """Head scores and heads in tokens.
 
     Parameters
     ----------
     scores
-        Attention to previous, equal and following tokens, on random tokens that come twice; None where no text is run.
+        Pattern scores on repeated random tokens; None if the model is not run.
     copying
-        Eigenvalue copying scores (layers, heads), NaN where they were not measured; None without an unembedding.
+        Eigenvalue copying scores (layers, heads), NaN where not measured; None without an unembedding.
     heads
-        Some heads in tokens: those that do most of something, and those of the strongest compositions.
+        Some heads in tokens: those with the highest scores, and those of the strongest compositions.
     overlaps
-        Of what one head writes with what another one reads, by "Q", "K" or "V".
+        Overlaps of output subspaces with subspaces read by "Q", "K" or "V".
     induction
-        The circuit of a model of attention alone; None of others.
+        Induction circuit of an attention-only model; None for other models.
     notes
-        Sentences on what is missing.
+        Sentences on omissions.
     """
 
     scores: PatternScores | None
@@ -77,7 +77,7 @@ def read_heads(
     centred: bool,
     progress: Progress,
 ) -> Readings:
-    """Read the heads of the layers that are shown; `weights` are those of a model that can be run."""
+    """Return the measurements of the heads of the shown layers; `weights` are None for a model that is not run."""
     progress("reading tokens", 0, 3)
     scores, notes = None, []
     if weights is not None and (weights.context is None or weights.context >= 4):
@@ -87,7 +87,7 @@ def read_heads(
     if checkpoint.architecture.reads == "tokens":
         try:
             words = read_vocabulary(checkpoint)
-        except TnlibError as problem:  # a folder of attention alone
+        except TnlibError as problem:  # attention weights only: no embedding
             notes.append(f"Tokens are not named: {problem}")
     copied = None if words is None else _copying(checkpoint, len(layers), words, progress)
     if copied is not None and np.isnan(copied).any():
@@ -101,7 +101,7 @@ def read_heads(
 
 
 def _induction(checkpoint: Checkpoint) -> Induction | None:
-    """Return the induction circuit, None where the model is none of attention alone, or takes no repeats."""
+    """Return the induction circuit, None if the model is not attention-only or its context is too short."""
     if checkpoint.architecture is not ATTENTION_ONLY:
         return None
     try:
@@ -111,18 +111,18 @@ def _induction(checkpoint: Checkpoint) -> Induction | None:
 
 
 def _copying(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, progress: Progress) -> Array | None:
-    """Return the scores (layers, heads), of as many layers as can be measured in seconds."""
+    """Return the copying scores (layers, heads) of as many layers as can be measured in seconds."""
     if not words.ends_in_logits:
         return None
     sizes = checkpoint.sizes
-    one = 2 * len(words) * sizes.d_head * sizes.d_model
-    measured = min(n_layers, max(1, int(_MOST_COPIED / (one * sizes.n_heads))))
-    found = np.full((n_layers, sizes.n_heads), np.nan)
+    work = 2 * len(words) * sizes.d_head * sizes.d_model
+    measured = min(n_layers, max(1, int(_MOST_COPIED / (work * sizes.n_heads))))
+    scores = np.full((n_layers, sizes.n_heads), np.nan)
     for at in np.ndindex(measured, sizes.n_heads):
         progress("measuring copying", at[0], measured)
-        found[at] = copying(checkpoint, *at, vocabulary=words, sample=1).score
+        scores[at] = copying(checkpoint, *at, vocabulary=words, sample=1).score
     progress("measuring copying", measured, measured)
-    return found
+    return scores
 
 
 def _chosen(
@@ -132,14 +132,14 @@ def _chosen(
     scores: PatternScores | None,
     compositions: Mapping[str, Compositions],
 ) -> list[Head]:
-    """Return the heads that do most of something, then those of the strongest pairs."""
-    found: list[Head] = (
+    """Return the heads with the highest scores, then those of the strongest pairs."""
+    candidates: list[Head] = (
         [] if scores is None else [head for doing in get_args(Doing) for head, _ in scores.largest(doing, 1)]
     )
-    for one in compositions.values():
-        found += [head for writer, reader, _ in one.largest(1) for head in (writer, reader)]
+    for scores_of_kind in compositions.values():
+        candidates += [head for writer, reader, _ in scores_of_kind.largest(1) for head in (writer, reader)]
     if n_layers * checkpoint.sizes.n_heads <= _MOST_READ:
-        found += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
-    shown = dict.fromkeys(head for head in found if head[0] < n_layers)
+        candidates += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
+    chosen = dict.fromkeys(head for head in candidates if head[0] < n_layers)
     work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
-    return sorted(list(shown)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])
+    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])

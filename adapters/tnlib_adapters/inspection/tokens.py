@@ -1,4 +1,4 @@
-"""A text as tokens with names that can be read."""
+"""Tokenize a text into numbers and printable names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.files.folder import TOKENIZERS
 from tnlib_adapters.files.token_names import token_names
 
-_MOST = 96  # tokens; patterns of more are not told apart in a picture
-_LETTERS = 50 * _MOST  # of a text that are looked at: more than that many tokens have
+_MOST = 96  # tokens; larger patterns are not legible in a picture
+_LETTERS = 50 * _MOST  # characters that are tokenized: enough for more than _MOST tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """One sequence: numbers (n,), a name for each, and whether the text went on."""
+    """One token sequence: numbers (n,), printable names, and whether the text was truncated."""
 
     ids: Array
     names: tuple[str, ...]
@@ -29,33 +29,34 @@ class Tokens:
 
 
 def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
-    """Return a text as tokens by the tokenizer of the folder, or as the numbers of tokens where there is none.
+    """Return a text as tokens by the tokenizer of the folder, or parse token numbers if there is no tokenizer.
 
     Raises
     ------
     ArgumentError
-        If the model reads images, there are no two tokens, or without a tokenizer the text is not of numbers in range.
+        If the model reads images, the text has fewer than two tokens, or is not token numbers where there is no
+        tokenizer.
     """
     if checkpoint.architecture.reads != "tokens":
         raise ArgumentError(
             f"inspect: text must be left out for a model of images, got one for a {checkpoint.architecture.model_type}."
         )
     names = token_names(checkpoint.folder.path) or {}
-    most, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
+    limit, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
     if tokenizer is None:
         numbers = _numbers(checkpoint, text)
-        cut, numbers = len(numbers) > most, numbers[:most]
+        truncated, numbers = len(numbers) > limit, numbers[:limit]
     else:
         start = text[:_LETTERS]
-        cut = len(text) > _LETTERS or len(tokenizer(start, verbose=False)["input_ids"]) > most
-        numbers = tokenizer(start, truncation=True, max_length=most)["input_ids"]  # with the mark of an end, if any
+        truncated = len(text) > _LETTERS or len(tokenizer(start, verbose=False)["input_ids"]) > limit
+        numbers = tokenizer(start, truncation=True, max_length=limit)["input_ids"]  # includes end markers
     if len(numbers) < 2:
         raise ArgumentError(f"inspect: text must hold at least two tokens, got {len(numbers)}; pass a longer one.")
-    return Tokens(np.array(numbers), tuple(_visible(names.get(one, str(one))) for one in numbers), cut)
+    return Tokens(np.array(numbers), tuple(_visible(names.get(number, str(number))) for number in numbers), truncated)
 
 
 def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
-    """Return a sequence of the kind that the built-in model was trained on; None for any other model."""
+    """Return a sequence like the training data of the built-in model; None for any other model."""
     if checkpoint.architecture is not ATTENTION_ONLY or _vocabulary(checkpoint) < 2:
         return None
     rng = np.random.default_rng(0)
@@ -65,7 +66,7 @@ def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
 
 
 def _longest(checkpoint: Checkpoint) -> int:
-    """Return the most tokens of a sequence."""
+    """Return the largest number of tokens of a sequence."""
     row, config = checkpoint.architecture, checkpoint.config
     stated = row.get(config, row.context) if row.context else None
     first = by_config(row.first_position, config)
@@ -78,9 +79,9 @@ def _vocabulary(checkpoint: Checkpoint) -> int:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """Return the tokenizer of the folder, None where there is none or transformers is not installed."""
+    """Return the tokenizer of the folder, None if there is none or transformers is not installed."""
     folder = checkpoint.folder.path
-    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
+    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would return an empty tokenizer
         return None
     try:
         from transformers import AutoTokenizer
@@ -90,13 +91,13 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def _visible(name: str) -> str:
-    """Return a token with signs for what cannot be seen."""
-    shown = name.replace(" ", "·").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+    """Return a token with visible signs for blanks and line breaks."""
+    visible = name.replace(" ", "·").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in visible)
 
 
 def _numbers(checkpoint: Checkpoint, text: str) -> list[int]:
-    """Read the numbers of tokens, separated by blanks or commas."""
+    """Parse token numbers, separated by blanks or commas."""
     vocab, parts = _vocabulary(checkpoint), text.replace(",", " ").split()
     for part in parts:
         if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < vocab):

@@ -1,4 +1,4 @@
-"""States and operators of other libraries: from_X and to_X for their objects, read and write for their files.
+"""Conversion of tensor networks to and from other libraries: from_X and to_X for objects, read and write for files.
 
-One module per library, and no library is imported before it is used.
+One module per library; a library is imported only when its functions are called.
 """

@@ -1,4 +1,4 @@
-"""Arrays on their way in and out: copied, of one precision and device, the scale of a train inside its cores."""
+"""Validate and copy core arrays: one dtype and device, finite entries, the scale of a train absorbed into its cores."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ from tnlib.linalg.scaling import largest, shift
 
 
 def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
-    """Return finite copies of one dtype; real and complex arrays go together, two precisions do not."""
-    found = as_copies(function, parameter, arrays)
-    dtype = np.result_type(*found) if found else np.dtype(float)
-    return [a.astype(dtype, copy=False) for a in found]
+    """Return finite copies of one dtype; real and complex arrays may be mixed, precisions may not."""
+    copies = as_copies(function, parameter, arrays)
+    dtype = np.result_type(*copies) if copies else np.dtype(float)
+    return [a.astype(dtype, copy=False) for a in copies]
 
 
 def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
-    """Return finite copies, from numpy or torch, of one precision; what is real stays real."""
+    """Return finite copies, from numpy or torch, of one precision; real arrays stay real."""
     places = sorted({str(a.device) for a in arrays if _is_torch(a)})
     if len(places) > 1:
         raise ArgumentTypeError(
             f"{function}: {parameter}s must lie on one device, got {' and '.join(places)}; move them to one."
         )
-    found = [_copy(function, f"{parameter} {k}", a) for k, a in enumerate(arrays)]
-    precisions = sorted({a.real.dtype.name for a in found})
+    copies = [_copy(function, f"{parameter} {k}", a) for k, a in enumerate(arrays)]
+    precisions = sorted({a.real.dtype.name for a in copies})
     if len(precisions) > 1:
         raise ArgumentTypeError(
             f"{function}: {parameter}s must have one precision, got {' and '.join(precisions)}; "
             "convert them to the dtype you want."
         )
-    return found
+    return copies
 
 
 def _copy(function: str, parameter: str, a: Any) -> Array:
     if _is_torch(a):
         if a.is_meta or str(a.layout) != "torch.strided":
-            what = "without data" if a.is_meta else f"of layout {a.layout}"
+            problem = "without data" if a.is_meta else f"of layout {a.layout}"
             raise ArgumentTypeError(
-                f"{function}: {parameter} must be a dense tensor with data, got one {what}; make it dense."
+                f"{function}: {parameter} must be a dense tensor with data, got one {problem}; make it dense."
             )
         a = a.detach().cpu().resolve_conj().resolve_neg()
-        a = a.float() if str(a.dtype) == "torch.bfloat16" else a  # numpy has no such dtype; exact
+        a = a.float() if str(a.dtype) == "torch.bfloat16" else a  # exact; numpy has no bfloat16
     a = as_array(function, parameter, a)
     return np.array(a, order="C")
 
 
 def _is_torch(a: Any) -> bool:
-    """Say whether `a` is a tensor of torch, which need not be imported to know."""
+    """Test if `a` is a torch tensor, without importing torch."""
     return type(a).__module__.split(".")[0] == "torch"
 
 
 def to_torch(arrays: Sequence[Array]) -> list[Any]:
-    """Return tensors of torch, on the CPU, that share memory with the arrays."""
+    """Return torch tensors on the CPU that share memory with the arrays."""
     import torch
 
     return [torch.from_numpy(a) for a in arrays]
 
 
 def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
-    """Return the error for a `value` that the library does not hold."""
+    """Return the error for a `value` that the library cannot represent."""
     match value:
         case Fit():
             hint = "pass its .value"
@@ -83,15 +83,15 @@ def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
 
 
 def wrong_object(function: str, obj: Any, kinds: str) -> ArgumentTypeError:
-    """Return the error for an `obj` of the library that is no format of tnlib."""
+    """Return the error for an `obj` of the library that no tnlib format represents."""
     kind = f"{type(obj).__module__.split('.')[0]}.{type(obj).__name__}".removeprefix("builtins.")
     return ArgumentTypeError(f"{function}: obj must be {kinds}, got a {kind}; bring it to one of these first.")
 
 
 def with_scale(function: str, t: TensorTrain | TTMatrix) -> list[Array]:
-    """Return new cores that hold 2**exponent too, for a library that keeps no scale apart.
+    """Return new cores that include the factor 2**exponent, for a library without a separate scale.
 
-    The centre takes all of it, which leaves the gauge as it is; without one, all cores share it.
+    The centre absorbs the factor, which preserves the gauge; without a centre, all cores share it.
     """
     cores = [np.array(core, t.dtype, order="C") for core in t.cores]
     if t.exponent == 0:

@@ -1,4 +1,4 @@
-"""The HDF5 groups of ITensor, in Julia and in C++: Index, IndexSet and ITensor, dense or in blocks of quantum numbers.
+"""HDF5 groups of ITensor (Julia and C++): Index, IndexSet and ITensor, dense or block-sparse with quantum numbers.
 
     <name>              type "ITensor"
       inds              type "IndexSet": length, index_1 ... index_N
@@ -6,7 +6,7 @@
       storage           "store" before ITensors.jl 0.2; type "Dense{Float64}", "BlockSparse{ComplexF64}", ...
         data            flat, first index fastest
 
-An Index is known by id, plev and tags; the position of a leg says nothing. Type strings are compared with a list and
+An Index is identified by id, plev and tags, not by the position of a leg. Type strings are compared with a list and
 never evaluated.
 """
 
@@ -26,8 +26,8 @@ from tnlib._typing import Array
 _DTYPES = {"Float32": np.float32, "Float64": np.float64, "ComplexF32": np.complex64, "ComplexF64": np.complex128}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _STORAGES = [f"{kind}{{{name}}}" for kind in ("Dense", "BlockSparse") for name in _DTYPES]
-_LONG_NAMES = re.compile(r"\bComplex\{Float(32|64)\}")  # what some versions of Julia call ComplexF32, ComplexF64
-_LARGEST = 1 << 31  # entries of one tensor made dense
+_LONG_NAMES = re.compile(r"\bComplex\{Float(32|64)\}")  # ComplexF32, ComplexF64 in some versions of Julia
+_LARGEST = 1 << 31  # largest number of entries of a tensor made dense
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,22 @@ class Index:
 
 
 def refuse(group: Any, expected: str, got: str, remedy: str = "write the file again") -> NoReturn:
-    """Raise a FileFormatError that names the file and the group in it."""
+    """Raise a FileFormatError that names the file and the group."""
     raise FileFormatError(f"itensor.read: {group.name} in {group.file.filename} {expected}, got {got}; {remedy}.")
 
 
 def kind_of(group: Any) -> str:
-    """Return the attribute `type` of a group, "" where there is none."""
+    """Return the attribute `type` of a group, "" if there is none."""
     return text(group.attrs.get("type", ""))
 
 
 def text(stored: Any) -> str:
-    """Return a string of whatever kind HDF5 holds."""
+    """Return an HDF5 string of any type as str."""
     return stored.decode("utf-8", "replace") if isinstance(stored, bytes) else str(stored)
 
 
 def expect(group: Any, kind: str) -> None:
-    """Raise where a group is not of this type, or of a version of its layout that came later."""
+    """Raise unless a group has this type and version 1 of its layout."""
     if kind_of(group) != kind:
         refuse(group, f"must have type {kind!r}", repr(kind_of(group)))
     version = int(group.attrs.get("version", 1))
@@ -67,7 +67,7 @@ def expect(group: Any, kind: str) -> None:
 
 
 def integer(group: Any, name: str) -> int:
-    """Return one integer that is stored under `name`."""
+    """Return the integer stored under `name`."""
     value = np.asarray(group[name][()])
     if value.size != 1 or value.dtype.kind not in "iu":
         refuse(group, f"must hold one integer under {name!r}", f"{value.dtype} of shape {value.shape}")
@@ -75,7 +75,7 @@ def integer(group: Any, name: str) -> int:
 
 
 def read_tensor(group: Any) -> tuple[Array, list[Index]]:
-    """Return a tensor made dense, and its legs in the order of the file."""
+    """Return a tensor as a dense array, and its legs in the order of the file."""
     expect(group, "ITensor")
     legs = _read_indices(group["inds"])
     shape = tuple(leg.dim for leg in legs)
@@ -116,9 +116,9 @@ def _read_index(group: Any) -> Index:
 
 
 def _read_data(storage: Any, dtype: np.dtype[Any], most: int) -> Array:
-    """Return the flat data: Julia stores complex numbers as pairs of fields, C++ as pairs on a last leg."""
+    """Return the flat data; complex numbers are pairs of fields (Julia) or pairs on a last axis (C++)."""
     data = storage["data"]
-    if data.size > 2 * most:  # before it is read
+    if data.size > 2 * most:  # checked before the data is read
         refuse(storage, f"must hold at most {most} numbers for its indices", str(data.size))
     flat = np.asarray(data[()])
     if "__complex__" in data.attrs:
@@ -131,7 +131,7 @@ def _read_data(storage: Any, dtype: np.dtype[Any], most: int) -> Array:
 
 
 def _from_blocks(storage: Any, data: Array, legs: Sequence[Index]) -> Array:
-    """Return the dense tensor of blocks (coordinates from 1, offset from 0), each with its first leg fastest."""
+    """Return the dense tensor from blocks (coordinates from 1, offset from 0), first index fastest."""
     order, table = len(legs), np.ravel(storage["offsets"][()])
     if integer(storage, "ndims") != order and table.size:
         refuse(storage, f"must have {order} legs like its indices", str(integer(storage, "ndims")))
@@ -146,13 +146,13 @@ def _from_blocks(storage: Any, data: Array, legs: Sequence[Index]) -> Array:
         part = data[offset : offset + math.prod(shape)] if offset >= 0 else data[:0]
         if part.size != math.prod(shape):
             refuse(storage, f"must hold the block {block} of {math.prod(shape)} numbers", f"{part.size} at {offset}")
-        where = tuple(slice(s[b - 1], s[b]) for s, b in zip(starts, block, strict=True))
-        out[where] = part.reshape(shape, order="F")
+        region = tuple(slice(s[b - 1], s[b]) for s, b in zip(starts, block, strict=True))
+        out[region] = part.reshape(shape, order="F")
     return out
 
 
 def start_group(parent: Any, name: str, kind: str) -> Any:
-    """Make a group with the two attributes that every group of ITensor has."""
+    """Create a group with the two attributes of every ITensor group."""
     group = parent.create_group(name)
     _write_text(group, "type", kind)
     group.attrs["version"] = np.int64(1)
@@ -160,14 +160,14 @@ def start_group(parent: Any, name: str, kind: str) -> Any:
 
 
 def write_tensor(parent: Any, name: str, a: Array, legs: Sequence[Index]) -> None:
-    """Write a dense tensor as ITensors.jl does."""
+    """Write a dense tensor in the layout of ITensors.jl."""
     group = start_group(parent, name, "ITensor")
     indices = start_group(group, "inds", "IndexSet")
     indices["length"] = np.int64(len(legs))
     for n, leg in enumerate(legs, start=1):
         _write_index(indices, f"index_{n}", leg)
     storage = start_group(group, "storage", f"Dense{{{_NAMES[a.dtype]}}}")
-    storage["data"] = a.ravel(order="F")  # complex numbers become pairs (r, i), as Julia has them
+    storage["data"] = a.ravel(order="F")  # complex numbers are stored as pairs (r, i), as in Julia
 
 
 def _write_index(parent: Any, name: str, leg: Index) -> None:
@@ -180,7 +180,7 @@ def _write_index(parent: Any, name: str, leg: Index) -> None:
 
 
 def _write_text(group: Any, name: str, text: str, *, dataset: bool = False) -> None:
-    """Write a string as Julia does: UTF-8 of exactly its length."""
+    """Write a string as Julia does: UTF-8 of fixed length."""
     from h5py import h5a, h5d, h5p, h5s, h5t
 
     raw = text.encode()
@@ -190,13 +190,13 @@ def _write_text(group: Any, name: str, text: str, *, dataset: bool = False) -> N
     space = h5s.create(h5s.SCALAR)
     if dataset:
         untimed = h5p.create(h5p.DATASET_CREATE)
-        untimed.set_obj_track_times(False)  # as h5py does: the same state gives the same file
-        made = h5d.create(group.id, name.encode(), kind, space, dcpl=untimed)
+        untimed.set_obj_track_times(False)  # reproducible files, as h5py writes them
+        item = h5d.create(group.id, name.encode(), kind, space, dcpl=untimed)
     else:
-        made = h5a.create(group.id, name.encode(), kind, space)
+        item = h5a.create(group.id, name.encode(), kind, space)
     array = np.array(raw, f"S{len(raw)}")
-    # the type in memory is the type in the file, or the conversion would cut off the last letter for a zero
+    # equal types in memory and in the file; a conversion would replace the last letter by a zero
     if dataset:
-        made.write(h5s.ALL, h5s.ALL, array, mtype=kind)
+        item.write(h5s.ALL, h5s.ALL, array, mtype=kind)
     else:
-        made.write(array, mtype=kind)
+        item.write(array, mtype=kind)

@@ -1,4 +1,4 @@
-"""What the libraries have in common: a missing one is named, a centre is found, files open and appear whole."""
+"""Shared helpers of the interop modules: find the orthogonality centre, open and write HDF5 files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tnlib._files import write_whole
 from tnlib._typing import Array
 from tnlib._validate import as_path, as_target, import_optional
 
-# An isometry that was computed is off by a few eps per column; one that was multiplied by 1 + 1e-10 is no isometry.
+# A computed isometry is off by a few eps per column; one multiplied by 1 + 1e-10 must not pass.
 _ISOMETRIC = 1e4
 
 
 def find_center(cores: Sequence[Array], claimed: int | None = None) -> int | None:
-    """Return a core towards which all others (r, legs ..., r') are isometric, None where there is none.
+    """Return the index of an orthogonality centre of cores (r, legs ..., r'), None if there is none.
 
-    Libraries say so themselves, of what a user may have changed since; measuring costs one product per core. Where
-    several cores will do, as in product states, it is the claimed one or the first.
+    Other libraries store the centre, but the user may have changed the cores since; the test costs one product per
+    core. If several cores qualify, as in product states, return the claimed one or the first.
     """
     last = len(cores) - 1
     start = last  # all cores after it are right-isometric
@@ -42,13 +42,13 @@ def _is_isometry(a: Array) -> bool:
     if columns > len(a):
         return False
     limit = _ISOMETRIC * np.finfo(a.dtype).eps * np.sqrt(columns)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no isometry
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is not an isometry
         return bool(np.linalg.norm(a.conj().T @ a - np.eye(columns)) <= limit)
 
 
 @contextmanager
 def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the h5py.File that it names; whatever the file breaks inside the block is its own fault."""
+    """Yield path and h5py.File; errors inside the block are reported as a damaged file."""
     file = as_path(function, "path", path)
     h5py = import_optional(function, "h5py", "h5py")
     if not file.is_file():
@@ -62,19 +62,19 @@ def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[tuple[Pat
         *(OSError, RuntimeError, KeyError, IndexError, AttributeError),
         *(TypeError, ValueError, OverflowError, MemoryError),
     ) as problem:
-        what = " ".join(str(problem).split()).strip("'\"")
+        reason = " ".join(str(problem).split()).strip("'\"")
         raise FileFormatError(
-            f"{function}: {file} is damaged or not an HDF5 file of this kind ({type(problem).__name__}: {what}); "
+            f"{function}: {file} is damaged or not an HDF5 file of this kind ({type(problem).__name__}: {reason}); "
             "it may be cut short, save it again."
         ) from None
 
 
 def write_hdf5(function: str, path: str | os.PathLike[str], fill: Callable[[Any], None]) -> None:
-    """Write the HDF5 file that `fill` makes of an empty h5py.File; it appears whole or not at all."""
+    """Write atomically an HDF5 file with the contents that `fill` adds to an empty h5py.File."""
     target = as_target(function, path)
     h5py = import_optional(function, "h5py", "h5py")
-    with h5py.File("in memory", "w", driver="core", backing_store=False) as made:
-        fill(made)
-        made.flush()
-        image = made.id.get_file_image()
+    with h5py.File("in memory", "w", driver="core", backing_store=False) as file_in_memory:
+        fill(file_in_memory)
+        file_in_memory.flush()
+        image = file_in_memory.id.get_file_image()
     write_whole(target, image)

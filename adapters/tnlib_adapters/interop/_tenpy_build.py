@@ -1,4 +1,4 @@
-"""Objects of TeNPy from formats of tnlib."""
+"""Build TeNPy MPS and MPO objects from tnlib formats."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tnlib_adapters.interop._sectors import Sectors, by_charge, left_isometric
 from tnlib_adapters.interop._tenpy_parts import OPERATOR_LEGS, STATE_LEGS
 
 PACKAGE = "physics-tenpy"
-_MIXED = 1e4  # eps: what part of the norm may lie outside of one total charge
+_MIXED = 1e4  # eps: largest relative norm outside of one total charge
 _LOG_LARGEST = math.log(np.finfo(float).max)
 
 
 def build(function: str, value: Any, sites: Any) -> Any:
-    """Return the MPS or MPO that `to_tenpy` documents."""
+    """Return the MPS or MPO of `to_tenpy`."""
     if not isinstance(value, TensorTrain | TTMatrix | Vidal):
         raise ArgumentTypeError(
             f"{function}: value must be a TensorTrain, a Vidal or a TTMatrix, got a {type(value).__name__}; "
@@ -41,30 +41,30 @@ def build(function: str, value: Any, sites: Any) -> Any:
 
 
 def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return one site per core, of the right size and with the same charges as the others."""
+    """Return one site per core, validated: matching sizes, equal charges."""
     npc = import_optional(function, "tenpy.linalg.np_conserved", PACKAGE)
     site = import_optional(function, "tenpy.networks.site", PACKAGE)
     if sites is None:
         no_charge = npc.ChargeInfo()
         plain = {n: site.Site(npc.LegCharge.from_trivial(n, no_charge)) for n in set(sizes)}
         return [plain[n] for n in sizes]
-    found = sites if isinstance(sites, Sequence) else [sites] * len(sizes)
-    if not all(isinstance(one, site.Site) for one in found):
+    site_list = sites if isinstance(sites, Sequence) else [sites] * len(sizes)
+    if not all(isinstance(entry, site.Site) for entry in site_list):
         raise ArgumentTypeError(
             f"{function}: sites must be a Site of TeNPy or a list of them, got {sites!r}; pass for example "
             "SpinHalfSite('Sz')."
         )
-    if [one.dim for one in found] != list(sizes):
+    if [entry.dim for entry in site_list] != list(sizes):
         raise ArgumentError(
-            f"{function}: sites must have the sizes {tuple(sizes)} of the legs, got {tuple(one.dim for one in found)}; "
-            "pass one site per core."
+            f"{function}: sites must have the sizes {tuple(sizes)} of the legs, got "
+            f"{tuple(entry.dim for entry in site_list)}; pass one site per core."
         )
-    if any(one.leg.chinfo != found[0].leg.chinfo or isinstance(one, site.GroupedSite) for one in found):
+    if any(entry.leg.chinfo != site_list[0].leg.chinfo or isinstance(entry, site.GroupedSite) for entry in site_list):
         raise ArgumentError(
-            f"{function}: sites must conserve the same charges and be no grouped ones, got others; call TeNPy's "
+            f"{function}: sites must conserve the same charges and must not be grouped, got others; call TeNPy's "
             "set_common_charges on them."
         )
-    return list(found)
+    return list(site_list)
 
 
 def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any:
@@ -76,20 +76,20 @@ def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any
         train = value.train() if isinstance(value, Vidal) else value
         center = 0 if isinstance(value, Vidal) else train.center or 0
         legs, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
-        found, log_norm = _in_sectors(
+        sectors, log_norm = _in_sectors(
             function, TensorTrain.from_sweep(_sorted(train.cores, sites), None, train.exponent), legs, valid
         )
-        left_isometric(found, legs, valid, center)
-        cores, spectra, charges = found.cores, found.spectra, found.charges
+        left_isometric(sectors, legs, valid, center)
+        cores, spectra, charges = sectors.cores, sectors.spectra, sectors.charges
         forms = ["A"] * center + ["B"] * (len(cores) - center)
     tensors = [
         _blocks(a, [(left, 1), (site.leg, 0), (right, -1)], STATE_LEGS)
         for a, left, site, right in zip(cores, charges, sites, charges[1:], strict=False)
     ]
-    made = mps.MPS(sites, tensors, spectra, form=forms, norm=_as_norm(function, log_norm), unit_cell_width=len(sites))
+    state = mps.MPS(sites, tensors, spectra, form=forms, norm=_as_norm(function, log_norm), unit_cell_width=len(sites))
     if isinstance(value, Vidal):
-        made.convert_form("G")
-    return made
+        state.convert_form("G")
+    return state
 
 
 def _mpo(function: str, value: TTMatrix, sites: Sequence[Any]) -> Any:
@@ -109,31 +109,31 @@ def _mpo(function: str, value: TTMatrix, sites: Sequence[Any]) -> Any:
 
 
 def _operator_in_sectors(function: str, value: TTMatrix, sites: Sequence[Any]) -> tuple[TTMatrix, list[Array]]:
-    """Return the operator in the bases of the sites, on bonds of definite charge, and these charges."""
+    """Return the operator in the bases of the sites on bonds of definite charge, and the bond charges."""
     pairs = [np.add.outer(site.dim * site.perm, site.perm).reshape(-1) for site in sites]
     moves = [(_charges(site)[:, None] - _charges(site)[None]).reshape(site.dim**2, -1) for site in sites]
     valid = sites[0].leg.chinfo.make_valid
     cores = [a[:, pair] for a, pair in zip(value.fused().cores, pairs, strict=True)]  # l (m n) r
-    found, log_norm = _in_sectors(
+    sectors, log_norm = _in_sectors(
         function, TensorTrain.from_sweep(cores, None, value.exponent), [valid(move) for move in moves], valid
     )
-    split = [a.reshape(len(a), site.dim, site.dim, -1) for a, site in zip(found.cores, sites, strict=True)]
+    split = [a.reshape(len(a), site.dim, site.dim, -1) for a, site in zip(sectors.cores, sites, strict=True)]
     if log_norm == -math.inf:
-        return TTMatrix([0 * split[0], *split[1:]]), found.charges
-    return TTMatrix(split, None, log_norm), found.charges
+        return TTMatrix([0 * split[0], *split[1:]]), sectors.charges
+    return TTMatrix(split, None, log_norm), sectors.charges
 
 
 def _in_sectors(
     function: str, train: TensorTrain, legs: Sequence[Array], valid: Callable[[Array], Array]
 ) -> tuple[Sectors, float]:
     """Return the train on bonds of definite charge, and the logarithm of its norm."""
-    found = by_charge(train, legs, valid)
-    if found.outside > _MIXED * np.finfo(train.dtype).eps:
+    sectors = by_charge(train, legs, valid)
+    if sectors.outside > _MIXED * np.finfo(train.dtype).eps:
         raise ArgumentError(
-            f"{function}: value must have one total charge where sites conserve it, got {found.outside:.1e} of its "
+            f"{function}: value must have one total charge where sites conserve it, got {sectors.outside:.1e} of its "
             "norm with another; pass sites without that charge, or project first."
         )
-    return found, math.log(found.size) + found.exponent * math.log(2) if found.size else -math.inf
+    return sectors, math.log(sectors.size) + sectors.exponent * math.log(2) if sectors.size else -math.inf
 
 
 def _as_norm(function: str, log_norm: float) -> float:
@@ -147,20 +147,20 @@ def _as_norm(function: str, log_norm: float) -> float:
 
 
 def _blocks(a: Array, legs: Sequence[tuple[Any, int]], labels: Sequence[str]) -> Any:
-    """Return `a` as an Array of TeNPy; a leg is one, or (with a sign) the charges of a bond."""
+    """Return `a` as an npc Array; a leg is a LegCharge, or (with a sign) the charges of a bond."""
     npc = import_optional("to_tenpy", "tenpy.linalg.np_conserved", PACKAGE)
     chinfo = next(leg.chinfo for leg, sign in legs if not sign)
-    known = [npc.LegCharge.from_qflat(chinfo, leg, sign).bunch()[1] if sign else leg for leg, sign in legs]
-    return npc.Array.from_ndarray(a, known, a.dtype, chinfo.make_valid(), labels=list(labels))
+    charges = [npc.LegCharge.from_qflat(chinfo, leg, sign).bunch()[1] if sign else leg for leg, sign in legs]
+    return npc.Array.from_ndarray(a, charges, a.dtype, chinfo.make_valid(), labels=list(labels))
 
 
 def _sorted(cores: Sequence[Array], sites: Sequence[Any]) -> list[Array]:
-    """Return cores (l, n, ...) with n in the order of the sites."""
+    """Return cores (l, n, ...) with n permuted to the order of the sites."""
     return [a[:, site.perm] for a, site in zip(cores, sites, strict=True)]
 
 
 def _charges(site: Any) -> Array:
-    """Return the charges of the states of a site in its own order, (n, number of charges)."""
+    """Return the charges of the states of a site in physical order, (n, number of charges)."""
     return np.asarray(site.leg.to_qflat() * site.leg.qconj)
 
 

@@ -1,8 +1,8 @@
-"""HDF5 files of TeNPy, read without TeNPy.
+"""Read HDF5 files of TeNPy without TeNPy.
 
-An object is a group with attributes type, class and module; its parts are groups and data sets of fixed names. A list
-is a group with the keys 0, 1, ... and the attribute len; objects that Python shares are one object with several names.
-Type strings are compared and never looked up, nothing is unpickled, and links lead nowhere else.
+An object is a group with attributes type, class and module; its parts are groups and data sets with fixed names. A list
+is a group with the keys 0, 1, ... and the attribute len; shared Python objects are one object with several names. Type
+strings are compared and never imported, nothing is unpickled, and external links are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = ("array", "int", "float", "complex", "bool", *(f"np.{kind}{bits}" for
 
 
 def parts_of_file(opened: Any, key: str) -> StateParts | OperatorParts:
-    """Return what is stored under `key` of an open h5py.File."""
+    """Return the state or operator stored under `key` of an open h5py.File."""
     group = opened
     for name in filter(None, key.split("/")):
         group = _child(group, name)
@@ -54,7 +54,7 @@ def parts_of_file(opened: Any, key: str) -> StateParts | OperatorParts:
 
 
 def _child(group: Any, name: str) -> Any:
-    """Return what `name` stands for in this very file."""
+    """Return the child `name` of a group; links are refused."""
     import h5py
 
     link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
@@ -63,41 +63,41 @@ def _child(group: Any, name: str) -> Any:
             f"tenpy.read: {group.file.filename} must hold {name!r} in {group.name}, found no such thing; is it "
             "a file of TeNPy, and key what was saved?"
         )
-    found = group[name] if isinstance(link, h5py.HardLink) else None
-    if found is None or (isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)):
+    item = group[name] if isinstance(link, h5py.HardLink) else None
+    if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
         raise FileFormatError(
             f"tenpy.read: {group.file.filename} must hold {name!r} in {group.name} itself, found a link to "
             "elsewhere; copy what it leads to into the file."
         )
-    return found
+    return item
 
 
 def _class(group: Any, *names: str) -> str:
-    """Return which of the classes a group holds an object of."""
+    """Return the class of the object in a group, one of `names`."""
     attrs = group.attrs
     for name in names:
         if (attrs.get("type"), attrs.get("class"), attrs.get("module")) == ("instance", name, _HOMES[name]):
             return name
-    found = attrs.get("class") or attrs.get("type") or "no type at all"
+    stored = attrs.get("class") or attrs.get("type") or "no type at all"
     hint = f", which holds {', '.join(list(group)[:8])}" if attrs.get("type") in ("dict", "simple_dict") else ""
     raise FileFormatError(
         f"tenpy.read: {group.file.filename} must hold {' or '.join(names)} of TeNPy in {group.name}, found "
-        f"{found}{hint}; pass name= where the object is."
+        f"{stored}{hint}; pass name= where the object is."
     )
 
 
 def _typed(item: Any, *kinds: str) -> str:
-    found = item.attrs.get("type")
-    if found not in kinds:
+    stored = item.attrs.get("type")
+    if stored not in kinds:
         raise FileFormatError(
             f"tenpy.read: {item.file.filename} must hold one of the types {', '.join(kinds)} in {item.name}, found "
-            f"{found!r}; it is damaged or of another kind."
+            f"{stored!r}; it is damaged or of another kind."
         )
-    return str(found)
+    return str(stored)
 
 
 def _items(group: Any) -> list[Any]:
-    """Return the entries of a list, opened by their paths: shared ones have several."""
+    """Return the entries of a list in order."""
     _typed(group, *_LISTS)
     count = int(group.attrs["len"])
     if count != len(group):
@@ -135,33 +135,33 @@ def _spectrum(item: Any) -> Array | None:
 
 
 def _dense(group: Any, labels: Sequence[str] | None) -> Array:
-    """Return an Array with its blocks in their places, legs in the order of `labels`."""
+    """Return an npc Array as a dense array, legs in the order of `labels`."""
     _class(group, "Array")
     cuts = [_cuts(leg) for leg in _items(_child(group, "legs"))]
     blocks = [_numbers(block) for block in _items(_child(group, "blocks"))]
     places = _numbers(_child(group, "block_inds"))
     out = np.zeros([cut[-1] for cut in cuts], np.result_type(*blocks) if blocks else float)
     for block, place in zip(blocks, places, strict=True):
-        where = out[tuple(slice(cut[q], cut[q + 1]) for cut, q in zip(cuts, place, strict=True))]
-        if where.shape != block.shape:
+        region = out[tuple(slice(cut[q], cut[q + 1]) for cut, q in zip(cuts, place, strict=True))]
+        if region.shape != block.shape:
             raise FileFormatError(
                 f"tenpy.read: {group.file.filename} must hold blocks in {group.name} that fit its legs, found "
-                f"one of shape {block.shape} for {where.shape}; it is damaged."
+                f"one of shape {block.shape} for {region.shape}; it is damaged."
             )
-        where[...] = block
+        region[...] = block
     if labels is None:
         return out
-    found = [_text(label) for label in _items(_child(group, "labels"))]
-    if sorted(found) != sorted(labels):
+    stored_labels = [_text(label) for label in _items(_child(group, "labels"))]
+    if sorted(stored_labels) != sorted(labels):
         raise FileFormatError(
             f"tenpy.read: {group.file.filename} must hold tensors with legs {', '.join(labels)}, found "
-            f"{', '.join(found)} in {group.name}; only pure states and operators are trains."
+            f"{', '.join(stored_labels)} in {group.name}; only pure states and operators are trains."
         )
-    return out.transpose([found.index(label) for label in labels])
+    return out.transpose([stored_labels.index(label) for label in labels])
 
 
 def _cuts(leg: Any) -> list[int]:
-    """Return where the blocks of a leg begin, and its size."""
+    """Return the offsets of the blocks of a leg, and its size."""
     kind = leg.attrs.get("format")
     if kind == "blocks":
         cuts = _numbers(_child(leg, "slices"))

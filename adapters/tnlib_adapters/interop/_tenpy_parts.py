@@ -1,11 +1,11 @@
-"""What the objects and the files of TeNPy have in common, and the format of tnlib that it is.
+"""Convert TeNPy states and operators, from objects or files, to tnlib formats.
 
-TeNPy stores in tensor k what its form (nuL, nuR) says: S[k]^nuL Gamma[k] S[k+1]^nuR, S the Schmidt values. Two
-neighbours hold S of the bond between them to the power nuR + nuL; what is missing to 1 goes into the right one here:
+TeNPy stores in tensor k, by its form (nuL, nuR): S[k]^nuL Gamma[k] S[k+1]^nuR with the Schmidt values S. Neighbours
+hold S of their bond to the power nuR + nuL; here the right neighbour is multiplied by the power missing to 1:
 
     B = (0, 1), right-isometric     A = (1, 0), left-isometric     G = (0, 0), Vidal's Gamma     C = (1/2, 1/2)
 
-A site may sort its basis by charge: entry i of the stored leg is entry perm[i] of the leg as physics numbers it.
+A site may sort its basis by charge: entry i of the stored leg is entry perm[i] of the physical basis.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Form = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a state or an operator, as stored."""
+    """Stored attributes that states and operators share."""
 
     boundary: str
     grouped: int
-    site_kinds: Sequence[str]  # names of classes
+    site_kinds: Sequence[str]  # class names
     perms: Sequence[Array]
     tensors: Sequence[Array]
 
 
 @dataclass(frozen=True)
 class StateParts(Parts):
-    """Tensors (vL, p, vR), forms, the values on all d + 1 bonds (matrices while a mixer is on), and the norm."""
+    """Tensors (vL, p, vR), forms, values on all d + 1 bonds (matrices while a mixer is active), and the norm."""
 
     forms: Sequence[Form]
     spectra: Sequence[Array | None]
@@ -52,7 +52,7 @@ class StateParts(Parts):
 
 @dataclass(frozen=True)
 class OperatorParts(Parts):
-    """Tensors (wL, p, p*, wR), where the outer bonds begin and end, and whether the adjoint is still to be added."""
+    """Tensors (wL, p, p*, wR), indices of the outer bonds (IdL, IdR), and the flag explicit_plus_hc."""
 
     begin: int | None
     end: int | None
@@ -60,7 +60,7 @@ class OperatorParts(Parts):
 
 
 def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
-    """Return the state; `name` begins every message."""
+    """Return the state as a train or Vidal form; `name` is the prefix of error messages."""
     cores = [
         core[:, order] for core, order in _checked(name, parts, len(parts.forms), len(parts.spectra) - 1)
     ]  # vL p vR
@@ -82,16 +82,16 @@ def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
 
 
 def operator(name: str, parts: OperatorParts) -> TTMatrix:
-    """Return the operator; `name` begins every message."""
+    """Return the operator as a TT-matrix; `name` is the prefix of error messages."""
     cores = [core[:, order][:, :, order] for core, order in _checked(name, parts)]  # wL p p* wR
     cores[0] = cores[0][[_end(name, "IdL of the first", parts.begin, cores[0].shape[0])]]
     cores[-1] = cores[-1][..., [_end(name, "IdR of the last", parts.end, cores[-1].shape[-1])]]
-    made = TTMatrix(tuple(cores), find_center(cores))
-    return made + made.H if parts.plus_hc else made
+    value = TTMatrix(tuple(cores), find_center(cores))
+    return value + value.H if parts.plus_hc else value
 
 
 def _checked(name: str, parts: Parts, *counts: int) -> list[tuple[Array, Array]]:
-    """Return every tensor and the order that undoes its site's, in one dtype: TeNPy itself mixes precisions."""
+    """Return every tensor and the permutation to the physical basis, in one dtype: TeNPy may mix precisions."""
     if parts.boundary != "finite":
         raise ArgumentError(
             f"{name} must have finite boundary conditions, got {parts.boundary!r}; a train has two ends of size 1, cut "
@@ -102,8 +102,8 @@ def _checked(name: str, parts: Parts, *counts: int) -> list[tuple[Array, Array]]
             f"{name} must have its sites one by one, got grouped ones, whose basis TeNPy sorts without a record; call "
             "group_split() first."
         )
-    function, _, what = name.partition(": ")
-    tensors = [as_array(function, f"in {what}, tensor {k}", a) for k, a in enumerate(parts.tensors)]
+    function, _, place = name.partition(": ")
+    tensors = [as_array(function, f"in {place}, tensor {k}", a) for k, a in enumerate(parts.tensors)]
     if {len(parts.perms), *counts} != {len(tensors)} or any(
         not np.array_equal(np.sort(perm), np.arange(a.shape[1])) for perm, a in zip(parts.perms, tensors, strict=False)
     ):
@@ -116,9 +116,9 @@ def _checked(name: str, parts: Parts, *counts: int) -> list[tuple[Array, Array]]
 
 
 def _missing_power(name: str, k: int, left: Form, right: Form) -> float:
-    """Return the power of S of bond k that neither of its neighbours holds."""
+    """Return the power of S of bond k that is missing in its neighbours."""
     if left is None and right is None:
-        return 0.0  # in no canonical form: the state is the product of the tensors
+        return 0.0  # no canonical form: the state is the product of the tensors
     if left is None or right is None:
         raise ArgumentError(
             f"{name} must have a form on both sides of bond {k}, got {left} and {right}; call canonical_form() first."
@@ -128,9 +128,9 @@ def _missing_power(name: str, k: int, left: Form, right: Form) -> float:
 
 def _values(name: str, k: int, s: Array | None, dtype: np.dtype[np.generic]) -> Array:
     if s is None or s.ndim != 1 or not (s > 0).all():
-        found = "none" if s is None else "a matrix" if s.ndim == 2 else "zeros among them"
+        problem = "none" if s is None else "a matrix" if s.ndim == 2 else "zeros among them"
         raise ArgumentError(
-            f"{name} must have positive singular values on bond {k}, got {found}; call canonical_form() first."
+            f"{name} must have positive singular values on bond {k}, got {problem}; call canonical_form() first."
         )
     return s.astype(np.empty(0, dtype).real.dtype, copy=False)
 
@@ -138,7 +138,7 @@ def _values(name: str, k: int, s: Array | None, dtype: np.dtype[np.generic]) -> 
 def _as_vidal(
     name: str, gammas: list[Array], spectra: Sequence[Array | None], phase: complex, log_scale: float
 ) -> Vidal:
-    """Return the Vidal form, its values descending: TeNPy keeps them by charge."""
+    """Return the Vidal form with descending values: TeNPy sorts them by charge."""
     lambdas = [_values(name, k, spectra[k], gammas[k].dtype) for k in range(1, len(gammas))]
     for k, s in enumerate(lambdas):
         order = np.argsort(-s, kind="stable")
@@ -153,7 +153,7 @@ def _times(cores: list[Array], k: int, phase: complex) -> list[Array]:
 
 
 def _end(name: str, what: str, index: int | None, size: int) -> int:
-    """Return where an outer bond begins or ends; an operator cut out of an infinite one has larger ones."""
+    """Return the index of an outer bond; segments of infinite operators have outer bonds larger than 1."""
     if index is None and size == 1:
         return 0
     if index is None or not -size <= index < size:

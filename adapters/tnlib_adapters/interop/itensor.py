@@ -1,4 +1,4 @@
-"""ITensor: the HDF5 files that ITensors.jl, ITensorMPS.jl and the C++ library share."""
+"""Read and write ITensor HDF5 files, shared by ITensors.jl, ITensorMPS.jl and the C++ library."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ _KINDS = ("MPS", "MPO", "ITensor")
 
 
 def read(path: str | os.PathLike[str], *, name: str | None = None) -> Value:
-    """Return the state, operator or tensor that Julia or C++ wrote to an HDF5 file.
+    """Return the state, operator or tensor in an HDF5 file of ITensor.
 
     Parameters
     ----------
     path
         The file.
     name
-        Which object of the file; may be left out where there is one.
+        Name of the object in the file; optional if there is only one.
 
     Returns
     -------
     TensorTrain | TTMatrix | numpy.ndarray
-        An MPS as train, its cores in the order of its sites; an MPO as TT-matrix, the primed site leg as row; an
-        ITensor as array, legs in the order of the file. Blocks of quantum numbers become dense, the order of the
-        physical basis and the dtype stay. `center` is what the cores show, whatever llim and rlim say.
+        TensorTrain of an MPS, cores in the order of its sites; TTMatrix of an MPO, the primed site leg as row; array of
+        an ITensor, legs in the order of the file. Block-sparse tensors become dense; physical basis order and dtype are
+        preserved. `center` is measured on the cores; llim and rlim are ignored.
 
     Raises
     ------
     FileFormatError
-        If the file is damaged, holds no such object, a storage of another type, or a chain that is not open.
+        If the file is damaged, or holds no such object, another storage type, or a chain that is not open.
     MissingFileError
         If there is no such file.
 
@@ -86,31 +86,32 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Value:
 
 
 def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None) -> None:
-    """Write a state, operator or tensor to an HDF5 file that Julia and C++ read; it appears whole or not at all.
+    """Write a state, operator or tensor atomically to an HDF5 file that Julia and C++ can read.
 
     Parameters
     ----------
     path
-        Where to write; an existing file is replaced.
+        Output file; an existing file is replaced.
     value
         A TensorTrain becomes an MPS, a TTMatrix an MPO (rows primed), an array an ITensor. C++ reads float64 and
         complex128 only.
     name
-        Of the group; "psi", "H" or "T" by default.
+        Name of the group; "psi", "H" or "T" by default.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format.
     ArgumentError
-        If the scale of `value` does not fit its dtype: ITensor keeps none apart.
+        If the scale of `value` exceeds the range of its dtype: ITensor stores no separate scale.
     MissingFileError
         If the folder of `path` does not exist.
 
     Notes
     -----
-    Site indices have tags "Site,n=1", ... and ids that depend on site and dimension alone, so that states and operators
-    written apart act on each other; replace them where they are to meet others. Ids of links depend on the cores.
+    Site indices have tags "Site,n=1", ... and ids that depend on site and dimension only, so that separately written
+    states and operators can be contracted; replace the ids before contracting with other tensors. Link ids depend on
+    the cores.
 
     Examples
     --------
@@ -125,49 +126,63 @@ def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None
     if isinstance(value, np.ndarray):
         a = as_array("itensor.write", "value", value)
         legs = [Index(_id("leg", k, n), 0, f"leg={k + 1}", n) for k, n in enumerate(a.shape)]
-        write_hdf5("itensor.write", path, lambda made: write_tensor(made, name, a, legs))
+        write_hdf5("itensor.write", path, lambda opened: write_tensor(opened, name, a, legs))
         return
     cores = with_scale("itensor.write", value)
-    write_hdf5("itensor.write", path, lambda made: _write_chain(made, name, cores, value.center))
+    write_hdf5("itensor.write", path, lambda opened: _write_chain(opened, name, cores, value.center))
 
 
 def _choose(opened: Any, name: str | None) -> Any:
-    """Return the group that is meant."""
-    found = [key for key in opened if kind_of(opened[key]) in _KINDS]
-    wanted = f"must hold one {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
+    """Return the requested group, or the only one."""
+    names = [key for key in opened if kind_of(opened[key]) in _KINDS]
+    expected = f"must hold one {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
     if name is not None:
         if name not in opened or kind_of(opened[name]) not in _KINDS:
-            refuse(opened, f"{wanted} named {name!r}", f"{found or list(opened)}", "pass one of these names")
+            refuse(opened, f"{expected} named {name!r}", f"{names or list(opened)}", "pass one of these names")
         return opened[name]
-    if not found:
+    if not names:
         types = sorted({kind_of(opened[key]) for key in opened} - {""})
-        refuse(opened, wanted, f"groups of the types {types}", "read another file")
-    if len(found) > 1:
-        refuse(opened, wanted, str(found), f"pass for example name={found[0]!r}")
-    return opened[found[0]]
+        refuse(opened, expected, f"groups of the types {types}", "read another file")
+    if len(names) > 1:
+        refuse(opened, expected, str(names), f"pass for example name={names[0]!r}")
+    return opened[names[0]]
 
 
 def _chain(group: Any, tensors: Sequence[tuple[Array, list[Index]]], n_sites: int) -> list[Array]:
-    """Return cores (l, site legs ..., r), legs told apart by who shares them."""
-    where = defaultdict(list)
+    """Return cores (l, site legs ..., r); links are the legs shared by two tensors."""
+    tensors_of_leg = defaultdict(list)
     for n, (_, legs) in enumerate(tensors):
         for leg in legs:
-            where[leg].append(n)
-    for leg, owners in where.items():
+            tensors_of_leg[leg].append(n)
+    for leg, owners in tensors_of_leg.items():
         if len(owners) > 2 or (len(owners) == 2 and owners[1] - owners[0] != 1):
             numbers = ", ".join(str(n + 1) for n in owners)
             refuse(group, "must be an open chain", f"index {leg.tags!r} in tensors {numbers}", "cut cyclic chains open")
     return [
-        _core(group, n, a, legs, [legs.index(leg) for leg in legs if len(where[leg]) == 1], where, n_sites)
+        _core(
+            group,
+            n,
+            a,
+            legs,
+            [legs.index(leg) for leg in legs if len(tensors_of_leg[leg]) == 1],
+            tensors_of_leg,
+            n_sites,
+        )
         for n, (a, legs) in enumerate(tensors)
     ]
 
 
 def _core(
-    group: Any, n: int, a: Array, legs: list[Index], alone: list[int], where: dict[Index, list[int]], n_sites: int
+    group: Any,
+    n: int,
+    a: Array,
+    legs: list[Index],
+    alone: list[int],
+    tensors_of_leg: dict[Index, list[int]],
+    n_sites: int,
 ) -> Array:
-    left = [k for k, leg in enumerate(legs) if where[leg] == [n - 1, n]]
-    right = [k for k, leg in enumerate(legs) if where[leg] == [n, n + 1]]
+    left = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n - 1, n]]
+    right = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n, n + 1]]
     sites = [k for k in alone if len(alone) == n_sites or legs[k].dim > 1 or "Link" not in legs[k].tags]
     if len(sites) != n_sites:
         refuse(
@@ -176,10 +191,10 @@ def _core(
             f"{[legs[k].tags for k in sites]} on tensor {n + 1}",
         )
     if n_sites == 2:
-        sites.sort(key=lambda k: (-legs[k].plev, -legs[k].dir))  # rows are primed, else they point out
+        sites.sort(key=lambda k: (-legs[k].plev, -legs[k].dir))  # rows are primed, or else outgoing
         if (legs[sites[0]].plev, legs[sites[0]].dir) == (legs[sites[1]].plev, legs[sites[1]].dir):
             refuse(group, "must prime its row legs", f"two alike on tensor {n + 1}", "prime one in ITensor")
-    # both ends of a bond list the legs that it is made of in the order of their ids
+    # both tensors at a bond list its legs in the order of their ids
     left, right = (sorted(side, key=lambda k: (legs[k].id, legs[k].plev, legs[k].tags)) for side in (left, right))
     dropped = [k for k in alone if k not in sites]
     turned = a.transpose(left + sites + right + dropped)  # l ... s (s') r ... 1 ...
@@ -188,9 +203,9 @@ def _core(
     return turned.reshape(rows, *shape, -1)
 
 
-def _write_chain(made: Any, name: str, cores: Sequence[Array], center: int | None) -> None:
+def _write_chain(opened: Any, name: str, cores: Sequence[Array], center: int | None) -> None:
     kind = "MPS" if cores[0].ndim == 3 else "MPO"
-    group = start_group(made, name, kind)
+    group = start_group(opened, name, kind)
     d = len(cores)
     group["length"] = np.int64(d)
     group["rlim"] = np.int64(d + 1 if center is None else center + 2)
@@ -206,5 +221,5 @@ def _write_chain(made: Any, name: str, cores: Sequence[Array], center: int | Non
 
 
 def _id(*what: object) -> int:
-    """Return 64 bits that depend on `what` alone."""
+    """Return a 64-bit hash of `what`, stable between runs."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little")

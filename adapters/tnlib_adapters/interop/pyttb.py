@@ -1,4 +1,4 @@
-"""pyttb, the Tensor Toolbox for Python: Kruskal tensors (CP) and Tucker tensors, arrays in Fortran order."""
+"""Convert to and from pyttb, the Tensor Toolbox for Python: Kruskal tensors (CP) and Tucker tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tnlib_adapters.interop._cores import as_copies, wrong_object, wrong_value
 
 
 def from_pyttb(obj: Any) -> CP | Tucker:
-    """Return the format that a ktensor or ttensor of pyttb is.
+    """Return a ktensor or ttensor of pyttb as CP or Tucker.
 
     Parameters
     ----------
@@ -24,14 +24,14 @@ def from_pyttb(obj: Any) -> CP | Tucker:
     Returns
     -------
     CP | Tucker
-        Copies of the arrays, in C order. Weights and columns stay what they are; `tnlib.canonical_form` fixes a gauge.
+        Copies of the arrays, in C order. Weights and columns are unchanged; `tnlib.canonical_form` fixes a gauge.
 
     Raises
     ------
     ArgumentTypeError
         If `obj` is another object, or mixes precisions.
     ArgumentError
-        If it is empty, or a number is not finite.
+        If it is empty, or has an entry that is not finite.
 
     References
     ----------
@@ -62,7 +62,7 @@ def to_pyttb(value: CP | Tucker) -> Any:
     Parameters
     ----------
     value
-        A CP of dtype float64, which is the only one of a ktensor, or a Tucker. pyttb has no trains.
+        A CP of dtype float64, the only dtype of a ktensor, or a Tucker. pyttb has no tensor trains.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""Matrix product states and operators of quimb, in and out.
+"""Convert to and from matrix product states and operators of quimb.
 
-quimb names its indices and does not order them; an end tensor has no outer bond; `exponent` is the logarithm to base 10
-of a factor of the whole; an operator's upper index is the row. quimb has no file format of its own: what it writes to
-disk is a pickle, which runs code when it is read. `tnlib.save` keeps the same values in a file that does not.
+quimb identifies indices by name, without an order. An end tensor has no outer bond; `exponent` is the base-10 logarithm
+of a common factor; the upper index of an operator is the row. quimb writes pickle files, which execute code when
+loaded; `tnlib.save` stores the same values without pickle.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from tnlib_adapters.interop._shared import find_center
 
 
 def from_quimb(obj: Any) -> TensorTrain | TTMatrix:
-    """Return the train that a MatrixProductState or MatrixProductOperator of quimb is.
+    """Return a MatrixProductState or MatrixProductOperator of quimb as a train.
 
     Parameters
     ----------
     obj
-        An open chain over the sites 0 ... L - 1, with its tensors and their indices in any order. Sizes may differ from
-        site to site.
+        An open chain over the sites 0 ... L - 1, with tensors and indices in any order. Physical dimensions may differ
+        between sites.
 
     Returns
     -------
     TensorTrain | TTMatrix
         The same arrays, of one dtype; leg k is site k, row legs are the upper indices. `exponent` becomes `log_scale`.
-        `center` is the first core towards which all others are isometric, as measured, and None where there is none.
-        Names of indices and tags are not carried.
+        `center` is the first orthogonality centre, as measured, None if there is none. Index names and tags are
+        dropped.
 
     Raises
     ------
     ArgumentTypeError
-        If `obj` is neither of the two.
+        If `obj` is neither a MatrixProductState nor a MatrixProductOperator.
     ArgumentError
-        If it is cyclic, is no chain of one tensor per site, or leaves out a site.
+        If it is cyclic, does not have one tensor per site, or skips a site.
     ModuleNotFoundError
         If quimb is not installed.
 
@@ -95,20 +95,19 @@ def to_quimb(value: TensorTrain | TTMatrix) -> Any:
     Parameters
     ----------
     value
-        A TensorTrain or TTMatrix. Of a Vidal, pass `value.train()`: a state of quimb holds no Schmidt values.
+        A TensorTrain or TTMatrix. For a Vidal, pass `value.train()`: a quimb state holds no Schmidt values.
 
     Returns
     -------
     quimb.tensor.MatrixProductState | quimb.tensor.MatrixProductOperator
-        Copies of the cores under quimb's default names: physical indices k0, k1, ... (rows; columns are b0, b1, ...),
-        tags I0, I1, ... `log_scale` becomes `exponent`, which quimb minds in norms, overlaps, sums and dense arrays,
-        and leaves out of Schmidt values and local expectation values. The centre is not written down; quimb measures
-        it.
+        Copies of the cores with quimb's default names: physical indices k0, k1, ... (rows; columns are b0, b1, ...),
+        tags I0, I1, ... `log_scale` becomes `exponent`, which quimb includes in norms, overlaps, sums and dense arrays,
+        but not in Schmidt values and local expectation values. The centre is not stored; quimb measures it.
 
     Raises
     ------
     ArgumentTypeError
-        If `value` is neither of the two.
+        If `value` is neither a TensorTrain nor a TTMatrix.
     ModuleNotFoundError
         If quimb is not installed.
 
@@ -126,30 +125,30 @@ def to_quimb(value: TensorTrain | TTMatrix) -> Any:
         )
     qtn = import_optional("to_quimb", "quimb.tensor", "quimb")
     arrays = [np.array(core, value.dtype, order="C") for core in value.cores]
-    arrays[0] = arrays[0][0]  # quimb knows an open chain by its first array
+    arrays[0] = arrays[0][0]  # quimb recognises an open chain by the rank of its first array
     arrays[-1] = arrays[-1][..., 0]
     if isinstance(value, TensorTrain):
-        made = qtn.MatrixProductState(arrays, shape="lpr")
+        network = qtn.MatrixProductState(arrays, shape="lpr")
     else:
-        made = qtn.MatrixProductOperator(arrays, shape="ludr")
-    made.exponent = value.log_scale / math.log(10)
-    return made
+        network = qtn.MatrixProductOperator(arrays, shape="ludr")
+    network.exponent = value.log_scale / math.log(10)
+    return network
 
 
 def _legs(obj: Any, name: str) -> list[str]:
-    """Return the outer indices that `name`, such as k{}, gives to sites 0, 1, ..."""
+    """Return the outer indices for sites 0, 1, ... by a pattern such as k{}."""
     pattern = re.compile(r"(\d+)".join(re.escape(part) for part in name.split("{}")))
-    found = {int(match[1]): index for index in obj.outer_inds() if (match := pattern.fullmatch(index))}
-    if not found or sorted(found) != list(range(len(found))):
+    indices = {int(match[1]): index for index in obj.outer_inds() if (match := pattern.fullmatch(index))}
+    if not indices or sorted(indices) != list(range(len(indices))):
         raise ArgumentError(
             f"from_quimb: obj must have outer indices {name.format(0)}, {name.format(1)} and so on without gaps, got "
-            f"those of sites {sorted(found)}; number the sites from 0, or fill the empty ones."
+            f"those of sites {sorted(indices)}; number the sites from 0, or fill the empty ones."
         )
-    return [found[site] for site in range(len(found))]
+    return [indices[site] for site in range(len(indices))]
 
 
 def _tensor(obj: Any, legs: Sequence[str]) -> Any:
-    """Return the tensor that holds all of these outer indices."""
+    """Return the tensor with all of these outer indices."""
     holders = {tid for leg in legs for tid in obj.ind_map[leg]}
     if len(holders) > 1:
         raise ArgumentError(
@@ -160,7 +159,7 @@ def _tensor(obj: Any, legs: Sequence[str]) -> Any:
 
 
 def _bond(left: Any, right: Any) -> tuple[str, ...]:
-    """Return the indices that two neighbours share: none for a product, more than one for a bond not yet fused."""
+    """Return the indices shared by two neighbours: none for a product state, several for an unfused bond."""
     return tuple(index for index in left.inds if index in right.inds)
 
 
@@ -170,9 +169,9 @@ def _core(
     """Return the array with legs `inds` as (l, legs ..., r)."""
     order = [*left, *legs, *right]
     if sorted(order) != sorted(inds):
-        others = ", ".join(sorted(set(inds) - set(order))) or "one index twice"
+        extra = ", ".join(sorted(set(inds) - set(order))) or "one index twice"
         raise ArgumentError(
-            f"from_quimb: the tensor of site {k} must share bonds with its neighbours alone, got {others} beside them; "
+            f"from_quimb: the tensor of site {k} must share bonds with its neighbours alone, got {extra} beside them; "
             "bring obj to a chain first."
         )
     core = a.transpose([list(inds).index(index) for index in order])

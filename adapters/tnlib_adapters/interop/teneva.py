@@ -1,4 +1,4 @@
-"""teneva: a tensor train is a plain list of numpy cores (l, n, r), without a centre and without a scale."""
+"""Convert to and from teneva: a tensor train is a list of numpy cores (l, n, r), without centre and scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tnlib_adapters.interop._shared import find_center
 
 
 def from_teneva(obj: Any) -> TensorTrain:
-    """Return the train that a list of cores of teneva is.
+    """Return a list of cores of teneva as a train.
 
     Parameters
     ----------
@@ -22,15 +22,15 @@ def from_teneva(obj: Any) -> TensorTrain:
     Returns
     -------
     TensorTrain
-        Copies of the cores; `center` is what they show.
+        Copies of the cores; `center` is measured.
 
     Raises
     ------
     ArgumentTypeError
-        If `obj` is no such list, or mixes precisions. Stabilised trains are a list and a power of two: pass the list,
-        and multiply with the power.
+        If `obj` is not such a list, or mixes precisions. For a stabilised train, a pair of a list and a power of two,
+        pass the list and multiply by the power.
     ArgumentError
-        If cores do not chain, or a number is not finite.
+        If neighbouring ranks differ, or an entry is not finite.
 
     References
     ----------
@@ -56,25 +56,25 @@ def from_teneva(obj: Any) -> TensorTrain:
 
 
 def to_teneva(value: TensorTrain) -> list[Array]:
-    """Return `value` as the list of cores that the functions of teneva take.
+    """Return `value` as a list of cores for teneva.
 
     Parameters
     ----------
     value
-        A TensorTrain. teneva has neither Tucker nor CP, and of matrices only square ones of legs of size 2.
+        A TensorTrain. teneva has no Tucker and CP, and only square TT-matrices with legs of size 2.
 
     Returns
     -------
     list of numpy.ndarray
-        Copies of the cores (l, n, r), of one dtype; `log_scale` goes into the centre, which is not written down. Cores
-        may be complex, which not all functions of teneva mind.
+        Copies of the cores (l, n, r), of one dtype; `log_scale` is absorbed into the centre, which is not stored. Cores
+        may be complex, which not all functions of teneva support.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format.
     ArgumentError
-        If the scale of `value` does not fit its dtype.
+        If the scale of `value` exceeds the range of its dtype.
 
     Examples
     --------

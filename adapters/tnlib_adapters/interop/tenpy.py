@@ -1,9 +1,9 @@
-"""Finite matrix product states and operators of TeNPy, as objects and as HDF5 files, in and out.
+"""Convert finite matrix product states and operators to and from TeNPy objects and HDF5 files.
 
-TeNPy keeps Schmidt values and a form beside its tensors, the norm apart, and blocks of definite charge; over sites that
-conserve one it sorts the local basis. Here every leg is as physics numbers it. What TeNPy knows of a site beside its
-basis (names of states and operators, Jordan-Wigner strings) is not carried: the amplitudes of fermions are those of the
-ordered Fock basis, and signs between sites are up to who applies operators.
+TeNPy stores Schmidt values and a form with its tensors, the norm separately, and blocks of definite charge; with
+conserved charges it sorts the local basis. Here every leg is in physical order. Other site data (names of states and
+operators, Jordan-Wigner strings) are dropped: fermion amplitudes refer to the ordered Fock basis, and the caller must
+handle the signs between sites.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from tnlib_adapters.interop._tenpy_parts import OPERATOR_LEGS, STATE_LEGS, Opera
 
 
 def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
-    """Return the train that a finite MPS or MPO of TeNPy is.
+    """Return a finite MPS or MPO of TeNPy as a train.
 
     Parameters
     ----------
     obj
-        A tenpy.networks.mps.MPS or tenpy.networks.mpo.MPO with finite boundary conditions, of any form and charges.
-        Sizes may differ from site to site.
+        A tenpy.networks.mps.MPS or tenpy.networks.mpo.MPO with finite boundary conditions, any form and charges.
+        Physical dimensions may differ between sites.
 
     Returns
     -------
     TensorTrain | Vidal | TTMatrix
-        Dense cores of the dtype that holds all of them, legs in the order that the sites have without charges. `norm`
-        becomes `log_scale`; its phase, if any, goes into the centre. A state all in form G is a Vidal. `center` is
-        measured: 0 for form B, d - 1 for A, the seam for A before and B behind it. An operator begins at its IdL and
-        ends at its IdR, with the adjoint added where TeNPy would add it later.
+        Dense cores of a common dtype, legs in the order of the sites without charges. `norm` becomes `log_scale`; its
+        phase is absorbed into the centre. A state with form G on all sites becomes a Vidal. `center` is measured: 0 for
+        form B, d - 1 for A, the boundary for A followed by B. An operator starts at IdL and ends at IdR; with
+        `explicit_plus_hc` the adjoint is added.
 
     Raises
     ------
     ArgumentTypeError
         If `obj` is neither, or a state of another kind (a purification has two legs per site).
     ArgumentError
-        If it is infinite or a segment, has grouped sites, or lacks singular values that its form asks for.
+        If it is infinite or a segment, has grouped sites, or lacks singular values that its form requires.
     ModuleNotFoundError
         If TeNPy is not installed.
 
@@ -86,24 +86,23 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     Parameters
     ----------
     value
-        A TensorTrain or Vidal, which becomes an MPS; or a TTMatrix with as many rows as columns on every site, which
-        becomes an MPO.
+        A TensorTrain or Vidal, converted to an MPS; or a TTMatrix with square legs, converted to an MPO.
     sites
-        One tenpy.networks.site.Site, or one per core, of the sizes of the legs. Tensors get the blocks that their
-        charges allow, and legs are sorted as the sites are. By default plain sites without charges or operators.
+        One tenpy.networks.site.Site, or one per core, with the dimensions of the legs. Tensors are stored in charge
+        blocks, and legs are sorted by charge. Default: plain sites without charges and operators.
 
     Returns
     -------
     tenpy.networks.mps.MPS | tenpy.networks.mpo.MPO
-        The MPS in its numerical ranks, with all its Schmidt values and its norm: in form A left of the centre and B
-        from it on (all B where there is none), a Vidal in form G, bit for bit where there are no charges. The MPO has
-        the cores of `value` where there are no charges, and else such that are right-isometric up to a factor each.
+        The MPS has numerical ranks, all Schmidt values and the norm: form A left of the centre and B from it on (all B
+        without a centre); a Vidal has form G, bit for bit if there are no charges. The MPO has the cores of `value` if
+        there are no charges, else right-isometric cores up to a factor each.
 
     Raises
     ------
     ArgumentTypeError, ArgumentError
-        If `value` or `sites` do not fit, the sites conserve a charge that `value` mixes, or the norm leaves the range
-        of float64, in which TeNPy keeps it.
+        If `value` and `sites` do not match, `value` mixes a conserved charge, or the norm exceeds the range of float64,
+        in which TeNPy stores it.
     ModuleNotFoundError
         If TeNPy is not installed.
 
@@ -119,24 +118,24 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
 
 
 def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal | TTMatrix:
-    """Read an MPS or MPO from an HDF5 file that TeNPy saved; TeNPy itself is not needed.
+    """Read an MPS or MPO from an HDF5 file of TeNPy; TeNPy need not be installed.
 
     Parameters
     ----------
     path
         The file.
     name
-        Where in it the object is, for example "psi" of the results of a simulation.
+        Path of the object in the file, for example "psi" for the results of a simulation.
 
     Returns
     -------
     TensorTrain | Vidal | TTMatrix
-        What `from_tenpy` returns. Nothing the file names is looked up, imported or run.
+        As returned by `from_tenpy`. No class named in the file is imported or executed.
 
     Raises
     ------
     FileFormatError
-        If the file is cut short, of another kind, or holds types that a state or operator has not.
+        If the file is truncated, has another format, or holds types that a state or operator does not have.
     MissingFileError
         If there is no such file.
     ModuleNotFoundError
@@ -159,12 +158,12 @@ def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal |
 
 @single_threaded_blas
 def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> None:
-    """Write `value` to an HDF5 file that tenpy.tools.hdf5_io.load loads; it appears whole or not at all.
+    """Write `value` atomically to an HDF5 file for tenpy.tools.hdf5_io.load.
 
     Parameters
     ----------
     path
-        Where to write; an existing file is replaced.
+        Output file; an existing file is replaced.
     value, sites
         As in `to_tenpy`.
 
@@ -190,11 +189,11 @@ def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, s
         raise ArgumentError(
             "tenpy.write: value must have two sites or more, got 1; TeNPy saves no state of one, use tnlib.save."
         )
-    made = build("tenpy.write", value, sites)
+    obj = build("tenpy.write", value, sites)
     hdf5_io = import_optional("tenpy.write", "tenpy.tools.hdf5_io", PACKAGE)
-    write_hdf5("tenpy.write", path, lambda opened: hdf5_io.save_to_hdf5(opened, made))
+    write_hdf5("tenpy.write", path, lambda opened: hdf5_io.save_to_hdf5(opened, obj))
 
 
 def _dense(tensor: Any, labels: Sequence[str]) -> Array:
-    found = tensor.get_leg_labels()
-    return np.asarray(tensor.to_ndarray()).transpose([found.index(label) for label in labels])
+    labels_of_tensor = tensor.get_leg_labels()
+    return np.asarray(tensor.to_ndarray()).transpose([labels_of_tensor.index(label) for label in labels])

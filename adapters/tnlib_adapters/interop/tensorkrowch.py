@@ -1,8 +1,7 @@
-"""TensorKrowch: matrix product states and operators as models in torch.
+"""Convert to and from TensorKrowch: matrix product states and operators as torch models.
 
-A core of its MPO has legs (left, input, right, output). Inputs are the row legs here, as in its `mat_to_mpo`: what the
-model makes of data x is `x @ A`. Open chains end in two vectors, `left_node` and `right_node`, which go into the end
-cores.
+An MPO core has legs (left, input, right, output). Inputs are row legs here, as in its `mat_to_mpo`: the model maps data
+x to `x @ A`. Open chains end in two vectors, `left_node` and `right_node`, which are contracted into the end cores.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ _LEGS = {"MPS": ["left", "input", "right"], "MPO": ["left", "input", "output", "
 
 
 def from_tensorkrowch(obj: Any) -> TensorTrain | TTMatrix:
-    """Return the train that an MPS or MPO of TensorKrowch is.
+    """Return an MPS or MPO of TensorKrowch as a train.
 
     Parameters
     ----------
     obj
-        An open `tensorkrowch.models.MPS`, MPSLayer or MPO. Which features are inputs is not carried.
+        An open `tensorkrowch.models.MPS`, MPSLayer or MPO. The list of input features is dropped.
 
     Returns
     -------
     TensorTrain | TTMatrix
-        Copies of the tensors, gradients left behind; leg k is feature k, inputs are rows. `center` is what the cores
-        show.
+        Detached copies of the tensors; leg k is feature k, inputs are rows. `center` is measured.
 
     Raises
     ------
@@ -83,20 +81,20 @@ def to_tensorkrowch(value: TensorTrain | TTMatrix) -> Any:
     Parameters
     ----------
     value
-        A TensorTrain, or a TTMatrix whose rows are inputs: pass `value.T` where they are outputs.
+        A TensorTrain, or a TTMatrix with inputs as rows: pass `value.T` if rows are outputs.
 
     Returns
     -------
     tensorkrowch.models.MPS | tensorkrowch.models.MPO
-        With trainable copies of the cores, every feature an input. `log_scale` goes into the centre; the centre itself
-        is not written down. TensorKrowch pads the end cores with zeros.
+        With trainable copies of the cores, every feature an input. `log_scale` is absorbed into the centre, which is
+        not stored. TensorKrowch pads the end cores with zeros.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format.
     ArgumentError
-        If the scale of `value` does not fit its dtype.
+        If the scale of `value` exceeds the range of its dtype.
 
     Examples
     --------

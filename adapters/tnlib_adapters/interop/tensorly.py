@@ -1,7 +1,7 @@
-"""TensorLy: trains, TT-matrices, Tucker and CP tensors, of whatever backend holds them.
+"""Convert to and from TensorLy: trains, TT-matrices, Tucker and CP tensors, in any backend.
 
-TensorLy's formats are lists of arrays with the legs that tnlib has, without a centre and without a scale. Weights of a
-CP tensor may be missing, which makes them ones.
+TensorLy's formats are lists of arrays with the same legs as in tnlib, without centre and scale. Missing weights of a
+CP tensor are ones.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Value: TypeAlias = TensorTrain | TTMatrix | Tucker | CP
 
 
 def from_tensorly(obj: Any) -> Value:
-    """Return the format that a factorised tensor of TensorLy is.
+    """Return a factorised tensor of TensorLy in the corresponding tnlib format.
 
     Parameters
     ----------
     obj
         A TTTensor, TTMatrix, TuckerTensor or CPTensor, or a list of cores (l, n, r) or (l, m, n, r). Arrays may be
-        numpy's or torch's; gradients stay behind.
+        numpy's or torch's; torch tensors are detached.
 
     Returns
     -------
     TensorTrain | TTMatrix | Tucker | CP
-        The same arrays. `center` of a train is what its cores show.
+        The same arrays. `center` of a train is measured.
 
     Raises
     ------
     ArgumentTypeError
         If `obj` is another object (a tensor ring, PARAFAC2, a regression), or mixes precisions or devices.
     ArgumentError
-        If cores do not chain, or a number is not finite.
+        If neighbouring ranks differ, or an entry is not finite.
 
     References
     ----------
@@ -79,7 +79,7 @@ def from_tensorly(obj: Any) -> Value:
 
 
 def to_tensorly(value: Value) -> Any:
-    """Return `value` as a factorised tensor of TensorLy, in the backend that is set.
+    """Return `value` as a factorised tensor of TensorLy, in the current backend.
 
     Parameters
     ----------
@@ -89,15 +89,15 @@ def to_tensorly(value: Value) -> Any:
     Returns
     -------
     tensorly.tt_tensor.TTTensor | TTMatrix | TuckerTensor | CPTensor
-        Copies of the arrays, of one dtype (weights of a CP keep theirs). `log_scale` goes into the centre; the centre
-        itself is not written down.
+        Copies of the arrays, of one dtype (weights of a CP keep theirs). `log_scale` is absorbed into the centre, which
+        is not stored.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format.
     ArgumentError
-        If the scale of a train does not fit its dtype.
+        If the scale of a train exceeds the range of its dtype.
 
     Examples
     --------

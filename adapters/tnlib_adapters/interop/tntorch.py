@@ -1,6 +1,6 @@
-"""tntorch: trains whose cores may be CP factors and whose legs may carry Tucker factors, and TT- and CP-matrices.
+"""Convert to and from tntorch: trains with CP or Tucker factors per leg, TT- and CP-matrices.
 
-A core (l, n, r) is one of a train; a core (n, R) is a CP factor, which stands for a core with equal bonds; a factor
+A core (l, n, r) is a train core; a core (n, R) is a CP factor, equivalent to a diagonal core (R, n, R); a factor
 `Us[k]` (n, s) multiplies leg k. The outer bonds need not be 1, tntorch sums over them.
 """
 
@@ -25,7 +25,7 @@ Value: TypeAlias = TensorTrain | TTMatrix | Tucker | CP
 
 
 def from_tntorch(obj: Any) -> TensorTrain | TTMatrix | CP:
-    """Return the format that a tensor or matrix of tntorch is.
+    """Return a tensor or matrix of tntorch in the corresponding tnlib format.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ def from_tntorch(obj: Any) -> TensorTrain | TTMatrix | CP:
     Returns
     -------
     TensorTrain | TTMatrix | CP
-        CP where every core is a CP factor, with weights of one. Otherwise a train: Tucker factors are multiplied into
-        their cores (`tnlib.convert(value, tnlib.Tucker)` gets them back), CP factors among cores become diagonal cores.
-        The first legs of a matrix, tntorch's inputs, are rows. Gradients stay behind; `center` is what the cores show.
+        CP with unit weights if every core is a CP factor. Otherwise a train: Tucker factors are multiplied into their
+        cores (`tnlib.convert(value, tnlib.Tucker)` recovers them), CP factors become diagonal cores. The first legs of
+        a matrix, tntorch's inputs, are rows. Tensors are detached; `center` is measured.
 
     Raises
     ------
@@ -92,15 +92,15 @@ def to_tntorch(value: Value) -> Any:
     Returns
     -------
     tntorch.Tensor | tntorch.TTMatrix
-        Copies: a train as its cores, `log_scale` in its centre; a CP as factors, the first of them holding the weights;
-        a Tucker as its factors and an exact train of its core. The centre is not written down.
+        Copies: a train as its cores, with `log_scale` absorbed into its centre; a CP as factors, the first scaled by
+        the weights; a Tucker as its factors and an exact train of its core. The centre is not stored.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format.
     ArgumentError
-        If the scale of a train does not fit its dtype.
+        If the scale of a train exceeds the range of its dtype.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def to_tntorch(value: Value) -> Any:
 
 
 def _as_core(a: Array, n_legs: int) -> Array:
-    """Return a CP factor (n, R) or (m, n, R) as a core (R, ..., R) with one entry per row that is not zero."""
+    """Return a CP factor (n, R) or (m, n, R) as a core (R, ..., R), diagonal in its bonds."""
     if a.ndim == n_legs:
         return a
     rank = a.shape[-1]

@@ -1,4 +1,4 @@
-"""torchTT: trains and TT-matrices in torch, with the legs that tnlib has, without a centre and without a scale."""
+"""Convert to and from torchTT: trains and TT-matrices in torch, without centre and scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tnlib_adapters.interop._shared import find_center
 
 
 def from_torchtt(obj: Any) -> TensorTrain | TTMatrix:
-    """Return the train that a `torchtt.TT` is.
+    """Return a `torchtt.TT` as a train.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def from_torchtt(obj: Any) -> TensorTrain | TTMatrix:
     Returns
     -------
     TensorTrain | TTMatrix
-        Copies of the cores, gradients left behind; rows are the sizes M, columns N. `center` is what the cores show.
+        Detached copies of the cores; rows are the sizes M, columns N. `center` is measured.
 
     Raises
     ------
@@ -66,14 +66,14 @@ def to_torchtt(value: TensorTrain | TTMatrix) -> Any:
     Returns
     -------
     torchtt.TT
-        With copies of the cores; `log_scale` goes into the centre, which is not written down.
+        With copies of the cores; `log_scale` is absorbed into the centre, which is not stored.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format.
     ArgumentError
-        If the scale of `value` does not fit its dtype.
+        If the scale of `value` exceeds the range of its dtype.
 
     Examples
     --------
@@ -88,6 +88,6 @@ def to_torchtt(value: TensorTrain | TTMatrix) -> Any:
 
 
 def _import(function: str) -> Any:
-    with warnings.catch_warnings():  # it warns where its compiled part is missing, which nothing here calls
+    with warnings.catch_warnings():  # torchTT warns if its compiled extension is missing; it is not used here
         warnings.simplefilter("ignore", UserWarning)
         return import_optional(function, "torchtt", "torchTT")

@@ -1,7 +1,7 @@
-"""ttpy: trains and TT-matrices of the package `tt`, cores flat and in Fortran order, one after the other.
+"""Convert to and from ttpy (package `tt`): trains and TT-matrices with flat, Fortran-ordered cores.
 
-Its vectors and matrices number their legs as tnlib does, but flatten them with the first leg fastest: `full()` of a
-matrix here has the first leg slowest. It computes in float64 and complex128.
+Vectors and matrices number their legs as tnlib does, but flatten with the first leg fastest; in `full()` of a tnlib
+matrix the first leg is slowest. ttpy computes in float64 and complex128.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tnlib_adapters.interop._shared import find_center
 
 
 def from_ttpy(obj: Any) -> TensorTrain | TTMatrix:
-    """Return the train that a `tt.vector` or `tt.matrix` is.
+    """Return a `tt.vector` or `tt.matrix` as a train.
 
     Parameters
     ----------
     obj
-        A vector (d, n, r, ps, core) or a matrix (n, m and its vector tt); ttpy itself is not needed.
+        A vector (d, n, r, ps, core) or a matrix (n, m and its vector tt); ttpy need not be installed.
 
     Returns
     -------
     TensorTrain | TTMatrix
-        Copies of the cores; rows of a matrix are its sizes n, columns m. `center` is what the cores show.
+        Copies of the cores; rows of a matrix are its sizes n, columns m. `center` is measured.
 
     Raises
     ------
     ArgumentTypeError
         If `obj` is another object.
     ArgumentError
-        If it is empty, its outer bonds are not 1, or its core does not have the length of its sizes.
+        If it is empty, its outer bonds are not 1, or the length of its core does not match its sizes.
 
     References
     ----------
@@ -61,7 +61,7 @@ def from_ttpy(obj: Any) -> TensorTrain | TTMatrix:
         legs = list(zip(np.asarray(obj.n, int).tolist(), np.asarray(obj.m, int).tolist(), strict=True))
     shapes = [(r[k], *sizes, r[k + 1]) for k, sizes in enumerate(legs)] if len(r) == len(legs) + 1 else []
     (flat,) = as_one_precision("from_ttpy", "core", [vector.core])
-    starts = [p - 1 for p in ps]  # counted from 1
+    starts = [p - 1 for p in ps]  # ps counts from 1
     if (
         not shapes
         or len(ps) != len(r)
@@ -85,19 +85,19 @@ def to_ttpy(value: TensorTrain | TTMatrix) -> Any:
     Parameters
     ----------
     value
-        A TensorTrain or TTMatrix of dtype float64 or complex128: ttpy has no other.
+        A TensorTrain or TTMatrix of dtype float64 or complex128, the dtypes of ttpy.
 
     Returns
     -------
     tt.vector | tt.matrix
-        With copies of the cores; `log_scale` goes into the centre, which is not written down.
+        With copies of the cores; `log_scale` is absorbed into the centre, which is not stored.
 
     Raises
     ------
     ArgumentTypeError
         If `value` is another format, or of single precision.
     ArgumentError
-        If the scale of `value` does not fit its dtype.
+        If the scale of `value` exceeds the range of its dtype.
     ModuleNotFoundError
         If ttpy is not installed.
 
@@ -113,8 +113,8 @@ def to_ttpy(value: TensorTrain | TTMatrix) -> Any:
             "first."
         )
     tt = import_optional("to_ttpy", "tt", "ttpy")
-    made = tt.vector if isinstance(value, TensorTrain) else tt.matrix
-    return made.from_list(with_scale("to_ttpy", value))
+    kind = tt.vector if isinstance(value, TensorTrain) else tt.matrix
+    return kind.from_list(with_scale("to_ttpy", value))
 
 
 def _core(flat: Array, shape: tuple[int, ...]) -> Array:

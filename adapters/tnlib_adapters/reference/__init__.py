@@ -1,1 +1,1 @@
-"""Operators to a running model: a float64 numpy pass driven by the table of architectures."""
+"""Reference forward pass in float64 numpy, for every architecture of the table."""

@@ -1,4 +1,4 @@
-"""What a model is given, as the first residual stream: tokens or images."""
+"""Token and patch embeddings: the initial residual stream."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tnlib_adapters.reference.layers import Norm
 
 @dataclass(frozen=True)
 class TokenEmbedding:
-    """Rows of a table, plus those of positions where they are learned, plus the first segment where there are any.
+    """Token embeddings plus learned positions and the first segment embedding, if any.
 
     Parameters
     ----------
     tokens
-        (vocab, d_model), scaled as the stream has them.
+        (vocab, d_model), scaled as in the residual stream.
     positions
-        (context, d_model), from the first position on; or None.
+        (context, d_model), from the first position on, or None.
     segment
         (d_model,), or None.
     norm
-        Of the sum, or None.
+        Norm of the sum, or None.
     """
 
     tokens: Array
@@ -35,7 +35,7 @@ class TokenEmbedding:
 
     @property
     def context(self) -> int | None:
-        """Count of learned positions, None if there are none."""
+        """Number of learned positions, None if there are none."""
         return None if self.positions is None else len(self.positions)
 
     def __call__(self, tokens: Array) -> Array:
@@ -48,7 +48,7 @@ class TokenEmbedding:
         return x if self.norm is None else self.norm(x)
 
     def check(self, function: str, tokens: Array, context: int | None) -> Array:
-        """Return token numbers (batch, n) that there are rows for."""
+        """Return token numbers (batch, n), validated."""
         a = to_numpy(function, "tokens", tokens)
         if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
             raise ArgumentError(
@@ -73,12 +73,12 @@ class TokenEmbedding:
 
 @dataclass(frozen=True)
 class PatchEmbedding:
-    """Square patches of an image, row by row behind a first learned vector, plus learned positions.
+    """Square image patches in row order after a learned first vector, plus learned positions.
 
     Parameters
     ----------
     kernel
-        (d_model, channels, p, p), what a patch is multiplied by.
+        (d_model, channels, p, p), the patch projection.
     bias, first
         (d_model,).
     positions
@@ -92,7 +92,7 @@ class PatchEmbedding:
 
     @property
     def context(self) -> int | None:
-        """Count of patches and the first vector."""
+        """Number of patches plus the first vector."""
         return len(self.positions)
 
     def __call__(self, images: Array) -> Array:
@@ -105,7 +105,7 @@ class PatchEmbedding:
         return np.concatenate([first, x], axis=1) + self.positions
 
     def check(self, function: str, images: Array, context: int | None) -> Array:
-        """Return images (batch, channels, height, width) that there are positions for, in float64."""
+        """Return images (batch, channels, height, width) in float64, validated."""
         a = as_array(function, "images", images).astype(np.float64)
         a = a[None] if a.ndim == 3 else a
         p, channels = self.kernel.shape[-1], self.kernel.shape[1]

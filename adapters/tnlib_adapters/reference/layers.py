@@ -1,4 +1,4 @@
-"""The parts of a layer that are not attention: affine maps, layer norms, activations, softmax."""
+"""Layers other than attention: affine maps, norms, feed-forward layers, activations, softmax."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm, or RMSNorm where it is not `centred`; `weight` (d_model,), `bias` (d_model,) or None."""
+    """LayerNorm if `centred`, else RMSNorm; `weight` (d_model,), `bias` (d_model,) or None."""
 
     weight: Array
     bias: Array | None
@@ -36,24 +36,24 @@ class Norm:
     centred: bool = True
 
     def __call__(self, x: Array) -> Array:
-        """Return every row brought to mean square 1, around its mean if centred, times weight plus bias."""
+        """Return the rows normalised to mean square 1, after centring for LayerNorm, times weight plus bias."""
         centred = self.centre(x)
         y: Array = centred / self.divisors(centred) * self.weight
         return y if self.bias is None else y + self.bias
 
     def centre(self, x: Array) -> Array:
-        """Return rows less their means, of LayerNorm; of RMSNorm as they are."""
+        """Return the rows minus their means for LayerNorm, unchanged for RMSNorm."""
         return x - x.mean(-1, keepdims=True) if self.centred else x
 
     def divisors(self, centred: Array) -> Array:
-        """Return what rows (..., d_model) that are centred are divided by, (..., 1)."""
-        found: Array = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.eps)
-        return found
+        """Return the divisors (..., 1) of centred rows (..., d_model)."""
+        roots: Array = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.eps)
+        return roots
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The layer between attention layers: wider, bent, narrow again; perhaps with a gate on the wide part."""
+    """Feed-forward layer: up projection, activation, down projection, optionally with a gate."""
 
     up: Affine
     down: Affine
@@ -68,7 +68,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Unembedding:
-    """Hidden states to logits, brought into (-cap, cap) where there is a cap."""
+    """Map from hidden states to logits, with an optional soft cap."""
 
     affine: Affine
     cap: float | None
@@ -80,7 +80,7 @@ class Unembedding:
 
 
 def softmax(scores: Array) -> Array:
-    """Return exp(scores) normalised over the last leg; every row must hold something above -inf.
+    """Return exp(scores) normalised over the last axis; every row needs an entry above -inf.
 
     >>> softmax(np.array([0.0, 0.0, -np.inf]))
     array([0.5, 0.5, 0. ])
@@ -114,7 +114,7 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _gelu_bloom(x: Array) -> Array:
-    """Return the same with sqrt(2 / pi) cut off where BLOOM cuts it off."""
+    """Return the tanh approximation of GELU with BLOOM's truncated constant for sqrt(2 / pi)."""
     y: Array = 0.5 * x * (1 + np.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
     return y
 
@@ -132,10 +132,10 @@ def _silu(x: Array) -> Array:
     return y
 
 
-# Names as config.json has them.
+# Keys are the names in config.json.
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": _gelu,
-    "gelu_bloom": _gelu_bloom,  # of no config
+    "gelu_bloom": _gelu_bloom,  # not a name of any config
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,

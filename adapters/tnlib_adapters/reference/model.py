@@ -1,4 +1,4 @@
-"""The forward pass of a checkpoint in float64 numpy: a reference that every operator can be held against."""
+"""Forward pass of a checkpoint in float64 numpy, the reference for all operators."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tnlib_adapters.reference.weights import Weights, as_weights
 
 @dataclass(frozen=True, repr=False)
 class Forward:
-    """What a model computes on a batch of token sequences, all in float64.
+    """Activations of a forward pass on a batch of token sequences, all in float64.
 
     Parameters
     ----------
     patterns
-        Per layer, (batch, heads, n, n): the weight that a position gives to each other, rows sum to one.
+        Per layer, (batch, heads, n, n): attention weights; rows sum to one.
     residuals
-        Per layer, (batch, n, d_model): the stream in front of its attention, before any norm; then the final one.
+        Per layer, (batch, n, d_model): the stream before its attention, before any norm; then the final stream.
     inputs
-        Per layer, (batch, n, d_model): what its attention reads, after the norm where one stands in front.
+        Per layer, (batch, n, d_model): the input of its attention, after the preceding norm, if any.
     outputs
-        Per layer, (batch, n, d_model): what its attention writes, biases included, before any norm behind it.
+        Per layer, (batch, n, d_model): the output of its attention, biases included, before any following norm.
     hidden
-        (batch, n, d_model): the final stream after the final norm, where there is one.
+        (batch, n, d_model): the final stream after the final norm, if any.
     logits
-        (batch, n, vocab), or None where the model ends in hidden states.
+        (batch, n, vocab), or None if the model has no unembedding.
     """
 
     patterns: tuple[Array, ...]
@@ -48,26 +48,26 @@ class Forward:
 
 
 def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
-    """Run a model on token sequences; every position is attended to, so pass sequences without padding.
+    """Run a model on token sequences without padding: every position is attended to.
 
     Parameters
     ----------
     model
-        A checkpoint, whose weights are read anew, or the `Weights` of one.
+        A checkpoint, whose weights are loaded, or loaded `Weights`.
     tokens
-        (n,) or (batch, n), integers. Where the architecture has segments, all tokens are of the first. Images
-        (batch, channels, height, width) where it reads those.
+        (n,) or (batch, n), integers. Architectures with segments use the first segment for all tokens. Models that read
+        images take (batch, channels, height, width).
 
     Returns
     -------
     Forward
-        Patterns, residual stream, hidden states and logits, always with a batch leg.
+        Patterns, residual stream, hidden states and logits, always with a batch axis.
 
     Raises
     ------
     ArgumentError
-        If a token is no integer or not in the vocabulary, a sequence is longer than the positions, or the
-        activation function of the model is not known.
+        If a token is not an integer or not in the vocabulary, a sequence exceeds the context, or the activation
+        function of the model is unknown.
     FileFormatError
         If a tensor is missing, has an impossible shape, or holds NaN or inf.
 
@@ -83,15 +83,15 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     for block in weights.blocks:
         added = np.zeros_like(x)
         for branch in block.branches:
-            read = _normed(branch.before, x)
+            inputs_of_branch = _normed(branch.before, x)
             if isinstance(branch.layer, Attention):
-                pattern, written = _attend(branch.layer, read)
+                pattern, written = _attend(branch.layer, inputs_of_branch)
                 patterns.append(pattern)
                 residuals.append(x)
-                inputs.append(read)
+                inputs.append(inputs_of_branch)
                 outputs.append(written)
             else:
-                written = branch.layer(read)
+                written = branch.layer(inputs_of_branch)
             added += _normed(branch.behind, written)
         x = _normed(block.after, x + added)
 
@@ -101,16 +101,16 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
 
 
 def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
-    """Return the mean cross-entropy, in nats, of predicting tokens[:, t] from what stands before, where mask[:, t].
+    """Return the mean cross-entropy, in nats, of predicting tokens[:, t] from the preceding tokens, where mask[:, t].
 
     Parameters
     ----------
     model
-        A checkpoint, whose weights are read anew, or the `Weights` of one; of an architecture with an unembedding.
+        A checkpoint, whose weights are loaded, or loaded `Weights`; of an architecture with an unembedding.
     tokens
         (n,) or (batch, n), integers.
     mask
-        Same shape, bool: which tokens count. Nothing stands before the first of a sequence, so it cannot.
+        Same shape, bool: target tokens. The first token of a sequence cannot be a target.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     Raises
     ------
     ArgumentError
-        If the model has no unembedding, `mask` does not fit, or `run` refuses the tokens.
+        If the model has no unembedding, `mask` does not match, or `run` refuses the tokens.
 
     Examples
     --------
@@ -138,31 +138,31 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
             "use run and compare hidden states."
         )
     tokens = weights.embedding.check("loss", tokens, weights.context)
-    counted = check_mask("loss", mask, tokens)
+    targets = check_mask("loss", mask, tokens)
     hidden = run(replace(weights, unembed=None), tokens).hidden[:, :-1]  # only what counts is unembedded, below
-    chosen, actual = counted[:, 1:], tokens[:, 1:]
+    chosen, actual = targets[:, 1:], tokens[:, 1:]
     log_p = log_softmax(weights.unembed(hidden[chosen]))  # token vocab
     return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
 
 
 def check_mask(function: str, mask: Array, tokens: Array) -> Array:
-    """Return which tokens (batch, n) are to be predicted."""
-    counted = np.atleast_2d(to_numpy(function, "mask", mask))
-    if counted.shape != tokens.shape or counted.dtype != np.bool_ or counted[:, 0].any() or not counted.any():
+    """Return the mask of target tokens (batch, n), validated."""
+    targets = np.atleast_2d(to_numpy(function, "mask", mask))
+    if targets.shape != tokens.shape or targets.dtype != np.bool_ or targets[:, 0].any() or not targets.any():
         raise ArgumentError(
             f"{function}: mask must be bool of shape {tokens.shape}, False at the first position and True somewhere, "
-            f"got {counted.dtype} of shape {counted.shape} with {int(np.count_nonzero(counted))} entries that count; "
+            f"got {targets.dtype} of shape {targets.shape} with {int(np.count_nonzero(targets))} entries that count; "
             "mark the tokens to be predicted."
         )
-    return counted
+    return targets
 
 
 def _attend(layer: Attention, x: Array) -> tuple[Array, Array]:
-    """Return patterns (batch, heads, n, n) and what the layer writes (batch, n, d_model)."""
-    seen = layer.mask(x.shape[1])
+    """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model) of an attention layer."""
+    visible = layer.mask(x.shape[1])
     patterns, written = [], []
     for sequence in x:
-        pattern = softmax(np.where(seen, layer.scores(sequence), -np.inf))  # h n n
+        pattern = softmax(np.where(visible, layer.scores(sequence), -np.inf))  # h n n
         patterns.append(pattern)
         written.append(layer.frozen(pattern).apply(sequence))  # n d_model
     return np.stack(patterns), np.stack(written)

@@ -1,4 +1,4 @@
-"""All weights of a model in memory, in float64, wired as its row of the table of architectures says."""
+"""Load the weights of a model in float64, arranged in blocks as its architecture defines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, FeedForward, No
 
 Shape = tuple[int | None, ...]
 
-# A few checkpoints, bert-base-uncased among them, keep the older names.
+# Older parameter names, still used by a few checkpoints such as bert-base-uncased.
 _NORM_NAMES = (("weight", "bias"), ("gamma", "beta"))
 
 
 @dataclass(frozen=True)
 class Branch:
-    """What reads the residual stream and adds behind(layer(before(x))) to it; norms are None where there is none."""
+    """Residual branch: adds behind(layer(before(x))) to the stream x; absent norms are None."""
 
     layer: Attention | FeedForward
     before: Norm | None
@@ -34,7 +34,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Block:
-    """Branches that read the same stream: x -> after(x + what they all add)."""
+    """Branches that read the same stream: x -> after(x + sum of the branches)."""
 
     branches: tuple[Branch, ...]
     after: Norm | None
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True, repr=False)
 class Weights:
-    """A model in memory; made by `read_weights`, so that many batches read the files once."""
+    """A model in memory, returned by `read_weights`; reuse it for several batches."""
 
     architecture: str
     embedding: TokenEmbedding | PatchEmbedding
@@ -52,10 +52,10 @@ class Weights:
 
     @property
     def context(self) -> int | None:
-        """Length of the longest sequence, None for any."""
+        """Length of the longest sequence, None if unlimited."""
         layers = (branch.layer for block in self.blocks for branch in block.branches)
-        known = [layer.context for layer in layers if isinstance(layer, Attention)]
-        return min((n for n in (self.embedding.context, *known) if n is not None), default=None)
+        contexts = [layer.context for layer in layers if isinstance(layer, Attention)]
+        return min((n for n in (self.embedding.context, *contexts) if n is not None), default=None)
 
     def __repr__(self) -> str:
         vocab = f"vocab {len(self.embedding.tokens)}, " if isinstance(self.embedding, TokenEmbedding) else ""
@@ -63,29 +63,29 @@ class Weights:
 
 
 def as_weights(function: str, model: Any) -> Weights:
-    """Return the weights of a checkpoint, or those that were given."""
+    """Return the given weights, or load those of a checkpoint."""
     return model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model, "model"))
 
 
 def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weights:
-    """Read a checkpoint for the forward pass; attention that is stored as factors is multiplied out.
+    """Load a checkpoint for the forward pass; factored attention is multiplied out.
 
     Parameters
     ----------
     checkpoint
-        Any that `open_checkpoint` returns.
+        A checkpoint returned by `open_checkpoint`.
     length
-        Of the sequences to come, where rotary embeddings depend on it.
+        Sequence length, for rotary embeddings that depend on it.
 
     Returns
     -------
     Weights
-        Everything in float64.
+        All weights in float64.
 
     Raises
     ------
     ArgumentError
-        If the activation function that its config names is not known, or the model does not reach as far as `length`.
+        If the activation function in its config is unknown, or `length` exceeds the context of the model.
     FileFormatError
         If a tensor is missing, has an impossible shape, or holds NaN or inf.
 
@@ -105,11 +105,11 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
     )
 
 
-# ---------------------------------------------------------------------------------------------------- the two ends
+# ---------------------------------------------------------------------------------- embedding and unembedding
 
 
 def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
-    """Read what the stream starts with, of a model that reads tokens."""
+    """Load the embedding of a model that reads tokens."""
     row, d = checkpoint.architecture, checkpoint.sizes.d_model
     of_tokens, *others = row.embeddings
     table = _into_stream(checkpoint, _tensor(checkpoint, f"{of_tokens}.weight", (None, None)))
@@ -126,7 +126,7 @@ def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
 
 
 def _into_stream(checkpoint: Checkpoint, table: Array) -> Array:
-    """Return token embeddings as wide as the stream."""
+    """Return token embeddings with d_model columns."""
     narrow = checkpoint.architecture.narrow
     if narrow is None or not checkpoint.locate(f"{narrow[0]}.weight"):
         return table
@@ -147,7 +147,7 @@ def _patches(checkpoint: Checkpoint) -> PatchEmbedding:
 
 
 def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
-    """Read what makes the logits, None for a model that ends in hidden states."""
+    """Load the unembedding, None for a model without one."""
     row, d = checkpoint.architecture, checkpoint.sizes.d_model
     name = next((n for n in row.unembed if checkpoint.locate(f"{n}.weight")), None)
     tied = row.get(checkpoint.config, "tie_word_embeddings")
@@ -164,7 +164,7 @@ def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
 
 
 def read_final_norm(checkpoint: Checkpoint) -> Norm | None:
-    """Read the norm behind the last layer, None where there is none."""
+    """Load the norm after the last layer, None if there is none."""
     row = checkpoint.architecture
     return _norm(checkpoint, by_config(row.final_norm, checkpoint.config))
 
@@ -173,14 +173,14 @@ def read_final_norm(checkpoint: Checkpoint) -> Norm | None:
 
 
 def read_attention_norms(checkpoint: Checkpoint, layer: int) -> tuple[Norm | None, Norm | None]:
-    """Read the norms in front of one attention layer and behind it, before the sum; None where there is none."""
+    """Load the norm before one attention layer and the norm of its output; None where there is none."""
     row = checkpoint.architecture
     norm = None if _normed_after(checkpoint) else _first_norm(checkpoint, row.attention_norm, layer)
     return norm, _behind(checkpoint, row.attention_norm_after, layer)
 
 
 def _normed_after(checkpoint: Checkpoint) -> bool:
-    """Whether the norm of a block stands behind its sum."""
+    """Test if the norm of a block follows its residual sum."""
     row = checkpoint.architecture
     return by_config(row.norm_place, checkpoint.config) == "after"
 
@@ -191,8 +191,8 @@ def _layer(checkpoint: Checkpoint, layer: int, length: int | None) -> list[Block
     attention, norm = _attention(checkpoint, layer, length), _first_norm(checkpoint, row.attention_norm, layer)
     blocks = [_block(attention, norm, _behind(checkpoint, row.attention_norm_after, layer), after)]
     if row.mlp is not None:
-        norm, behind = _first_norm(checkpoint, row.mlp.norm, layer), _behind(checkpoint, row.mlp.norm_after, layer)
-        blocks.append(_block(_feed_forward(checkpoint, row.mlp, layer), norm, behind, after))
+        norm, norm_after = _first_norm(checkpoint, row.mlp.norm, layer), _behind(checkpoint, row.mlp.norm_after, layer)
+        blocks.append(_block(_feed_forward(checkpoint, row.mlp, layer), norm, norm_after, after))
     parallel = by_config(row.parallel, checkpoint.config)
     return [Block(tuple(b for block in blocks for b in block.branches), None)] if parallel else blocks
 
@@ -202,10 +202,10 @@ def _block(inner: Attention | FeedForward, norm: Norm | None, behind: Norm | Non
 
 
 def _first_norm(checkpoint: Checkpoint, name: str | tuple[str, ...] | None, layer: int) -> Norm | None:
-    """Return the first of these norms that the checkpoint has."""
+    """Return the first of these norms that exists in the checkpoint."""
     all_names = [n.format(layer=layer) for n in names(name)]
-    found = (n for n in all_names if any(checkpoint.locate(f"{n}.{weight}") for weight, _ in _NORM_NAMES))
-    return _norm(checkpoint, next(found, all_names[-1] if all_names else None))
+    candidates = (n for n in all_names if any(checkpoint.locate(f"{n}.{weight}") for weight, _ in _NORM_NAMES))
+    return _norm(checkpoint, next(candidates, all_names[-1] if all_names else None))
 
 
 def _behind(checkpoint: Checkpoint, name: str | None, layer: int) -> Norm | None:
@@ -213,12 +213,14 @@ def _behind(checkpoint: Checkpoint, name: str | None, layer: int) -> Norm | None
 
 
 def _attention(checkpoint: Checkpoint, layer: int, length: int | None) -> Attention:
-    found = checkpoint.attention(layer, length=length)
-    wide: dict[str, Any] = {name: a.astype(np.float64) for name, a in vars(found).items() if isinstance(a, np.ndarray)}
-    if found.head_norm is not None:
-        query, key = (a.astype(np.float64) for a in (found.head_norm.query, found.head_norm.key))
-        wide["head_norm"] = replace(found.head_norm, query=query, key=key)
-    return replace(found, **wide)
+    attention = checkpoint.attention(layer, length=length)
+    wide: dict[str, Any] = {
+        name: a.astype(np.float64) for name, a in vars(attention).items() if isinstance(a, np.ndarray)
+    }
+    if attention.head_norm is not None:
+        query, key = (a.astype(np.float64) for a in (attention.head_norm.query, attention.head_norm.key))
+        wide["head_norm"] = replace(attention.head_norm, query=query, key=key)
+    return replace(attention, **wide)
 
 
 def _feed_forward(checkpoint: Checkpoint, mlp: Mlp, layer: int) -> FeedForward:
@@ -250,7 +252,7 @@ def _halves(both: Affine) -> tuple[Affine, Affine]:
 
 
 def _affine(checkpoint: Checkpoint, name: str, shape: Shape, *, flip: bool) -> Affine:
-    """Read an affine map whose weight has `shape` (in, out), stored (out, in) if it is to be flipped."""
+    """Load an affine map whose weight has `shape` (in, out), stored as (out, in) if `flip`."""
     weight = _tensor(checkpoint, f"{name}.weight", shape[::-1] if flip else shape)
     weight = weight.T if flip else weight
     return Affine(weight, _bias(checkpoint, name, weight.shape[1]))
@@ -278,16 +280,16 @@ def _norm(checkpoint: Checkpoint, name: str | None) -> Norm | None:
 
 
 def _tensor(checkpoint: Checkpoint, name: str, shape: Shape) -> Array:
-    """Read a tensor in float64; None in `shape` stands for any size."""
-    found = checkpoint.read(name)
-    if len(found.shape) != len(shape) or any(n not in (None, m) for m, n in zip(found.shape, shape, strict=True)):
-        raise _misfit(name, shape, found.shape)
-    return found.astype(np.float64)
+    """Load a tensor in float64; None in `shape` matches any size."""
+    array = checkpoint.read(name)
+    if len(array.shape) != len(shape) or any(n not in (None, m) for m, n in zip(array.shape, shape, strict=True)):
+        raise _misfit(name, shape, array.shape)
+    return array.astype(np.float64)
 
 
-def _misfit(name: str, shape: Shape, found: tuple[int, ...]) -> FileFormatError:
-    wanted = ", ".join("any" if n is None else str(n) for n in shape)
+def _misfit(name: str, shape: Shape, shape_in_file: tuple[int, ...]) -> FileFormatError:
+    expected = ", ".join("any" if n is None else str(n) for n in shape)
     return FileFormatError(
-        f"read_weights: tensor {name!r} must have shape ({wanted}) by config.json, got {found}; "
+        f"read_weights: tensor {name!r} must have shape ({expected}) by config.json, got {shape_in_file}; "
         "one of the two belongs to another model."
     )

@@ -1,4 +1,4 @@
-"""Attention with fixed patterns: affine operators, their products and paths."""
+"""Attention with frozen patterns: affine operators, their products and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attention layer whose patterns are fixed: an affine map of the whole sequence, a sum of Kronecker products."""
+"""One attention layer with frozen patterns: an affine map of the sequence, linear part a sum of Kronecker products."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tnlib_adapters.attention.frozen.diagrams import of_frozen
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenAttention:
-    """A layer whose patterns are fixed: the affine map x -> terms x + constant; unpacks to the two.
+    """A layer with frozen patterns: the affine map x -> terms x + constant; unpacks to the two.
 
-    Sums are sums of outputs, and `second @ first` is the second map after the first: a head of one after a head of the
-    other is a virtual head, (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1, as narrow as the narrower of both.
+    Addition adds outputs, and `second @ first` is composition. The product of two heads is a virtual head,
+    (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1, with the smaller of the two ranks.
 
     Parameters
     ----------
     terms
         sum_h A^h (x) (W_V^h W_O^h)^T on arrays (positions, d_model).
     constant
-        (positions, d_model): what the value and output biases add.
+        (positions, d_model): the contribution of the value and output biases.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class FrozenAttention:
     terms: KroneckerTerms
     constant: Array
 
-    __array_ufunc__ = None  # an array @ this is no array
+    __array_ufunc__ = None  # numpy must defer to __rmatmul__
 
     def __repr__(self) -> str:
         n, d = self.constant.shape
@@ -57,7 +57,7 @@ class FrozenAttention:
         return self.terms.apply(x) + self.constant
 
     def diagram(self) -> Diagram:
-        """Return what `tnlib.draw` paints."""
+        """Return the diagram for `tnlib.draw`."""
         return of_frozen(self.terms)
 
     def __add__(self, other: Any) -> FrozenAttention:
@@ -81,7 +81,7 @@ def frozen_heads(
     *,
     context: int | None,
 ) -> FrozenAttention:
-    """Return what `Attention.frozen` does, of weights as `Attention` holds them."""
+    """Return the result of `Attention.frozen` for weights in the layout of `Attention`."""
     heads, _, d_model = W_O.shape
     patterns = as_array("Attention.frozen", "patterns", patterns)
     if patterns.ndim != 3 or len(patterns) != heads:
@@ -95,7 +95,7 @@ def frozen_heads(
             f"got {patterns.shape}; shorten them."
         )
     group, dtype = heads // len(W_V), np.result_type(patterns, W_V, W_O)
-    values, out = (w.astype(dtype, copy=False) for w in (W_V, W_O))  # products of heads are made in this precision
+    values, out = (w.astype(dtype, copy=False) for w in (W_V, W_O))  # dtype of the products of heads
     right = [LowRank(out[h].T, values[h // group].T) for h in range(heads)]  # d [dh] d
     constant = np.zeros((patterns.shape[1], d_model), dtype)
     if b_V is not None:
@@ -103,8 +103,8 @@ def frozen_heads(
             constant += np.outer(a.sum(axis=1), b.astype(dtype) @ w)  # n [n'], [dh] d
     if b_O is not None:
         constant += b_O
-    seen = patterns if divisors is None else patterns / _as_divisors(divisors, patterns.shape[2])
-    return FrozenAttention(KroneckerTerms(seen, tuple(right)), constant)
+    weights = patterns if divisors is None else patterns / _as_divisors(divisors, patterns.shape[2])
+    return FrozenAttention(KroneckerTerms(weights, tuple(right)), constant)
 
 
 def _as_divisors(divisors: Array, n: int) -> Array:

@@ -1,7 +1,7 @@
-r"""Products of residual layers, (1 + K_L) ... (1 + K_1): applied one after the other, multiplied out on request.
+r"""Products of residual layers, (1 + K_L) ... (1 + K_1), in factored form; expansion into paths on request.
 
-A product of L sums is the sum over all paths: a path is a list of heads, at most one per layer, and its operator is one
-Kronecker product, the product of those of its heads.
+A product of L sums expands into a sum over paths. A path is a list of heads, at most one per layer; its operator is one
+Kronecker product, the product of the operators of its heads.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tnlib_adapters.attention.frozen.diagrams import of_product
 
 Head = tuple[int, int]  # layer and head
 
-_MOST_NUMBERS = 1 << 28  # of all paths; 2 GiB in double precision
+_MOST_NUMBERS = 1 << 28  # entries of all paths; 2 GiB in double precision
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ResidualProduct(Operator):
-    """The operator (1 + K_L) ... (1 + K_1) on arrays (positions, features), held as its factors.
+    """The operator (1 + K_L) ... (1 + K_1) on arrays (positions, features), in factored form.
 
     Parameters
     ----------
     factors
-        K_1, ..., K_L, each as many positions and features wide as high; K_1 acts first.
+        K_1, ..., K_L, square operators of equal shape; K_1 acts first.
 
     Raises
     ------
     ArgumentError
-        If there is no factor, or two of them are of different shapes.
+        If there is no factor, or shapes differ.
 
     Examples
     --------
@@ -55,11 +55,11 @@ class ResidualProduct(Operator):
             raise ArgumentTypeError(
                 f"ResidualProduct: factors must be KroneckerTerms, at least one, got {kinds}; pass one per layer."
             )
-        wanted = _sizes(factors[0])[0]
+        expected = _sizes(factors[0])[0]
         for layer, k in enumerate(factors):
-            if _sizes(k) != (wanted, wanted):
+            if _sizes(k) != (expected, expected):
                 raise ArgumentError(
-                    f"ResidualProduct: factor {layer} must take (positions, features) = {wanted} to the same, got "
+                    f"ResidualProduct: factor {layer} must take (positions, features) = {expected} to the same, got "
                     f"{_sizes(k)[1]} to {_sizes(k)[0]}; a residual stream keeps its size."
                 )
         object.__setattr__(self, "factors", factors)
@@ -76,8 +76,8 @@ class ResidualProduct(Operator):
     def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> ResidualProduct:
         """Return the product of the factors with these arrays."""
         starts = [f"factors.{k}." for k in range(attributes["factors"])]
-        named = [{name.removeprefix(s): a for name, a in arrays.items() if name.startswith(s)} for s in starts]
-        return cls([KroneckerTerms.from_named_arrays(one, {}) for one in named])
+        by_factor = [{name.removeprefix(s): a for name, a in arrays.items() if name.startswith(s)} for s in starts]
+        return cls([KroneckerTerms.from_named_arrays(factor_arrays, {}) for factor_arrays in by_factor])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,11 +86,11 @@ class ResidualProduct(Operator):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The count of terms of every factor."""
+        """Number of terms of every factor."""
         return tuple(k.ranks[0] for k in self.factors)
 
     def diagram(self) -> Diagram:
-        """Return what `tnlib.draw` paints."""
+        """Return the diagram for `tnlib.draw`."""
         return of_product(self.factors)
 
     @property
@@ -99,7 +99,7 @@ class ResidualProduct(Operator):
         return ResidualProduct([k.H for k in reversed(self.factors)])
 
     def apply(self, x: Array) -> Array:
-        """Return the product on x (positions, features), factor by factor."""
+        """Return the product applied to x (positions, features), factor by factor."""
         for k in self.factors:
             x = x + k.apply(x)
         return x
@@ -119,7 +119,7 @@ class ResidualProduct(Operator):
         return self.terms().norm()
 
     def __matmul__(self, x: Any) -> Any:
-        """Multiply with another product, which stays one, or with a dense array."""
+        """Multiply by another product, which gives a product, or by a dense array."""
         return ResidualProduct([*x.factors, *self.factors]) if isinstance(x, ResidualProduct) else super().__matmul__(x)
 
     def _matmat(self, x: Array) -> Array:
@@ -132,7 +132,7 @@ class ResidualProduct(Operator):
 
 
 def expand(factors: Sequence[KroneckerTerms], max_order: int | None) -> tuple[list[tuple[Head, ...]], KroneckerTerms]:
-    """Return all paths through the factors, and one term for each."""
+    """Return all paths through the factors, and the Kronecker terms of each."""
     _refuse_too_many(factors, max_order)
     paths: list[tuple[Head, ...]] = []
     total: KroneckerTerms | None = None
@@ -146,13 +146,13 @@ def expand(factors: Sequence[KroneckerTerms], max_order: int | None) -> tuple[li
             start = KroneckerTerms(total.left[begun], [total.right[i] for i in begun]) if begun else None
             total = total + k if start is None else total + k + k @ start
         paths += heads + longer
-    if total is None:  # not reached: there is a factor
+    if total is None:  # unreachable: there is at least one factor
         raise ValueError
     return paths, total
 
 
 def _refuse_too_many(factors: Sequence[KroneckerTerms], max_order: int | None) -> None:
-    counts = [1]  # of paths by their order
+    counts = [1]  # number of paths by order
     for k in factors:
         more = [0, *(k.ranks[0] * count for count in counts)]
         counts = [a + b for a, b in zip([*counts, 0], more, strict=True)][: (max_order or len(factors)) + 1]
@@ -165,6 +165,6 @@ def _refuse_too_many(factors: Sequence[KroneckerTerms], max_order: int | None) -
 
 
 def _sizes(k: KroneckerTerms) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (positions, features) of what an operator returns, and of what it takes."""
+    """Return (positions, features) of the output and of the input of an operator."""
     (_, p, p_in), (q, q_in) = k.left.shape, k.right[0].shape
     return (p, q), (p_in, q_in)

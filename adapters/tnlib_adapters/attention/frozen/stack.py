@@ -1,4 +1,4 @@
-r"""Attention-only layers with fixed patterns on a residual stream: one affine operator, and the paths through it.
+r"""Attention-only layers with frozen patterns on a residual stream: one affine operator, and its paths.
 
     x_L = (1 + K_L) ... (1 + K_1) x_0 + constant,      K_l = sum_h A^h (x) (W_V^h W_O^h)^T
 
@@ -24,14 +24,14 @@ from tnlib_adapters.attention.frozen.residual_product import Head, ResidualProdu
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenStack:
-    """Layers with fixed patterns, each adding to the residual stream: the affine map x -> operator x + constant.
+    """Layers with frozen patterns on a residual stream: the affine map x -> operator x + constant.
 
-    Unpacks to the two. `second @ first` is one stack on top of another.
+    Unpacks to operator and constant. `second @ first` composes two stacks.
 
     Parameters
     ----------
     layers
-        First layer first; all of the same positions and features.
+        First layer first; all with equal numbers of positions and features.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class FrozenStack:
 
     layers: Sequence[FrozenAttention]
 
-    __array_ufunc__ = None  # an array @ this is no array
+    __array_ufunc__ = None  # numpy must defer to __rmatmul__
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, Sequence) or not all(
@@ -58,7 +58,7 @@ class FrozenStack:
                 "Attention.frozen makes one, freeze a whole stack."
             )
         object.__setattr__(self, "layers", tuple(self.layers))
-        ResidualProduct([layer.terms for layer in self.layers])  # refuses what does not fit
+        ResidualProduct([layer.terms for layer in self.layers])  # raises if shapes differ
 
     def __repr__(self) -> str:
         n, d = self.layers[0].constant.shape
@@ -75,34 +75,34 @@ class FrozenStack:
 
     @property
     def constant(self) -> Array:
-        """What all biases together add to the stream, (positions, d_model)."""
+        """Contribution of all biases to the final stream, (positions, d_model)."""
         return self.apply(np.zeros_like(self.layers[0].constant))
 
     def apply(self, x: Array) -> Array:
-        """Return the stream behind the last layer for the stream x (positions, d_model) in front of the first."""
+        """Return the final stream for the initial stream x (positions, d_model)."""
         for layer in self.layers:
             x = x + layer.apply(x)
         return x
 
     def diagram(self) -> Diagram:
-        """Return what `tnlib.draw` paints."""
+        """Return the diagram for `tnlib.draw`."""
         return of_product([layer.terms for layer in self.layers], constant=True)
 
     def __matmul__(self, other: Any) -> FrozenStack:
         return FrozenStack([*other.layers, *self.layers]) if isinstance(other, FrozenStack) else NotImplemented
 
     def expand(self, *, max_order: int | None = None) -> FrozenPaths:
-        """Return all paths through at least one head, each one term; `tnlib.round(paths.terms, ...)` finds fewer terms.
+        """Return all paths through at least one head, one term each; `tnlib.round(paths.terms, ...)` reduces them.
 
         Parameters
         ----------
         max_order
-            Only paths of at most so many heads.
+            Largest number of heads on a path.
 
         Raises
         ------
         ArgumentError
-            If all of them would be more than 2**28 numbers: there are (1 + heads)^layers - 1.
+            If the paths have more than 2**28 entries: their number is (1 + heads)^layers - 1.
         """
         order = None if max_order is None else as_count("FrozenStack.expand", "max_order", max_order)
         paths, terms = expand([layer.terms for layer in self.layers], order)
@@ -111,16 +111,16 @@ class FrozenStack:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenPaths:
-    """A stack multiplied out: x -> x + terms x + constant.
+    """A stack expanded into paths: x -> x + terms x + constant.
 
     Parameters
     ----------
     paths
-        For every term the heads (layer, head) that it goes through, first layer first.
+        The heads (layer, head) of every term, first layer first.
     terms
-        A^h2 A^h1 (x) (W_V^h1 W_O^h1 W_V^h2 W_O^h2)^T and so on. The direct path, through no head, is not among them.
+        A^h2 A^h1 (x) (W_V^h1 W_O^h1 W_V^h2 W_O^h2)^T and so on, without the direct path, which has no heads.
     constant
-        (positions, d_model): what all biases add, along all paths.
+        (positions, d_model): contribution of all biases, along all paths.
     """
 
     paths: Sequence[tuple[Head, ...]]
@@ -133,9 +133,9 @@ class FrozenPaths:
         return f"FrozenPaths({len(self.paths)} paths of at most {longest} heads on {n} positions x {d} features)"
 
     def apply(self, x: Array) -> Array:
-        """Return the stream behind the last layer for the stream x (positions, d_model) in front of the first."""
+        """Return the final stream for the initial stream x (positions, d_model)."""
         return to_numpy("FrozenPaths.apply", "x", x) + self.terms.apply(x) + self.constant
 
     def diagram(self) -> Diagram:
-        """Return what `tnlib.draw` paints."""
+        """Return the diagram for `tnlib.draw`."""
         return of_paths(self.terms)

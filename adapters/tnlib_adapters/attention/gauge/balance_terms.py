@@ -1,4 +1,4 @@
-"""Balanced rank-one terms: the gauge of a product A B whose inner index may only be scaled, term by term."""
+"""Balanced rank-one terms: the gauge of a product A B under diagonal scaling of its inner index."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tnlib.linalg.scaling import column_exponents, shift
 
 
 def balance_terms(left: Array, right: Array, power: float = 0.5) -> tuple[Array, Array]:
-    """Return A D and D^-1 B of `left` (m, r) and `right` (r, n), D diagonal: every term in a gauge of its own.
+    """Return A D and D^-1 B of `left` (m, r) and `right` (r, n), D diagonal, balanced term by term.
 
     Column j of A D and row j of D^-1 B have the norms s[j]^power and s[j]^(1 - power), and the leading entry of the
-    column is positive. A term whose product is zero becomes zero on both sides. This is the remaining freedom where
-    terms are distinct: the complex plane of every frequency of a rotary embedding.
+    column is positive. A term with zero product becomes zero on both sides. Diagonal scaling is the gauge freedom of
+    distinct terms, such as the complex planes of distinct rotary frequencies.
     """
     e, f = column_exponents(left), column_exponents(right.T)
     a, b = shift(left, -e), shift(right.T, -f)  # m r, n r

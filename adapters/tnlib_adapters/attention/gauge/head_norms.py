@@ -1,13 +1,14 @@
-r"""The gauge of queries and keys that are normalised before they meet.
+r"""Gauge fixing of normalised queries and keys.
 
-With q = x W_Q and k = y W_K divided by their root mean squares, a score is (q diag(w)) R (k diag(v))^T. What may go
-between must keep the norms, and w and v belong to all heads of a layer. With positive w and v that is, plane by plane,
+With q = x W_Q and k = y W_K divided by their root mean squares, a score is (q diag(w)) R (k diag(v))^T. A gauge
+transformation must preserve the norms, and w and v are shared by all heads of a layer. For positive w and v it is, by
+plane,
 
     any w, v             a sign of each key head and its queries; c w and v / c
-    w[a] <-> w[b]        with v: a quarter turn of all queries and keys
-    w[a] = w[b]          with v: any turn of each key head and its queries
+    w[a] <-> w[b]        and the same for v: a quarter turn of all queries and keys
+    w[a] = w[b]          and the same for v: any rotation of each key head and its queries
 
-A shift by a key bias, and lengths of queries and keys, are seen by their norm. Weights of zero leave more, which stays.
+The norm breaks the shift by a key bias and the scaling of queries and keys. Freedom due to zero weights is not fixed.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ from tnlib.linalg.canonical_basis import leading_phases
 from tnlib_adapters.attention.gauge.scores import Columns
 from tnlib_adapters.attention.head_norm import HeadNorm
 
-_EQUAL = 16.0  # eps: weights that differ by less are the same number, rounded on another way
+_EQUAL = 16.0  # eps: weights that differ by less are equal up to rounding
 
 
 def fix_normed(
     q: Array, k: Array, norm: HeadNorm, columns: Columns, dtype: np.dtype[Any]
 ) -> tuple[Array, Array, HeadNorm]:
-    """Return queries (h, d~, d_head), keys (kv, d~, d_head) and their norm with positive weights, as long for both.
+    """Return queries (h, d~, d_head), keys (kv, d~, d_head) and their norm with positive weights of equal norm.
 
-    On a plane w[a] >= w[b], or v[a] >= v[b] where those of w are equal, and the leading entry of each key head is
-    positive: of a + i b where the plane may turn, of all entries otherwise. On columns that do not turn there are
-    signs alone.
+    On a plane w[a] >= w[b], or v[a] >= v[b] if the w are equal, and the leading entry of each key head is positive: of
+    a + i b where the plane may rotate, of all entries otherwise. On unrotated columns only signs are free.
     """
     w, v = norm.query.astype(np.float64), norm.key.astype(np.float64)
     q, k = q * np.where(w < 0, -1, 1), k * np.where(v < 0, -1, 1)
@@ -59,7 +59,7 @@ def fix_normed(
 
 
 def _balanced(w: Array, v: Array) -> tuple[Array, Array]:
-    """Return c w and v / c of equal lengths; both zero where one of them is."""
+    """Return c w and v / c of equal norm; both zero if one of them is."""
     of_w, of_v = np.linalg.norm(w), np.linalg.norm(v)
     if of_w == 0 or of_v == 0:
         return 0 * w, 0 * v

@@ -1,13 +1,13 @@
-r"""The gauge of queries and keys: what scores leave open inside the heads that share a key head.
+r"""Gauge fixing of queries and keys: the transformations of a key head and its queries that preserve all scores.
 
-A score is x~_i [W_Q; b_Q] R(i - j) [W_K; b_K]^T x~_j^T, and the same of W_Q G and W_K G^-T if G commutes with all R:
+A score is x~_i [W_Q; b_Q] R(i - j) [W_K; b_K]^T x~_j^T. It is invariant to W_Q G and W_K G^-T if G commutes with all R:
 
-    columns that do not turn     any invertible G
-    a plane                      a complex number, of its columns as one complex column a + i b
-    planes of one frequency      any invertible complex G
+    unrotated columns            any invertible G
+    a plane                      a complex factor of its columns as one complex column a + i b
+    planes of equal frequency    any invertible complex G
 
-With the keys on the left, signs and bases of equal values do not depend on the order of the queries. What a key bias
-adds to the scores of a query through columns that do not turn is the same for all keys, which softmax does not see.
+With the keys on the left, signs and bases of equal values do not depend on the order of the queries. A key bias adds to
+all scores of a query, through unrotated columns, the same number, to which softmax is invariant.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tnlib_adapters.attention.rotary import Rotary
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a head by what commutes with their rotation."""
+    """Columns of a head, grouped by the matrices that commute with their rotation."""
 
-    still: Array  # columns that do not turn
-    planes: tuple[Array, Array]  # first and second column of the planes with a frequency of their own
-    alike: list[tuple[Array, Array]]  # those of planes that share one
+    still: Array  # unrotated columns
+    planes: tuple[Array, Array]  # first and second column of the planes with distinct frequencies
+    alike: list[tuple[Array, Array]]  # the same for planes with a common frequency
 
     @classmethod
     def of(cls, rotary: Rotary | None, d_head: int) -> Columns:
-        """Sort the columns of a head."""
+        """Return the columns of a head by group."""
         none = np.arange(0)
         if rotary is None:
             return cls(np.arange(d_head), (none, none), [])
@@ -52,11 +52,11 @@ class Columns:
 
 
 def fix_scores(queries: Array, key: Array, columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return the queries (n, d_head) of all heads that share a key head, one below the other, and the key (m, d_head).
+    """Return the balanced queries (n, d_head) of a key head, stacked as rows, and its key (m, d_head).
 
-    In double precision; `dtype` is the one in which they are known. On the columns that do not turn the key has
-    orthogonal columns as long as those of the queries, descending; on a plane both have one length, and the leading
-    entry of a + i b of the key is positive.
+    In double precision; `dtype` is the precision of the input. On unrotated columns the key has orthogonal columns with
+    the norms of those of the queries, descending; on a plane both have equal norms, and the leading entry of a + i b of
+    the key is positive.
     """
     q, k = np.zeros_like(queries), np.zeros_like(key)
     if columns.still.size:
@@ -88,8 +88,8 @@ def balanced(left: Array, right: Array, dtype: np.dtype[Any]) -> tuple[Array, Ar
 
 
 def _as_complex(x: Array, planes: tuple[Array, Array]) -> Array:
-    found: Array = x[:, planes[0]] + 1j * x[:, planes[1]]
-    return found
+    values: Array = x[:, planes[0]] + 1j * x[:, planes[1]]
+    return values
 
 
 def _put(x: Array, planes: tuple[Array, Array], values: Array) -> None:

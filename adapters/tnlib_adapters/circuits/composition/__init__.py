@@ -1,4 +1,4 @@
-"""Composition of heads: how strongly one reads what another writes."""
+"""Composition scores of pairs of heads: how strongly the later head reads the output of the earlier one."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-r"""Two subspaces beside each other: principal angles, and what random ones would have.
+r"""Principal angles between two subspaces, and their distribution for random subspaces.
 
-Of subspaces with orthonormal bases U (d, p) and V (d, q) the singular values of U^T V are the cosines of the principal
-angles. Their overlap is the mean squared cosine,
+Let U (d, p) and V (d, q) be orthonormal bases. The singular values of U^T V are the cosines of the principal angles.
+The overlap of the two subspaces is the mean squared cosine,
 
-    ||U^T V||^2 / min(p, q),    from 0, orthogonal, to 1, one inside the other.
+    ||U^T V||^2 / min(p, q),    from 0 (orthogonal) to 1 (one contains the other).
 
-If one of the two is turned by a uniformly random rotation of n dimensions, its projector P has E P = 1 p / n and
+If a uniformly random rotation of n dimensions turns one of the two, its projector P has E P = 1 p / n and
 
     E ||U^T V||^2 = tr E[P] Q = p q / n,      Var ||U^T V||^2 = 2 p q (n - p) (n - q) / (n^2 (n - 1) (n + 2))
 
-so that an overlap reads as a number of standard deviations above chance, and with nothing drawn at random.
+which gives the overlap as a number of standard deviations above chance without sampling.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tnlib._validate import as_array
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Angles:
-    """Two subspaces beside each other; made by `principal_angles`.
+    """Principal angles between two subspaces, returned by `principal_angles`.
 
     Parameters
     ----------
     angles
-        (min(p, q),), in radians, ascending: 0 where the two share a direction.
+        (min(p, q),), in radians, ascending; 0 for a shared direction.
     overlap
-        The mean of cos^2.
+        Mean of cos^2 of the angles.
     chance, deviation
-        Mean and standard deviation of the overlap over random rotations between the two.
+        Mean and standard deviation of the overlap if one subspace is rotated uniformly at random.
     """
 
     angles: Array
@@ -46,7 +46,7 @@ class Angles:
 
     @property
     def sigmas(self) -> float:
-        """How many standard deviations the overlap lies above chance; 0 where nothing is left to chance."""
+        """Overlap minus chance in standard deviations; 0 where the deviation is 0."""
         return (self.overlap - self.chance) / self.deviation if self.deviation else 0.0
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Angles:
 
 
 def principal_angles(one: Array, other: Array) -> Angles:
-    """Return the angles between the spaces that the columns of two matrices span, beside what chance would give.
+    """Return the principal angles between the column spaces of two matrices, with the values expected by chance.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def principal_angles(one: Array, other: Array) -> Angles:
     Raises
     ------
     ArgumentError
-        If they are no matrices of one height.
+        If the two are not matrices with equally many rows.
 
     References
     ----------
@@ -98,14 +98,14 @@ def principal_angles(one: Array, other: Array) -> Angles:
 
 
 def overlap_by_chance(p: Array, q: Array, n: int) -> tuple[Array, Array]:
-    """Return mean and standard deviation of the overlap of random subspaces of p and q among n dimensions."""
+    """Return mean and standard deviation of the overlap of random p- and q-dimensional subspaces of n dimensions."""
     least = np.maximum(np.minimum(p, q), 1)
     variance = 2.0 * p * q * (n - p) * (n - q) / (n**2 * max(n - 1, 1) * (n + 2))
     return p * q / n / least, np.sqrt(np.maximum(variance, 0)) / least
 
 
 def span(columns: Array) -> Array:
-    """Return an orthonormal basis of the columns, as many as their numerical rank; none of zeros."""
+    """Return an orthonormal basis of the column space, (d, numerical rank)."""
     if not columns.size or not columns.any():
         return columns[:, :0]
     return np.asarray(tnlib.svd(columns).value.u)

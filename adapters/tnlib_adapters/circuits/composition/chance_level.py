@@ -1,12 +1,12 @@
-r"""How strongly one operator reads what another writes, beside what chance alone would give.
+r"""Composition score of two operators, and its root mean square over random rotations (chance level).
 
-Rows x~ = [x, 1] pass through L, which writes into the stream, and then through R, which reads from it:
+Rows x~ = [x, 1] pass through L, which writes into the residual stream, and then through R, which reads from it:
 
     score = ||L R|| / (||L|| ||R||)                                               Frobenius norms
 
-Chance is the root mean square of the score when a rotation U, uniform over the orthogonal group of what may turn, is
-put between the two. The constant coordinate does not turn, and where the stream is centred the vector of ones does
-not either. With the orthogonal projectors F on what stays and T = 1 - F on what turns, in n = rank T dimensions,
+The chance level is the root mean square of the score with a random rotation U between L and R. U is uniform over the
+orthogonal group of the rotated subspace, which excludes the constant coordinate and, in a centred stream, the vector of
+ones. With the orthogonal projectors F on the fixed subspace and T = 1 - F on the rotated one, in n = rank T dimensions,
 
     L (F + U) R = L F R + L U R,     E U = 0,     E U^T A U = T tr(T A T) / n
 
@@ -30,39 +30,39 @@ from tnlib.linalg.scaling import largest, norm
 
 @dataclass(frozen=True)
 class Score:
-    """A composition score, and the root mean square that it has for a random rotation in between."""
+    """A composition score and its chance level, the root mean square over random rotations."""
 
     score: float
     chance: float
 
     @property
     def multiple(self) -> float:
-        """The score as a multiple of chance; 0 where an operator is zero."""
+        """Score divided by chance level; 0 where an operator is zero."""
         return self.score / self.chance if self.chance else 0.0
 
 
 def composition_score(left: LowRank, right: LowRank, *, centred: bool = False) -> Score:
-    """Return how strongly one operator reads what another writes, ||L R|| / (||L|| ||R||), and its chance value.
+    """Return the composition score ||L R|| / (||L|| ||R||) of two operators and its chance level.
 
     Parameters
     ----------
     left
-        (m, d_model + 1), in homogeneous coordinates: what writes, for example `attention.ov(head)`.
+        (m, d_model + 1), in homogeneous coordinates: the writing operator, for example `attention.ov(head)`.
     right
-        (d_model + 1, k): what reads. `qk(head)` for what queries read, `qk(head).T` for keys, `ov(head)` for values.
+        (d_model + 1, k), the reading operator: `qk(head)` for queries, `qk(head).T` for keys, `ov(head)` for values.
     centred
-        Whether random rotations leave the vector of ones where it is: in a stream that LayerNorm reads, whose mean
-        counts for nothing.
+        Whether random rotations fix the vector of ones: True for a stream that LayerNorm reads, because LayerNorm
+        subtracts the mean over features.
 
     Returns
     -------
     Score
-        `score` in [0, 1], `chance`, and `multiple`, their quotient.
+        `score` in [0, 1], `chance`, and `multiple`, the quotient of the two.
 
     Raises
     ------
     ArgumentError
-        If the two do not meet in one leg of at least two coordinates.
+        If the inner dimensions differ or are smaller than 2.
 
     References
     ----------
@@ -95,9 +95,9 @@ def composition_score(left: LowRank, right: LowRank, *, centred: bool = False) -
 
 
 def chance(b: Array, c: Array, *, centred: bool) -> Array:
-    """Return the chance values (writers, readers) of operators that end in b (writers, r, d~) or begin with c.
+    """Return the chance levels (writers, readers) of operators that end in b (writers, r, d~) or begin with c.
 
-    c is (readers, d~, r); both of norm 1 or 0 each, the outer factors isometric and left out.
+    c is (readers, d~, r). All have norm 1 or 0; their outer factors are isometric and omitted.
     """
     b, c = b.astype(np.float64), c.astype(np.float64).transpose(0, 2, 1)  # reader r d~
     (b_stays, b_turns), (c_stays, c_turns) = (_parts(a, centred) for a in (b, c))
@@ -109,7 +109,7 @@ def chance(b: Array, c: Array, *, centred: bool) -> Array:
 
 
 def unit(a: Array) -> Array:
-    """Return a / ||a||, whatever its scale; zero stays zero."""
+    """Return a / ||a|| without overflow or underflow; zero for zero."""
     top = largest(a)
     if top == 0:
         return a
@@ -118,9 +118,9 @@ def unit(a: Array) -> Array:
 
 
 def _parts(a: Array, centred: bool) -> tuple[Array, Array]:
-    """Split rows (..., d~) into coordinates of what no rotation moves, (..., f), and what is left, (..., d)."""
-    stream, one = a[..., :-1], a[..., -1:]
+    """Split rows (..., d~) into coordinates in the fixed subspace, (..., f), and in the rotated one, (..., d)."""
+    stream, constant = a[..., :-1], a[..., -1:]
     if not centred:
-        return one, stream
+        return constant, stream
     mean = stream.mean(axis=-1, keepdims=True)
-    return np.concatenate([one, np.sqrt(stream.shape[-1]) * mean], axis=-1), stream - mean
+    return np.concatenate([constant, np.sqrt(stream.shape[-1]) * mean], axis=-1), stream - mean

@@ -1,10 +1,10 @@
-r"""Q-, K- and V-composition of all pairs of heads, through the small inner dimensions.
+r"""Q-, K- and V-composition scores of all pairs of heads, computed in the head dimension.
 
     Q: ||OV Omega|| / (||OV|| ||Omega||)     K: ||OV Omega^T|| / ...     V: ||OV OV'|| / ...
 
-Every operator is a product of two factors, OV = A B and Omega = C D. With triangles A = Q T and D^T = P S, Q and P
-isometric, ||A B C D|| = ||(T B)(C S^T)||: a product of d_head x d_model with d_model x d_head for every pair. T and S
-take up the weights where activations are given: T^T T = A^T M A with the second moments M of what the head reads.
+Every operator is a product of two factors, OV = A B and Omega = C D. With QR decompositions A = Q T and D^T = P S,
+||A B C D|| = ||(T B)(C S^T)||: a product of d_head x d_model with d_model x d_head for every pair. Activations enter as
+weights in T and S: T^T T = A^T M A with the second moments M of the input of the head.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ from tnlib_adapters.reference.model import Forward
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compositions:
-    """Composition scores of all pairs of heads; made by `compositions`.
+    """Composition scores of all pairs of heads, returned by `compositions`.
 
     Parameters
     ----------
     kind
         "Q", "K" or "V".
     scores
-        (layers, heads, layers, heads): of a head that writes and one that reads, NaN unless the writer stands in an
-        earlier layer.
+        (layers, heads, layers, heads): writing head, reading head; NaN unless the writing head is in an earlier layer.
     chance
-        Same shape: the root mean square of the score over random rotations between the two.
+        Same shape: the root mean square of the score over random rotations between the two heads.
     """
 
     kind: Kind
@@ -51,7 +50,7 @@ class Compositions:
 
     @property
     def multiples(self) -> Array:
-        """Scores as multiples of chance, (layers, heads, layers, heads); 0 where an operator is zero."""
+        """Scores divided by chance level, (layers, heads, layers, heads); 0 where an operator is zero."""
         some = self.chance != 0
         return np.where(some, self.scores / np.where(some, self.chance, 1), 0.0)
 
@@ -76,18 +75,18 @@ class Compositions:
         return Score(float(self.scores[*writer, *reader]), float(self.chance[*writer, *reader]))
 
     def largest(self, n: int) -> list[tuple[Head, Head, Score]]:
-        """Return the n pairs that lie furthest above chance: writer and reader as (layer, head), and the score."""
+        """Return the n pairs with the largest multiples of chance: writer and reader (layer, head), and the score."""
         flat = np.nan_to_num(self.multiples, nan=-1.0).ravel()
         order = np.argsort(-flat, kind="stable")[: as_count("Compositions.largest", "n", n, least=0)]
-        found = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order if flat[k] >= 0]
-        return [((a, b), (c, d), self[(a, b), (c, d)]) for a, b, c, d in found]
+        pairs = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order if flat[k] >= 0]
+        return [((a, b), (c, d), self[(a, b), (c, d)]) for a, b, c, d in pairs]
 
     def __repr__(self) -> str:
         count = int(np.isfinite(self.scores).sum())
         lines = [f"{self.kind}-composition, {count} pairs of heads", "  writer  reader   score  chance  multiple"]
-        for writer, reader, found in self.largest(5):
+        for writer, reader, score in self.largest(5):
             names = (f"{layer}.{head}" for layer, head in (writer, reader))
-            numbers = f"{found.score:>8.3f}{found.chance:>8.3f}{found.multiple:>10.2f}"
+            numbers = f"{score.score:>8.3f}{score.chance:>8.3f}{score.multiple:>10.2f}"
             lines.append("".join(f"{name:>8}" for name in names) + numbers)
         return "\n".join(lines)
 
@@ -101,40 +100,40 @@ def compositions(
     moments: Sequence[Array] | None = None,
     centred: bool | None = None,
 ) -> Compositions:
-    """Return how strongly every head reads what every head of an earlier layer writes, biases included.
+    """Return the composition scores of every head with every head of an earlier layer, biases included.
 
-    The value bias counts as part of what a head writes, the biases of queries and keys as part of what reads; the
-    constant coordinate is never written, so a reader with large biases has a low score and as low a chance value.
+    The value bias is part of the writing operator, the biases of queries and keys part of the reading operator. No head
+    writes the constant coordinate, so a reader with large biases has a low score and a low chance level.
 
     Parameters
     ----------
     model
-        A checkpoint, or its attention layers, first layer first. Of a model with norms pass `fold(model).checkpoint`:
-        what a norm multiplies by is then part of the heads that read, and value biases, which no pattern changes, are
-        part of no head.
+        A checkpoint, or its attention layers in order. For a model with norms pass `fold(model).checkpoint`: the norm
+        weights are then part of the reading heads, and the value biases, which do not depend on the pattern, are moved
+        out of the heads.
     kind
-        "Q", "K" or "V": whether the queries, keys or values of the later head read.
+        "Q", "K" or "V": composition through the queries, keys or values of the later head.
     distance
-        Position of the query less that of the key, for Q and K where scores depend on it (rotary embeddings, ALiBi).
+        Query position minus key position; for Q and K where scores depend on it (rotary embeddings, ALiBi).
     moments
-        Per layer (d_model + 1, d_model + 1), the mean of x~^T x~ over what that layer reads (see `stream_moments`).
-        Then the norm of OV is the root mean square of what the head would write, and Omega counts for what the other
-        side of its scores reads; without it every direction counts alike.
+        Per layer (d_model + 1, d_model + 1), the mean of x~^T x~ over the input of that layer (see `stream_moments`).
+        The norm of OV is then the root mean square of the head's output for the same attention weights, and Omega is
+        weighted by the input of the other side of its scores. None weights all directions equally.
     centred
-        Whether the mean over features counts for nothing. None: of a checkpoint, whether LayerNorm stands in front of
-        its attention; of layers, False.
+        Whether the mean over features is projected out. None: for a checkpoint, True if LayerNorm precedes its
+        attention; for layers, False.
 
     Returns
     -------
     Compositions
-        `scores`, `chance` and `multiples`, each (layers, heads, layers, heads); printed as the pairs furthest above
+        `scores`, `chance` and `multiples`, each (layers, heads, layers, heads). The repr lists the pairs furthest above
         chance.
 
     Raises
     ------
     ArgumentError
-        If layers differ in their sizes, a distance is missing, queries and keys are normalised (pass
-        `attention.numerator()` of all layers), or moments do not fit.
+        If layers differ in shape, a distance is missing, queries and keys are normalised (pass
+        `attention.numerator()` of all layers), or moments have the wrong shape.
 
     References
     ----------
@@ -150,8 +149,8 @@ def compositions(
     """
     as_kind("compositions", kind)
     layers = as_layers("compositions", model)
-    for one in layers if kind != "V" else []:
-        check_form("compositions", one, distance)
+    for attention in layers if kind != "V" else []:
+        check_form("compositions", attention, distance)
     centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
     weights = _moments(moments, layers)
     writers, readers = _sides(layers, kind, distance, weights, centred)
@@ -159,19 +158,19 @@ def compositions(
     shape = (n_layers, n_heads, n_layers, n_heads)
     scores, by_chance = np.full(shape, np.nan), np.full(shape, np.nan)
     for layer in range(n_layers - 1):
-        own, later = writers[layer], np.concatenate(readers[layer + 1 :])  # h r d~, (later h) d~ q
-        scores[layer, :, layer + 1 :] = _norms(own, later).reshape(n_heads, -1, n_heads)
-        by_chance[layer, :, layer + 1 :] = chance(own, later, centred=centred).reshape(n_heads, -1, n_heads)
+        earlier, later = writers[layer], np.concatenate(readers[layer + 1 :])  # h r d~, (later h) d~ q
+        scores[layer, :, layer + 1 :] = _norms(earlier, later).reshape(n_heads, -1, n_heads)
+        by_chance[layer, :, layer + 1 :] = chance(earlier, later, centred=centred).reshape(n_heads, -1, n_heads)
     return Compositions(kind, scores, by_chance)
 
 
 def stream_moments(seen: Forward) -> list[Array]:
-    """Return per layer the mean of x~^T x~ with x~ = [x, 1], (d_model + 1, d_model + 1), over what attention read.
+    """Return per layer the mean of x~^T x~, x~ = [x, 1], over the attention inputs, (d_model + 1, d_model + 1).
 
     Parameters
     ----------
     seen
-        What `tnlib_adapters.reference.model.run` returned.
+        Forward pass, returned by `tnlib_adapters.reference.model.run`.
 
     Examples
     --------
@@ -185,29 +184,29 @@ def stream_moments(seen: Forward) -> list[Array]:
         raise ArgumentTypeError(
             f"stream_moments: seen must be a Forward, got {type(seen).__name__}; pass run(model, tokens)."
         )
-    found = []
+    moments = []
     for x in seen.inputs:
         rows = x.reshape(-1, x.shape[-1])
         rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)  # position d~
-        found.append(rows.T @ rows / len(rows))  # d~ [position] d~
-    return found
+        moments.append(rows.T @ rows / len(rows))  # d~ [position] d~
+    return moments
 
 
-# ------------------------------------------------------------------------------------------------------- the two sides
+# ------------------------------------------------------------------------------------------- writing, reading factors
 
 
 def _sides(
     layers: Sequence[Attention], kind: Kind, distance: int | None, moments: Sequence[Array | None], centred: bool
 ) -> tuple[list[Array], list[Array]]:
-    """Return per layer T B (heads, r, d~) of all but the last, and C S^T (heads, d~, r) of all but the first."""
+    """Return per layer T B (heads, r, d~), last layer excluded, and C S^T (heads, d~, r), first layer excluded."""
     writers, readers = [], []
     for layer, (attention, m) in enumerate(zip(layers, moments, strict=True)):
         heads = range(attention.n_heads)
         last, first = layer == len(layers) - 1, layer == 0
         writers.append(np.stack([_writer(_centred(attention.ov(h), centred), m) for h in heads if not last] or [_NONE]))
-        read = [_reader(attention, h, kind, distance) for h in heads if not first]
-        other = None if kind == "V" else m  # what V-composition ends in is written, not read
-        readers.append(np.stack([_writer(_centred(form, centred).T, other).T for form in read] or [_NONE]))
+        operators = [_reader(attention, h, kind, distance) for h in heads if not first]
+        weight = None if kind == "V" else m  # the right side of V-composition is an output: no second moments
+        readers.append(np.stack([_writer(_centred(form, centred).T, weight).T for form in operators] or [_NONE]))
     return writers, readers
 
 
@@ -222,14 +221,14 @@ def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -
 
 
 def _writer(operator: LowRank, moments: Array | None) -> Array:
-    """Return T B of A B, of norm 1, with T^T T = A^T A or, of moments, A^T M A."""
+    """Return T B of A B, of norm 1, with T^T T = A^T A, or A^T M A if moments M are given."""
     outer = unit(operator.left)
     t = r_factor(outer) if moments is None else _root(outer.T @ moments @ outer).astype(outer.dtype)
     return unit(t @ unit(operator.right))
 
 
 def _root(gram: Array) -> Array:
-    """Return t, as large as the gram matrix, with t^T t = gram."""
+    """Return t, of the same shape as the Gram matrix, with t^T t = gram."""
     _, s, vh = tnlib.svd(gram).value
     t = np.zeros_like(gram)
     t[: len(s)] = np.sqrt(s)[:, None] * vh
@@ -237,7 +236,7 @@ def _root(gram: Array) -> Array:
 
 
 def _centred(operator: LowRank, centred: bool) -> LowRank:
-    """Take the mean over features off both sides, which leaves the constant coordinate alone."""
+    """Project the mean over features out of both sides; the constant coordinate is unchanged."""
     if not centred:
         return operator
     left, right = operator.left.copy(), operator.right.copy()
@@ -255,7 +254,7 @@ def _norms(b: Array, c: Array) -> Array:
     return np.asarray(np.sqrt(sums))
 
 
-# ------------------------------------------------------------------------------------------------------- the arguments
+# --------------------------------------------------------------------------------------------------- argument checks
 
 
 def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> list[Array | None]:
@@ -273,8 +272,8 @@ def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> li
             "stream_moments returns them."
         )
     checked: list[Array | None] = []
-    for layer, given in enumerate(moments):
-        m = as_array("compositions", f"moments of layer {layer}", given)
+    for layer, matrix in enumerate(moments):
+        m = as_array("compositions", f"moments of layer {layer}", matrix)
         if m.shape != (size, size):
             raise ArgumentError(
                 f"compositions: moments of layer {layer} must have shape ({size}, {size}), the constant coordinate "
@@ -285,5 +284,5 @@ def _moments(moments: Sequence[Array] | None, layers: Sequence[Attention]) -> li
                 f"compositions: moments of layer {layer} must be symmetric, got a matrix whose transpose differs by "
                 f"{np.abs(m - m.T).max():.3g}; pass the mean of x~^T x~, x~ = [x, 1]."
             )
-        checked.append(unit(m.astype(np.float64)))  # whose scale cancels
+        checked.append(unit(m.astype(np.float64)))  # the scale cancels in the score
     return checked

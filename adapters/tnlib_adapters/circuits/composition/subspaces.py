@@ -1,4 +1,4 @@
-"""Which parts of the stream heads read and write, and how far those of any two heads overlap."""
+"""Subspaces of the residual stream that heads read and write, and their pairwise overlaps."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Side = Literal["Q", "K", "V", "O"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overlaps:
-    """Overlaps of the subspaces of all heads; made by `subspace_overlaps`.
+    """Overlaps of the subspaces of all pairs of heads, returned by `subspace_overlaps`.
 
     Parameters
     ----------
     sides
-        What of the first head and what of the second: "Q", "K", "V" or "O".
+        Subspace of the first and of the second head: "Q", "K", "V" or "O".
     overlaps, chance, deviation
-        (layers, heads, layers, heads): the mean squared cosine, its mean and its standard deviation over random
-        rotations between the two.
+        (layers, heads, layers, heads): mean squared cosine of the principal angles, and its mean and standard deviation
+        over random rotations between the two.
     """
 
     sides: tuple[Side, Side]
@@ -41,46 +41,48 @@ class Overlaps:
 
     @property
     def sigmas(self) -> Array:
-        """How many standard deviations above chance; 0 where nothing is left to chance."""
+        """Overlap minus chance in standard deviations; 0 where the deviation is 0."""
         some = self.deviation > 0
         return np.where(some, (self.overlaps - self.chance) / np.where(some, self.deviation, 1), 0.0)
 
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
-        """Return the n pairs of different heads that overlap most, and by how much; of equal sides each pair once."""
+        """Return the n pairs of different heads with the largest overlap; for equal sides every pair once."""
         count = as_count("Overlaps.largest", "n", n, least=0)
         shape = self.overlaps.shape
         heads = shape[0] * shape[1]
         flat = self.overlaps.reshape(heads, heads)
-        kept = ~np.eye(heads, dtype=bool)
+        candidates = ~np.eye(heads, dtype=bool)
         if self.sides[0] == self.sides[1]:
-            kept = np.triu(kept)
-        order = np.argsort(np.where(kept, -flat, np.inf), axis=None, kind="stable")[: min(count, int(kept.sum()))]
+            candidates = np.triu(candidates)
+        order = np.argsort(np.where(candidates, -flat, np.inf), axis=None, kind="stable")[
+            : min(count, int(candidates.sum()))
+        ]
         pairs = [divmod(int(k), heads) for k in order]
         return [(divmod(i, shape[1]), divmod(j, shape[1]), float(flat[i, j])) for i, j in pairs]
 
     def __repr__(self) -> str:
         lines = [f"Overlaps of {self.sides[0]} with {self.sides[1]}", "    head    head overlap  chance   sigma"]
-        for one, other, overlap in self.largest(5):
-            at = (*one, *other)
-            names = "".join(f"{f'{layer}.{head}':>8}" for layer, head in (one, other))
+        for first, second, overlap in self.largest(5):
+            at = (*first, *second)
+            names = "".join(f"{f'{layer}.{head}':>8}" for layer, head in (first, second))
             lines.append(f"{names}{overlap:>8.3f}{self.chance[at]:>8.3f}{self.sigmas[at]:>+8.1f}")
         return "\n".join(lines)
 
 
 def head_subspace(layer: Attention, head: int, side: Side) -> Array:
-    """Return an orthonormal basis (d_model, rank) of what a head reads by its queries, keys or values, or writes.
+    """Return an orthonormal basis (d_model, rank) of the subspace that a head reads or writes.
 
     Parameters
     ----------
     layer, head
-        Query heads that share keys and values share those subspaces.
+        Layer, and index of the query head. Query heads of one group share the key and value subspaces.
     side
-        "Q", "K" or "V" for reading, "O" for writing. Biases are no directions that are read, and left out.
+        "Q", "K" or "V" for the queries, keys or values (read), "O" for the output (written). Biases are ignored.
 
     Raises
     ------
     ArgumentError
-        If there is no such head or side.
+        If there is no such head, or `side` is invalid.
 
     Examples
     --------
@@ -97,30 +99,30 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
 def subspace_overlaps(
     model: Checkpoint | Sequence[Attention], one: Side, other: Side, *, centred: bool | None = None
 ) -> Overlaps:
-    """Return how far what every head reads or writes overlaps with what every other one does.
+    """Return the overlaps of the subspaces that all pairs of heads read or write.
 
-    `subspace_overlaps(model, "O", "K")` compares what heads write with what keys are made of: composition without the
-    strengths, for which see `compositions`.
+    `subspace_overlaps(model, "O", "K")` compares head outputs with key inputs: composition without magnitudes; see
+    `compositions` for scores with magnitudes.
 
     Parameters
     ----------
     model
-        A checkpoint, or its attention layers. Of a model with norms pass `fold(model).checkpoint`.
+        A checkpoint, or its attention layers. For a model with norms pass `fold(model).checkpoint`.
     one, other
         "Q", "K", "V" or "O".
     centred
-        Whether the mean over features counts for nothing; as in `compositions`.
+        Whether the mean over features is projected out, as in `compositions`.
 
     Returns
     -------
     Overlaps
-        `overlaps`, `chance`, `deviation`, `sigmas`, each (layers, heads, layers, heads); of all pairs, whichever layer
-        comes first.
+        `overlaps`, `chance`, `deviation`, `sigmas`, each (layers, heads, layers, heads), for all pairs in any order of
+        layers.
 
     Raises
     ------
     ArgumentError
-        If layers differ in their sizes, or a side is not known.
+        If layers differ in shape, or a side is invalid.
 
     Examples
     --------
@@ -150,17 +152,17 @@ def _squares(u: Array, v: Array) -> Array:
 
 
 def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Array, Array]:
-    """Return bases as rows (head, d_head, d_model), zeros below the rank of each, and the ranks (head,)."""
-    found, ranks = [], []
+    """Return bases as rows (head, d_head, d_model), padded with zeros to d_head, and their ranks (head,)."""
+    bases, ranks = [], []
     for layer in layers:
         shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
-        own = [_basis(layer, head, side, centred) for head in range(0, layer.n_heads, shared)]
-        for basis in own:
+        layer_bases = [_basis(layer, head, side, centred) for head in range(0, layer.n_heads, shared)]
+        for basis in layer_bases:
             rows = np.zeros((layer.d_head, layer.d_model), basis.dtype)
             rows[: basis.shape[1]] = basis.T
-            found += [rows] * shared
+            bases += [rows] * shared
             ranks += [basis.shape[1]] * shared
-    return np.stack(found), np.array(ranks)
+    return np.stack(bases), np.array(ranks)
 
 
 def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:

@@ -1,4 +1,4 @@
-"""A whole block of a transformer in graphical notation, from the row of its architecture and its weights."""
+"""Tensor network diagrams of one transformer block."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from tnlib_adapters.checkpoints.weight_stacks import View, mlp
 from tnlib_adapters.circuits.diagrams.elements import REACH, STEP
 from tnlib_adapters.circuits.diagrams.heads import layer_diagram
 
-_SIDE = 0.9  # of the gate and of what it multiplies from the middle
+_SIDE = 0.9  # distance of the gate and of the gated matrix from the middle
 
 
 def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = None) -> Diagram:
-    r"""Describe one block: what attention and, where there is one, the feed-forward layer add to the stream.
+    r"""Return the diagram of one block: attention and, if present, the feed-forward layer.
 
     Parameters
     ----------
     checkpoint
-        An opened checkpoint.
+        Checkpoint returned by `open_checkpoint`.
     layer
-        Counted from 0.
+        Index, from 0.
     n_positions
-        Length of the text; left open by default.
+        Sequence length; an open size by default.
 
     Returns
     -------
     Diagram
-        One part below the other, each under its equation: where norms stand and what reads which stream are as the row
-        of the architecture says.
+        One part below the other, each under its equation, with norms and streams placed as the architecture defines.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `checkpoint` is none, there is no such layer, or `n_positions` is no positive integer.
+        If `checkpoint` is not a Checkpoint, there is no such layer, or `n_positions` is not a positive integer.
 
     Examples
     --------
@@ -63,9 +62,10 @@ def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = 
 
 
 def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
-    """Describe the feed-forward layer of a block at one position: the bubble is contracted, then its function applied.
+    """Return the diagram of the feed-forward layer of a block at one position; functions are drawn as bubbles.
 
-    Parameters, errors: as of `block_diagram`; ArgumentError also where the architecture has no feed-forward layer.
+    A bubble is contracted first, then its function is applied. Parameters and errors as in `block_diagram`;
+    ArgumentError also if the architecture has no feed-forward layer.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     (['silu'], (('stream', 128),))
     """
     layer = _checked("feed_forward_diagram", checkpoint, layer)
-    *into, down = mlp(checkpoint, layer)  # refused there where there is none
+    *into, down = mlp(checkpoint, layer)  # raises if there is no feed-forward layer
     row: Any = checkpoint.architecture.mlp
     name = str(checkpoint.architecture.get(checkpoint.config, row.activation) or row.activation)
     biased = any(_has_bias(checkpoint, view) for view in into)
@@ -94,9 +94,9 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     nodes.append(Node("delta", "", (0.8 * STEP, 0.0)))
     legs.append(Leg(0, 1, "d_ff", d_ff))
     for label, y in (("gate", _SIDE), (up, -_SIDE)):
-        here = len(nodes)
+        index = len(nodes)
         nodes += [Node("matrix", label, (1.8 * STEP, y)), Node("tensor", x, (2.8 * STEP, y))]
-        legs += [Leg(1, here, "", d_ff), Leg(here, here + 1, "stream", size)]
+        legs += [Leg(1, index, "", d_ff), Leg(index, index + 1, "stream", size)]
     return Diagram((*nodes,), (*legs,), title, (Bubble((2, 3), name),))
 
 
@@ -109,18 +109,18 @@ def _checked(function: str, checkpoint: Any, layer: Any) -> int:
 
 
 def _equations(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return what each part adds to which stream, as the row of the architecture says."""
+    """Return the equation of each part of a block, by architecture."""
     row, config = checkpoint.architecture, checkpoint.config
     place = by_config(row.norm_place, config)
     parallel = by_config(row.parallel, config)
     after = row.attention_norm_after is not None, row.mlp is not None and row.mlp.norm_after is not None
 
-    def added(what: str, x: str, normed: bool) -> str:
-        read = f"{what}(norm {x})" if place == "before" else f"{what}({x})"
-        return f"norm({read})" if normed else read
+    def added(function: str, x: str, normed: bool) -> str:
+        equation = f"{function}(norm {x})" if place == "before" else f"{function}({x})"
+        return f"norm({equation})" if normed else equation
 
-    def written(new: str, x: str, part: str) -> str:
-        return f"{new} = norm({x} + {part})" if place == "after" else f"{new} = {x} + {part}"
+    def written(output: str, x: str, term: str) -> str:
+        return f"{output} = norm({x} + {term})" if place == "after" else f"{output} = {x} + {term}"
 
     attention = added("attention", "x", after[0])
     if row.mlp is None:

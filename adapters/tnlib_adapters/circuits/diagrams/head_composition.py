@@ -1,4 +1,4 @@
-"""Heads after heads and layers after layers in graphical notation."""
+"""Tensor network diagrams of composed heads and of dense networks."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from tnlib_adapters.circuits.diagrams.elements import (
 
 
 def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
-    """Describe one term of the path expansion: a head that reads, as query, key or value, what an earlier head wrote.
+    """Return the diagram of one composition term: a head that reads, as query, key or value, an earlier head's output.
 
     Parameters
     ----------
     kind
-        "Q" and "K" are terms of the later head's scores; the pattern of the earlier head moves the position on that
-        side. The term of "K" is the virtual induction head where the earlier head attends to the previous token.
-        "V" is the virtual head, A^2 A^1 (x) the product of the weights.
+        "Q" and "K" are terms of the later head's scores, with the pattern of the earlier head on that side. "K" is the
+        virtual induction head if the earlier head attends to the previous token. "V" is the virtual head, A^2 A^1 (x)
+        the product of the weights.
     later, earlier
         (layer, head).
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If the kind is not known, a layer is no Attention or has no such head, their streams differ in width, or the
-        scores are no bilinear form.
+        If the kind is unknown, a layer is not an Attention or has no such head, d_model differs, or the scores are not
+        a bilinear form.
 
     Examples
     --------
@@ -52,27 +52,27 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     'A$^1$'
     """
     as_kind("composition_diagram", kind)
-    (two, h), (one, g) = as_two_heads("composition_diagram", later, earlier)
+    (last, h), (first, g) = as_two_heads("composition_diagram", later, earlier)
     if kind == "V":
-        return _virtual_head(two, h, one, g)
-    refuse_norm("composition_diagram", two)
-    return _composed_scores(kind, two, h, one, g)
+        return _virtual_head(last, h, first, g)
+    refuse_norm("composition_diagram", last)
+    return _composed_scores(kind, last, h, first, g)
 
 
 def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
-    """Describe a dense network: what is in a bubble must be contracted before the function of the bubble is applied.
+    """Return the diagram of a dense network; a bubble is contracted first, then its function is applied.
 
     Parameters
     ----------
     weights
-        Matrices (in, out), x @ weight, the first the first to act.
+        Matrices (in, out), applied as x @ weight in this order.
     activation
-        The name of the function between them.
+        Name of the function between them.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If these are no matrices that follow one another.
+        If these are not matrices of matching shapes.
 
     Examples
     --------
@@ -103,10 +103,10 @@ def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
     return Diagram((*nodes,), (*legs,), f"dense network, {count} layers", bubbles)
 
 
-def _virtual_head(two: Attention, h: int, one: Attention, g: int) -> Diagram:
-    """Describe A^2 A^1 (x) W_O^2 W_V^2 W_O^1 W_V^1: as narrow as one head."""
-    later, inner_2 = chain(output_value(two, h), two.d_head, 0.0, -1.4, first=2)
-    earlier, inner_1 = chain(output_value(one, g), one.d_head, 2 * STEP, -1.4, first=4)
+def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Diagram:
+    """Return the diagram of A^2 A^1 (x) W_O^2 W_V^2 W_O^1 W_V^1, with bonds d_head."""
+    later, inner_2 = chain(output_value(last, h), last.d_head, 0.0, -1.4, first=2)
+    earlier, inner_1 = chain(output_value(first_layer, g), first_layer.d_head, 2 * STEP, -1.4, first=4)
     nodes = [Node("matrix", "A$^2$", (STEP / 2, 0.0)), Node("matrix", "A$^1$", (2.5 * STEP, 0.0)), *later, *earlier]
     end = 3 * STEP + REACH
     legs = [
@@ -114,43 +114,43 @@ def _virtual_head(two: Attention, h: int, one: Attention, g: int) -> Diagram:
         Leg(0, None, "to", None, (-REACH, 0.0)),
         Leg(1, None, "from", None, (end, 0.0)),
         *inner_2,
-        Leg(3, 4, "stream", read_stream(two, "V")[1]),
+        Leg(3, 4, "stream", read_stream(last, "V")[1]),
         *inner_1,
-        Leg(2, None, "written", two.d_model, (-REACH, -1.4)),
-        Leg(5, None, "read", read_stream(one, "V")[1], (end, -1.4)),
+        Leg(2, None, "written", last.d_model, (-REACH, -1.4)),
+        Leg(5, None, "read", read_stream(first_layer, "V")[1], (end, -1.4)),
     ]
     return Diagram((*nodes,), (*legs,), f"V-composition: head {h} after head {g}, a virtual head")
 
 
-def _composed_scores(kind: str, two: Attention, h: int, one: Attention, g: int) -> Diagram:
-    """Describe the scores of a head that reads another one on one side; the other side reads the stream."""
-    scores = query_key(two, h)
-    if kind == "Q":  # the composed side is drawn on the right, and turned round at the end
+def _composed_scores(kind: str, later: Attention, h: int, earlier: Attention, g: int) -> Diagram:
+    """Return the diagram of the scores of a head that reads another head on one side and the stream on the other."""
+    scores = query_key(later, h)
+    if kind == "Q":  # drawn with the composed side on the right, and mirrored at the end
         scores = turned(scores)
-    nodes, legs = chain(scores, two.d_head, STEP, 0.0, first=1)
+    nodes, legs = chain(scores, later.d_head, STEP, 0.0, first=1)
     plain, other = ("Q", "K") if kind == "K" else ("K", "Q")
-    nodes.insert(0, Node("tensor", read_stream(two, plain)[0], (0.0, 0.0)))
-    legs.insert(0, Leg(0, 1, "stream", read_stream(two, plain)[1]))
+    nodes.insert(0, Node("tensor", read_stream(later, plain)[0], (0.0, 0.0)))
+    legs.insert(0, Leg(0, 1, "stream", read_stream(later, plain)[1]))
     first = len(nodes)
-    weights, inner = chain(output_value(one, g), one.d_head, first * STEP, 0.0, first=first)
+    weights, inner = chain(output_value(earlier, g), earlier.d_head, first * STEP, 0.0, first=first)
     end = (first + 2) * STEP
-    nodes += [*weights, Node("tensor", read_stream(one, "V")[0], (end, 0.0)), Node("matrix", "A$^1$", (end, -1.5))]
+    nodes += [*weights, Node("tensor", read_stream(earlier, "V")[0], (end, 0.0)), Node("matrix", "A$^1$", (end, -1.5))]
     legs += [
-        Leg(first - 1, first, "stream", read_stream(two, other)[1]),
+        Leg(first - 1, first, "stream", read_stream(later, other)[1]),
         *inner,
-        Leg(first + 1, first + 2, "stream", read_stream(one, "V")[1]),
+        Leg(first + 1, first + 2, "stream", read_stream(earlier, "V")[1]),
         Leg(first + 2, first + 3, "source"),
         Leg(0, None, "key" if kind == "Q" else "query", None, (0.0, -1.5 - REACH)),
         Leg(first + 3, None, "query" if kind == "Q" else "key", None, (end, -1.5 - REACH)),
     ]
     title = f"{kind}-composition: the {'queries' if kind == 'Q' else 'keys'} of head {h} read head {g}"
-    bubble = Bubble(tuple(range(len(nodes))), softmax_label(two))
+    bubble = Bubble(tuple(range(len(nodes))), softmax_label(later))
     diagram = Diagram((*nodes,), (*legs,), title, (bubble,))
     return diagram if kind == "K" else _mirrored(diagram)
 
 
 def _mirrored(diagram: Diagram) -> Diagram:
-    """Return the same diagram, left and right exchanged."""
+    """Return the diagram mirrored left to right."""
     nodes = tuple(
         replace(
             node,

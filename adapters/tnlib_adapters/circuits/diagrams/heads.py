@@ -1,7 +1,7 @@
-"""Attention in graphical notation, from the operators of a layer: what is drawn is what the layer has.
+"""Tensor network diagrams of attention heads and layers, from their operators.
 
 The output is on the left and the input on the right, as in products of matrices. Streams are homogeneous, x~ = [x, 1],
-where biases read them. Weights are measured: in a gauge that makes one of them isometric it is a triangle.
+where biases read them. Node shapes follow the weights: a matrix that a gauge made isometric is a triangle.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tnlib_adapters.circuits.diagrams.elements import (
     to_key_value,
 )
 
-_OUTSIDE = 1.3  # of an open leg that leaves two bubbles
-_MOST_HEADS = 2  # of which all are drawn in a sum
-_NEXT_ROW = ROW + 1.6  # from a layer to the sum over its heads
+_OUTSIDE = 1.3  # length of an open leg that leaves two bubbles
+_MOST_HEADS = 2  # largest number of heads drawn as separate terms of a sum
+_NEXT_ROW = ROW + 1.6  # distance from a layer to the sum over its heads
 
 
 def qk_diagram(layer: Attention, head: int) -> Diagram:
-    """Describe the query-key operator of a head: two tall matrices that meet in d_head, R between them where it turns.
+    """Return the diagram of the query-key operator of a head: two factors with bond d_head, a rotation R between.
 
     Parameters
     ----------
     layer
         The attention layer.
     head
-        Counted from 0.
+        Index, from 0.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def qk_diagram(layer: Attention, head: int) -> Diagram:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `layer` is no Attention, has no such head, or normalises queries and keys.
+        If `layer` is not an Attention, has no such head, or normalises queries and keys.
 
     Examples
     --------
@@ -72,9 +72,9 @@ def qk_diagram(layer: Attention, head: int) -> Diagram:
 
 
 def ov_diagram(layer: Attention, head: int) -> Diagram:
-    """Describe the output-value operator of a head: what it reads on the right, what it writes on the left.
+    """Return the diagram of the output-value operator of a head: input on the right, output on the left.
 
-    Parameters, errors: as of `qk_diagram`.
+    Parameters and errors as in `qk_diagram`.
 
     Examples
     --------
@@ -89,25 +89,25 @@ def ov_diagram(layer: Attention, head: int) -> Diagram:
 
 
 def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
-    """Describe a layer whose patterns are fixed: A (x) W_O W_V with one leg that counts the heads, and as a sum.
+    """Return the diagram of a layer with frozen patterns: A (x) W_O W_V with a head index, and as a sum over heads.
 
     Parameters
     ----------
     layer
         The attention layer.
     n_positions
-        Length of the text; left open by default.
+        Sequence length; an open size by default.
 
     Returns
     -------
     Diagram
-        The pattern above, on the wire of positions; the weights below, on that of the stream. In the second row, behind
-        the sign of equality, the same head by head.
+        The pattern above, on the wire of positions; the weights below, on the wire of the stream. The second row, after
+        the equals sign, is the sum over heads.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `layer` is no Attention or `n_positions` no positive integer.
+        If `layer` is not an Attention or `n_positions` is not a positive integer.
 
     Examples
     --------
@@ -123,10 +123,10 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     legs = [*position_ends(0, (STEP / 2, 0.0), n, STEP / 2), Leg(0, 1, "heads", heads)]
     weights, inner = chain(output_value(layer, None), layer.d_head, 0.0, -ROW, first=2)
     legs += [Leg(1, 2, "", heads), to_key_value(layer, 1, 3)]
-    whole = Diagram((*nodes, *weights), (*legs, *inner, *stream_ends(layer, 2, 3, weights)))
-    parts, x = [], 0.0  # where the next sign stands
-    shown = list(range(heads)) if heads <= _MOST_HEADS else [0, None, heads - 1]
-    for k, head in enumerate(shown):
+    layer_part = Diagram((*nodes, *weights), (*legs, *inner, *stream_ends(layer, 2, 3, weights)))
+    parts, x = [], 0.0  # x of the next sign
+    drawn_heads = list(range(heads)) if heads <= _MOST_HEADS else [0, None, heads - 1]
+    for k, head in enumerate(drawn_heads):
         parts.append(text("=" if k == 0 else "+", (x, -ROW / 2)))
         if head is None:
             parts.append(text("· · ·", (x + 0.6, -ROW / 2)))
@@ -135,14 +135,14 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
             parts.append(_term(layer, head, n).moved(x + 0.8 + REACH, 0.0))
             x += STEP + 2 * (REACH + 0.8)
     middle = (x - 0.8 - REACH) / 2  # of the row below
-    parts = [whole, *(part.moved(STEP / 2 - middle, -_NEXT_ROW) for part in parts)]
+    parts = [layer_part, *(part.moved(STEP / 2 - middle, -_NEXT_ROW) for part in parts)]
     return join(tuple(parts), f"attention with fixed patterns, sum over {heads} heads")
 
 
 def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
-    """Describe what an attention layer adds to the stream: the bubble is contracted first, then its function applied.
+    """Return the diagram of an attention layer's output; a bubble is contracted first, then its function applied.
 
-    Parameters, errors: as of `frozen_diagram`. The stream x stands wherever it is read.
+    Parameters and errors as in `frozen_diagram`. The stream x is drawn wherever it is read.
 
     Examples
     --------
@@ -156,17 +156,17 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     x_q, d_q = read_stream(layer, "Q")
     x_v, d_v = read_stream(layer, "V")
     middle, inner_legs = chain(query_key(layer, None), layer.d_head, STEP, 0.0, first=1)
-    far = middle[-1].position[0] + STEP
+    right = middle[-1].position[0] + STEP
     key = len(middle) + 1  # the node x on the side of the keys
     center = (middle[0].position[0] + middle[-1].position[0]) / 2
-    nodes = [Node("tensor", x_q, (0.0, 0.0)), *middle, Node("tensor", read_stream(layer, "K")[0], (far, 0.0))]
+    nodes = [Node("tensor", x_q, (0.0, 0.0)), *middle, Node("tensor", read_stream(layer, "K")[0], (right, 0.0))]
     nodes.append(Node("delta", "", (center, -1.0)))
     inside = tuple(range(len(nodes)))
     hub, out = len(nodes) - 1, len(nodes)
     floor = -1.0 - ROW - 0.4
     nodes.append(Node("delta", "", (center, floor + 0.95)))
     weights, value_legs = chain(output_value(layer, None), layer.d_head, center - STEP / 2, floor, first=out + 1)
-    nodes += [*weights, Node("tensor", x_v, (far, floor))]
+    nodes += [*weights, Node("tensor", x_v, (right, floor))]
     value = len(nodes) - 1
     legs = [
         Leg(0, None, "position", n, (-_OUTSIDE, 0.0)),
@@ -193,7 +193,7 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
 
 
 def _term(layer: Attention, head: int, n: int | None) -> Diagram:
-    """Describe A^h (x) W_O^h W_V^h."""
+    """Return the diagram of A^h (x) W_O^h W_V^h."""
     at = (STEP / 2, 0.0)
     weights, inner = chain(output_value(layer, head), layer.d_head, 0.0, -ROW, first=1)
     legs = [*position_ends(0, at, n, STEP / 2), *inner, *stream_ends(layer, 1, 2, weights)]

@@ -1,4 +1,4 @@
-"""Pictures of circuits, drawn with matplotlib."""
+"""Heat maps of composition scores, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_VALUES = 400  # pairs whose numbers are written
-_MOST_NAMES = 40  # heads on an axis whose names are
-_MOST_LEVEL = 12  # of them, without turning their names
+_MOST_VALUES = 400  # largest number of pairs with printed values
+_MOST_NAMES = 40  # largest number of heads named on an axis
+_MOST_LEVEL = 12  # largest number of names written horizontally
 
 
 def heat_map(found: Compositions) -> Figure:
-    """Draw composition scores as multiples of chance: writers down, readers across, white where there is no pair.
+    """Draw composition scores as multiples of chance: writers as rows, readers as columns, white for absent pairs.
 
     Raises
     ------
     ArgumentError
-        If there is no pair at all, in a model of one layer.
+        If the model has a single layer, and so no pairs.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def heat_map(found: Compositions) -> Figure:
 
 
 def _name_heads(axis: Any, layers: range, n_heads: int) -> None:
-    """Name every head as layer.head, or of many heads the layers alone."""
+    """Label the axis by layer.head, or by layer if there are many heads."""
     count = len(layers) * n_heads
     if count <= _MOST_NAMES:
         turn = 90 if axis.axis_name == "x" and count > _MOST_LEVEL else 0

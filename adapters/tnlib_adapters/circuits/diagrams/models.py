@@ -1,4 +1,4 @@
-"""A whole transformer in graphical notation: from tokens to the stream, through the blocks, to logits."""
+"""Tensor network diagrams of whole transformers: embedding, blocks, unembedding."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from tnlib_adapters.checkpoints.residual_stream import full_name, unembedding
 from tnlib_adapters.circuits.diagrams.blocks import block_diagram
 from tnlib_adapters.circuits.diagrams.elements import REACH, STEP
 
-_ROOM = 2.8  # from the lowest shape of a part to the first of the next: a heading stands there
-_ABOVE = 1.25  # how far above its part a heading stands
+_ROOM = 2.8  # from the lowest shape of a part to the first of the next, heading included
+_ABOVE = 1.25  # distance of a heading from its part
 
-_Named = tuple[str, int | None]  # a label or an index, and its size
+_Named = tuple[str, int | None]  # label or index, and size
 
 
 def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Diagram:
-    r"""Describe a whole model: embedding, the first of its blocks, unembedding, each under its equation.
+    r"""Return the diagram of a model: embedding, first block, unembedding, each under its equation.
 
     Parameters
     ----------
     checkpoint
-        An opened checkpoint.
+        Checkpoint returned by `open_checkpoint`.
     n_positions
-        Length of the text; left open by default.
+        Sequence length; an open size by default.
 
     Returns
     -------
     Diagram
-        What stands where, norms and learned positions included, is as the row of the architecture says.
+        Parts from top to bottom, with norms and learned positions as the architecture defines.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `checkpoint` is none, or `n_positions` is no positive integer.
+        If `checkpoint` is not a Checkpoint, or `n_positions` is not a positive integer.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Dia
         if part.nodes:
             tops = [node.position[1] for node in part.nodes if heading or node.kind == "text"]
             x0, x1, y0, _ = part.bounds
-            top = max(tops) - (0.0 if heading else _ABOVE)  # a block brings its own headings
+            top = max(tops) - (0.0 if heading else _ABOVE)  # a block has its own headings
             placed.append(part.moved(-(x0 + x1) / 2, floor - top))
             floor += y0 - top
         floor -= _ROOM if part.nodes else _ABOVE
@@ -72,12 +72,12 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Dia
 
 
 def _embedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
-    """Return what the stream starts with: rows of a table, or projected patches, and learned positions."""
+    """Return equation and diagram of the embedding: rows of a table or projected patches, plus learned positions."""
     row, d = checkpoint.architecture, checkpoint.sizes.d_model
     images = row.reads == "images"
     shape = checkpoint.folder.tensors[str(full_name(checkpoint, f"{row.embeddings[0]}.weight"))].shape
-    read, written = (math.prod(shape[1:]), d) if images else (shape[0], shape[1])
-    maps: list[_Named] = [("patch" if images else "t", n), ("W$_E$", read)]
+    rows, written = (math.prod(shape[1:]), d) if images else (shape[0], shape[1])
+    maps: list[_Named] = [("patch" if images else "t", n), ("W$_E$", rows)]
     if not images and written != d:
         maps.append(("W$_{in}$", written))
     terms = [_row(maps, "position", ["pixels" if images else "vocab", "narrow"], ("stream", d))]
@@ -99,8 +99,8 @@ def _unembedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
     if name is None:
         return f"hidden states = {x}", replace(_row([("x", n)], "position", [], ("stream", d)), bubbles=bubbles)
     weight = str(full_name(checkpoint, f"{name}.weight"))
-    vocab, read = checkpoint.folder.tensors[weight].shape
-    maps: list[_Named] = [("x", n), ("W$_{out}$", d), ("W$_U$", read)] if read != d else [("x", n), ("W$_U$", d)]
+    vocab, width = checkpoint.folder.tensors[weight].shape
+    maps: list[_Named] = [("x", n), ("W$_{out}$", d), ("W$_U$", width)] if width != d else [("x", n), ("W$_U$", d)]
     product = " ".join([x, *(label for label, _ in maps[1:])])
     product += " + b$_U$" if full_name(checkpoint, f"{name}.bias") else ""
     capped = f"cap({product})" if row.logit_cap else product
@@ -110,7 +110,7 @@ def _unembedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
 
 
 def _row(maps: list[_Named], left: str, between: list[str], right: _Named) -> Diagram:
-    """Describe matrices in a row: each with its label and the size of its leg on the left."""
+    """Return the diagram of matrices in a row, each with its label and the size of its left leg."""
     nodes = [Node("matrix", label, (k * STEP, 0.0)) for k, (label, _) in enumerate(maps)]
     last = len(maps) - 1
     ends: list[Any] = [

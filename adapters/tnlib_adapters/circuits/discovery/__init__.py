@@ -1,1 +1,1 @@
-"""Search for the terms of a model that a task needs."""
+"""Circuit discovery: search for a subset of edges, paths or terms that preserves the loss on a task."""

@@ -1,4 +1,4 @@
-"""Which terms of a model matter: the others are taken out for as long as the loss allows."""
+"""Circuit discovery: ablate edges, paths or terms of an attention-only model within a loss budget."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _MAKE: dict[str, Any] = {"edges": GatedModel, "terms": ten_terms_by_heads, "path
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """What is left of a model when terms are taken out; made by `find_circuit`.
+    """A circuit: the terms that remain after pruning, returned by `find_circuit`.
 
     Parameters
     ----------
     of
-        "edges", "terms" or "paths".
+        Kind of term: "edges", "terms" or "paths".
     kept
-        Names of what is left, in the order of the model.
+        Names of the remaining terms, in model order.
     worth
-        (kept,): by how much the loss of the circuit rises if that one is taken out as well.
+        (kept,): increase of the loss if that term is removed as well.
     removed
-        Names of what was taken out, in that order.
+        Names of the removed terms, in order of removal.
     losses
-        (removed,): the loss after each, in nats.
+        (removed,): loss after each removal, in nats.
     full_loss, loss
-        Of the whole model and of the circuit.
+        Loss of the full model and of the circuit.
     """
 
     of: Of
@@ -73,45 +73,47 @@ def find_circuit(
     by: By = "greedy",
     of: Of = "edges",
 ) -> Circuit:
-    """Take out of an attention-only model whatever the loss on some tokens can do without.
+    """Prune an attention-only model to a circuit that preserves the loss on some tokens.
 
     Parameters
     ----------
     model
-        Attention layers without norms and feed-forward layers, with an unembedding.
+        Attention layers without norms and feed-forward layers, and an unembedding.
     tokens
         (n,) or (batch, n), integers.
     mask
-        Same shape, bool: which tokens are to be predicted.
+        Same shape, bool: the tokens whose prediction counts in the loss.
     loss_increase
-        By how many nats the mean cross-entropy may rise.
+        Largest allowed increase of the mean cross-entropy, in nats.
     by
-        "greedy": the term whose removal costs least goes first, costs measured; at the end no single one can go.
-        "gradient": the term with the smallest effect to first order is tried first, all effects from one pass backward;
-        where the loss itself forbids it, it stays.
+        "greedy": repeatedly remove the term whose removal raises the loss least, by measurement; at the end no single
+        term can be removed. "gradient": try the terms in order of their first-order effect, all computed in one
+        backward pass; a term whose removal would exceed the budget stays.
     of
-        "edges": from what writes (tokens, positions, heads, output biases) to what reads (queries, keys and values of a
-        head, logits), patterns computed from what is left. "paths": of heads, patterns fixed. "terms": the ten terms of
-        a model of two layers, Q-, K- and V-composition by pairs of heads; what softmax leaves over stays.
+        "edges": from writers (tokens, positions, heads, output biases) to readers (queries, keys and values of a head,
+        logits), with patterns recomputed from the remaining edges. "paths": paths through heads with frozen patterns.
+        "terms": the ten terms of a two-layer model, Q-, K- and V-composition by pairs of heads; the softmax remainder
+        always stays.
 
     Returns
     -------
     Circuit
-        What is left and what it is worth; printed as a table.
+        The remaining terms and the loss without each; printed as a table.
 
     Raises
     ------
     ArgumentError
-        If the model is another one or has no unembedding, tokens or mask do not fit, or `loss_increase` is negative.
+        If the model is not attention-only or has no unembedding, tokens or mask have wrong shapes, or `loss_increase` <
+        0.
 
     References
     ----------
     A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges; A. Syed
-    et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for first order.
+    et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for the first-order effects.
 
     Examples
     --------
-    The induction circuit: positions let head 0.3 look one token back, keys of layer 1 read it.
+    The induction circuit: head 0.3 attends to the previous token by position, and the keys of layer 1 read its output:
 
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.data.repeats import repeated_segments
@@ -121,10 +123,10 @@ def find_circuit(
     >>> [name for name in found.kept if "0.3" in name.split(" -> ")[1]]
     ['tokens -> 0.3 V', 'positions -> 0.3 Q', 'positions -> 0.3 K']
     """
-    for name, value, known in (("by", by, get_args(By)), ("of", of, get_args(Of))):
-        if not is_one_of(value, known):
+    for name, value, choices in (("by", by, get_args(By)), ("of", of, get_args(Of))):
+        if not is_one_of(value, choices):
             raise ArgumentError(
-                f"find_circuit: {name} must be {' or '.join(map(repr, known))}, got {value!r}; choose one."
+                f"find_circuit: {name} must be {' or '.join(map(repr, choices))}, got {value!r}; choose one."
             )
     if not isinstance(loss_increase, numbers.Real) or not 0 <= loss_increase < np.inf:
         raise ArgumentError(
@@ -133,15 +135,15 @@ def find_circuit(
         )
     gated = _MAKE[of](model, tokens, mask, "find_circuit")
     full_loss = gated.loss(np.ones(len(gated.names)))
-    left = prune(gated, full_loss + loss_increase, by)
-    kept = np.flatnonzero(left.gates)
-    loss = gated.loss(left.gates)
+    pruned = prune(gated, full_loss + loss_increase, by)
+    remaining = np.flatnonzero(pruned.gates)
+    loss = gated.loss(pruned.gates)
     return Circuit(
         of=of,
-        kept=tuple(gated.names[k] for k in kept),
-        worth=gated.losses_without(left.gates, kept) - loss,
-        removed=tuple(gated.names[k] for k in left.removed),
-        losses=np.array(left.losses),
+        kept=tuple(gated.names[k] for k in remaining),
+        worth=gated.losses_without(pruned.gates, remaining) - loss,
+        removed=tuple(gated.names[k] for k in pruned.removed),
+        losses=np.array(pruned.losses),
         full_loss=full_loss,
         loss=loss,
     )

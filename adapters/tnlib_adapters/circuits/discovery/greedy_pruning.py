@@ -1,4 +1,4 @@
-"""Taking terms out one by one for as long as a loss allows."""
+"""Greedy and first-order pruning of gated terms within a loss budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ By = Literal["greedy", "gradient"]
 
 
 class Gated(Protocol):
-    """A loss that depends on gates (terms,), 1 where a term is there and 0 where it is not."""
+    """A loss as a function of gates (terms,), 1 for a present term and 0 for a removed one."""
 
     names: tuple[str, ...]
 
@@ -21,15 +21,15 @@ class Gated(Protocol):
         """Return the loss."""
 
     def losses_without(self, gates: Array, terms: Array) -> Array:
-        """Return the loss with each of some terms missing, one at a time."""
+        """Return the loss with each of `terms` removed, one at a time, (len(terms),)."""
 
     def first_order(self, gates: Array) -> Array:
-        """Return what each term's removal adds to the loss, to first order."""
+        """Return the first-order increase of the loss from removing each term, (terms,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """Gates (terms,) that are left at 1, the terms that went in order, and the loss after each."""
+    """Gates (terms,), 1 for remaining terms; the removed terms in order; and the loss after each removal."""
 
     gates: Array
     removed: list[int]
@@ -37,15 +37,15 @@ class Pruned:
 
 
 def prune(model: Gated, limit: float, by: By) -> Pruned:
-    """Take out terms while the loss stays at most `limit`."""
+    """Remove terms while the loss stays at most `limit`."""
     return _greedy(model, limit) if by == "greedy" else _by_gradient(model, limit)
 
 
 def _greedy(model: Gated, limit: float) -> Pruned:
-    """Take out the term whose removal costs least, again and again; at the end no single one can go.
+    """Repeatedly remove the term whose removal costs least; at the end no single term can be removed.
 
-    Costs are those of the last look at a term. The cheapest is looked at again until it stays the cheapest, and all of
-    them are before the search ends.
+    The cost of a term is the last one measured. The cheapest term is measured again until it remains the cheapest, and
+    all terms are measured again before the search ends (lazy greedy).
     """
     gates, removed, losses = np.ones(len(model.names)), [], []
     loss, costs = model.loss(gates), np.full(len(gates), -np.inf)
@@ -68,9 +68,9 @@ def _greedy(model: Gated, limit: float) -> Pruned:
 
 
 def _by_gradient(model: Gated, limit: float) -> Pruned:
-    """Try the term with the smallest effect to first order; where the loss itself forbids it, it stays for good.
+    """Try to remove terms in order of first-order effect; a term whose removal would exceed `limit` stays for good.
 
-    First order alone would not do: a softmax that has made up its mind hardly feels a small change of its scores.
+    The exact loss is needed because a saturated softmax has a nearly zero derivative with respect to its scores.
     """
     gates, removed, losses = np.ones(len(model.names)), [], []
     open_ = np.ones(len(gates), bool)

@@ -1,4 +1,4 @@
-"""The final stream as a sum of terms that can be left out: paths with fixed patterns, or the ten terms by heads."""
+"""Decompositions of the final residual stream into removable terms: frozen-pattern paths, or ten terms by heads."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from tnlib_adapters.circuits.tokens.targets import Targets, targets_of
 from tnlib_adapters.reference.model import Forward, run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
-_MOST = 5000  # paths, each with its own stream in memory
+_MOST = 5000  # largest number of paths; each holds its own stream in memory
 
 
 class AdditiveTerms:
-    """Terms (terms, t, d) of the rows that are to predict something, with gates, and what is always there."""
+    """Terms (terms, t, d) of the predicting rows of the final stream, with gates; the remainder is always added."""
 
     def __init__(self, targets: Targets, names: tuple[str, ...], terms: Array, total: Array) -> None:
         self.targets, self.names, self._terms = targets, names, terms
         self._fixed = total - terms.sum(axis=0)  # t d
 
     def loss(self, gates: Array) -> float:
-        """Return the mean cross-entropy of the terms whose gates are open."""
+        """Return the mean cross-entropy of the sum of gated terms."""
         return self.targets.loss_of_rows(self._rows(gates))
 
     def losses_without(self, gates: Array, terms: Array) -> Array:
-        """Return the loss without each of some terms, one at a time."""
+        """Return the loss without each of `terms`, one at a time."""
         rows = self._rows(gates)
         return np.array([self.targets.loss_of_rows(rows - gates[k] * self._terms[k]) for k in terms])
 
     def first_order(self, gates: Array) -> Array:
-        """Return minus the derivative of the loss by every gate."""
+        """Return minus the derivative of the loss with respect to every gate, (terms,)."""
         slope = self.targets.slope_of_rows(self._rows(gates))
         return -np.asarray(np.tensordot(self._terms, slope, 2))  # term [t d]
 
@@ -47,8 +47,8 @@ class AdditiveTerms:
 
 
 def path_terms(model: Checkpoint, tokens: Array, mask: Array, function: str) -> AdditiveTerms:
-    """Return all paths through heads, patterns as they are; what begins in a bias is always there."""
-    weights, targets, seen = _seen(model, tokens, mask, function)
+    """Return all paths through heads with frozen patterns; paths that start at a bias are always included."""
+    weights, targets, forward = _seen(model, tokens, mask, function)
     layers = attention_layers(weights)
     count = prod(1 + layer.n_heads for layer in layers)
     if count > _MOST:
@@ -56,42 +56,42 @@ def path_terms(model: Checkpoint, tokens: Array, mask: Array, function: str) -> 
             f"{function}: of='paths' must be of a stack with at most {_MOST:,} paths, got {count:,}; choose 'edges', "
             "or sum paths by order and head with path_losses."
         )
-    streams = {"direct": seen.residuals[0]}  # b n d
+    streams = {"direct": forward.residuals[0]}  # b n d
     for number, layer in enumerate(layers):
-        group, patterns = layer.n_heads // layer.kv_heads, seen.patterns[number]  # b h n n
+        group, patterns = layer.n_heads // layer.kv_heads, forward.patterns[number]  # b h n n
         for name, s in list(streams.items()):
             before = "" if name == "direct" else f"{name} "
             for h in range(layer.n_heads):
                 v = s @ layer.W_V[h // group]  # b n [d] dh
                 streams[f"{before}{number}.{h}"] = patterns[:, h] @ v @ layer.W_O[h]  # b n [n'] [dh] d
     rows = np.stack([s[targets.at] for s in streams.values()])
-    return AdditiveTerms(targets, tuple(streams), rows, seen.residuals[-1][targets.at])
+    return AdditiveTerms(targets, tuple(streams), rows, forward.residuals[-1][targets.at])
 
 
 def ten_terms_by_heads(model: Checkpoint, tokens: Array, mask: Array, function: str) -> AdditiveTerms:
-    """Return the ten terms of two layers, those of one composition split by pairs of heads, the others by head.
+    """Return the ten terms of two layers: composition terms split by pairs of heads, the others by head.
 
-    A term of the scores is what its removal changes, patterns computed anew. What softmax leaves over, and the output
-    bias of layer 1, are always there.
+    A term of the scores is the change of the output on its removal, with patterns recomputed. The softmax remainder and
+    the output bias of layer 1 are always included.
     """
-    weights, targets, seen = _seen(model, tokens, mask, function)
+    weights, targets, forward = _seen(model, tokens, mask, function)
     layers = attention_layers(weights)
     if len(layers) != 2:
         raise ArgumentError(
             f"{function}: of='terms' must be of a model of two layers, got {len(layers)}; choose 'edges' or 'paths'."
         )
     names: tuple[str, ...] = ()
-    found = []
+    terms = []
     for sequence, at in zip(targets.tokens, targets.at, strict=True):
         layer = OpenLayer(layers[1], split_stream(weights, sequence, layer=1))
-        named = dict(_terms(layer, at))
-        names = tuple(named)
-        found.append(np.stack(list(named.values())))
-    return AdditiveTerms(targets, names, np.concatenate(found, axis=1), seen.residuals[-1][targets.at])
+        sequence_terms = dict(_terms(layer, at))
+        names = tuple(sequence_terms)
+        terms.append(np.stack(list(sequence_terms.values())))
+    return AdditiveTerms(targets, names, np.concatenate(terms, axis=1), forward.residuals[-1][targets.at])
 
 
 def _terms(layer: OpenLayer, at: Array) -> Iterator[tuple[str, Array]]:
-    """Yield names and rows (t, d) of all terms of one sequence."""
+    """Yield names and rows (t, d) of all terms for one sequence."""
     embedding, *first = layer.parts.names
     for name in layer.parts.names:
         yield ("direct" if name == embedding else name), layer.parts[name][at]

@@ -1,1 +1,1 @@
-"""Single attention heads: what they attend to, read and write."""
+"""Analysis of single attention heads: attention targets, inputs and outputs."""

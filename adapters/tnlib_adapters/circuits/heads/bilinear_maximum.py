@@ -1,13 +1,13 @@
-r"""The largest value of a bilinear form, and the largest of its quadratic form, which is another thing.
+r"""Maxima of a bilinear form x Omega y^T and of its quadratic form x Omega x^T over unit vectors.
 
     max over unit x, y of  x Omega y^T  =  the largest singular value, at x = u_1, y = v_1
     max over unit x    of  x Omega x^T  =  the largest eigenvalue of (Omega + Omega^T) / 2,   a Rayleigh quotient
 
-The second is what Courant and Fischer speak of. It is at most the first, equal only where u_1 = v_1, and says nothing
-of a head whose queries and keys look for different things. Neither is an eigenvalue of Omega.
+The second is the Courant-Fischer maximum of the symmetric part. It is at most the first, equal only where u_1 = v_1,
+and is uninformative for a head with different queries and keys. Neither is an eigenvalue of Omega.
 
-With Omega = A B^T and [A B] = Q R, (Omega + Omega^T) / 2 = Q R (J / 2) R^T Q^T, J the exchange of the two blocks: an
-eigenproblem of twice the width of a head, and zero on what neither side reads.
+With Omega = A B^T and [A B] = Q R, (Omega + Omega^T) / 2 = Q R (J / 2) R^T Q^T, where J exchanges the two blocks: an
+eigenproblem of size 2 d_head. The form is zero on the orthogonal complement.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tnlib_adapters.circuits.heads.singular_features import singular_features
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Maximum:
-    """How large a form gets on unit vectors; made by `form_maximum`.
+    """Maxima of a bilinear form over unit vectors, returned by `form_maximum`.
 
     Parameters
     ----------
     value
-        The maximum of x Omega y^T over unit x and y, the largest singular value.
+        Maximum of x Omega y^T over unit x and y, the largest singular value.
     left, right
-        (d_model + 1,), where it is attained: one of the places, where the value is degenerate.
+        (d_model + 1,), singular vectors that attain it; one choice of several if the singular value is degenerate.
     symmetric, lowest
-        The maximum and the minimum of x Omega x^T over unit x.
+        Maximum and minimum of x Omega x^T over unit x.
     direction
-        (d_model + 1,), where `symmetric` is attained.
+        (d_model + 1,), eigenvector that attains `symmetric`.
     """
 
     value: float
@@ -55,13 +55,13 @@ class Maximum:
 
 
 def form_maximum(form: LowRank) -> Maximum:
-    """Return the maximum of x Omega y^T over unit vectors, and beside it the extremes of x Omega x^T.
+    """Return the maximum of x Omega y^T and the extremes of x Omega x^T over unit vectors.
 
     Parameters
     ----------
     form
-        (d, d), `attention.qk(head)`; `tnlib.LowRank(form.left[:-1], form.right[:, :-1])` leaves the biases out. It is
-        never multiplied out.
+        (d, d), for example `attention.qk(head)`; `tnlib.LowRank(form.left[:-1], form.right[:, :-1])` excludes the
+        biases. The product is never formed.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def form_maximum(form: LowRank) -> Maximum:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is no square LowRank.
+        If `form` is not a square LowRank.
 
     References
     ----------
@@ -79,7 +79,7 @@ def form_maximum(form: LowRank) -> Maximum:
 
     Examples
     --------
-    A head whose queries look for the opposite of themselves:
+    A head whose queries match the negative of their own direction:
 
     >>> import numpy as np, tnlib
     >>> form_maximum(tnlib.LowRank(np.eye(3)[:, :1], -3 * np.eye(3)[:1]))
@@ -91,11 +91,11 @@ def form_maximum(form: LowRank) -> Maximum:
         )
     if form.shape[0] != form.shape[1]:
         raise ArgumentError(f"form_maximum: form must be square, got shape {form.shape}; pass attention.qk(head).")
-    found = singular_features(form)
-    left, right = (found.left[:, 0], found.right[0]) if len(found) else (np.zeros(form.shape[0]),) * 2
+    features = singular_features(form)
+    left, right = (features.left[:, 0], features.right[0]) if len(features) else (np.zeros(form.shape[0]),) * 2
     values, vectors = _symmetric(form)
     return Maximum(
-        value=float(found.values[0]) if len(found) else 0.0,
+        value=float(features.values[0]) if len(features) else 0.0,
         left=left,
         right=right,
         symmetric=float(values[-1]),
@@ -105,7 +105,7 @@ def form_maximum(form: LowRank) -> Maximum:
 
 
 def _symmetric(form: LowRank) -> tuple[Array, Array]:
-    """Return the least and the largest eigenvalue of (Omega + Omega^T) / 2, ascending, and their vectors (d, 2)."""
+    """Return the smallest and largest eigenvalue of (Omega + Omega^T) / 2, ascending, and eigenvectors (d, 2)."""
     d, r = form.shape[0], form.ranks[0]
     a, b = form.left / (largest(form.left) or 1), form.right.T / (largest(form.right) or 1)
     scale = float(largest(form.left) * largest(form.right))
@@ -113,7 +113,7 @@ def _symmetric(form: LowRank) -> tuple[Array, Array]:
     inner = t[:, :r] @ t[:, r:].T  # k [r] k
     values, vectors = np.linalg.eigh((inner + inner.T) / 2)
     vectors = q @ vectors
-    if len(values) < d:  # zero on everything that is orthogonal to both sides
+    if len(values) < d:  # the form vanishes on the orthogonal complement of both sides
         outside = _orthogonal_to(q)
         values, vectors = np.append(values, 0.0), np.column_stack([vectors, outside])
     order = np.argsort(values, kind="stable")
@@ -122,9 +122,9 @@ def _symmetric(form: LowRank) -> tuple[Array, Array]:
 
 
 def _orthogonal_to(q: Array) -> Array:
-    """Return a unit vector orthogonal to the columns of q (d, k), k < d: what is left of the axis least in them."""
+    """Return a unit vector orthogonal to the columns of q (d, k), k < d: the projected axis of largest residual."""
     axis = np.zeros(len(q), q.dtype)
     axis[int(np.square(q).sum(axis=1).argmin())] = 1
-    for _ in range(2):  # twice, to be orthogonal to roundoff
+    for _ in range(2):  # project twice for orthogonality to roundoff
         axis = axis - q @ (q.T @ axis)
     return np.asarray(axis / np.linalg.norm(axis))

@@ -1,11 +1,11 @@
-r"""One head as it meets the residual stream: the weights of the norms beside it are part of what it reads and writes.
+r"""Effective weights of one head with respect to the residual stream: the adjacent norms folded in.
 
-A norm is n(x) diag(w) + b with n(x) = (x - mean) / rms, or x / rms. What a head reads through it is
+A norm is n(x) diag(w) + b with n(x) = (x - mean) / rms, or x / rms. The input of the head is
 
     (n(x) diag(w) + b) W + c  =  n(x) (diag(w) W) + (b W + c)
 
-and as the entries of LayerNorm's n sum to zero, the mean of diag(w) W over features counts for nothing. So the
-directions that a head reads are directions of the stream, up to a division by one number per position.
+and as the entries of LayerNorm's n sum to zero, the mean of diag(w) W over features has no effect. The directions that
+a head reads are therefore directions of the stream, up to division by one number per position.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tnlib_adapters.reference.weights import read_attention_norms
 
 @dataclass(frozen=True, eq=False)
 class StreamHead:
-    """A head that reads n(x) and writes into the stream.
+    """A head that reads n(x) and writes into the residual stream.
 
     Parameters
     ----------
     attention
-        A layer of this one head, in float64.
+        Layer with this one head, in float64.
     norm
-        What divides the stream in front of it; its weights and biases are in `attention`. None where nothing does.
+        Norm before the head, without its weights and biases, which are in `attention`. None if there is none.
     notes
-        Sentences on what is not in `attention`.
+        Sentences on the parts of the model that `attention` omits.
     """
 
     attention: Attention
@@ -44,7 +44,7 @@ class StreamHead:
 
 
 def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) -> StreamHead:
-    """Read one head of a checkpoint, with the linear part of the norms beside it folded in."""
+    """Return one head of a checkpoint, in float64, with the linear part of the adjacent norms folded in."""
     layer = as_index(function, "layer", layer, as_checkpoint(function, checkpoint, "model").n_layers)
     head = as_index(function, "head", head, checkpoint.sizes.n_heads)
     notes: list[str] = []
@@ -52,12 +52,12 @@ def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) ->
     if attention.head_norm is not None:
         attention = attention.numerator()
         notes.append("queries and keys are normalised; the two divisions are left out")
-    before, behind = read_attention_norms(checkpoint, layer)
+    before, after = read_attention_norms(checkpoint, layer)
     if before is not None:
         attention = _read_through(attention, before)
         notes.append("weights of the norm in front are folded in, its division is left out")
-    if behind is not None:
-        attention = replace(attention, W_O=attention.W_O * behind.weight)
+    if after is not None:
+        attention = replace(attention, W_O=attention.W_O * after.weight)
         notes.append("weights of the norm behind are folded in, its division is left out")
     return StreamHead(attention, before, tuple(notes))
 

@@ -1,4 +1,4 @@
-"""One head at a glance: its singular features in tokens, how large its scores get, and whether it copies."""
+"""Report on one head: singular features in tokens, maximal scores, and copying scores."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from tnlib_adapters.circuits.tokens.embeddings import as_vocabulary
 from tnlib_adapters.circuits.tokens.token_features import Side, TokenFeature, read_tokens
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 
-_DRAWN = 2048  # tokens that the accuracy of copying is measured on: known to 0.011
+_DRAWN = 2048  # tokens sampled for copying accuracy: standard error 0.011
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadReading:
-    """What a head asks for and what it writes; made by `read_head`, printed as a page.
+    """Report on one head, returned by `read_head` and printed as a page.
 
     Parameters
     ----------
     layer, head
-        Which head.
+        Indices of layer and head.
     distance
-        At which its scores are read, None where they do not depend on it.
+        Query position minus key position of the scores; None where scores do not depend on it.
     qk, ov
-        `Features` of Omega and of OV, all of them.
+        `Features` of Omega and of OV, all singular values.
     qk_tokens, ov_tokens
-        The strongest of them in tokens. Left and right of QK are queries and keys; of OV what is read and written.
+        The leading ones in tokens. Left and right vectors of QK are queries and keys; of OV, inputs and outputs.
     maximum
-        Of Omega over unit vectors, biases included.
+        Maxima of Omega over unit vectors, biases included.
     copying
-        None where the model has no unembedding.
+        Copying scores; None if the model has no unembedding.
     vocabulary
-        Names of the tokens.
+        Token names.
     notes
-        Sentences on what is left out.
+        Sentences on omitted parts of the model.
     """
 
     layer: int
@@ -65,9 +65,9 @@ class HeadReading:
         lines += self._lines(self.ov_tokens, ("reads", "writes"))
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
-    def _lines(self, found: list[TokenFeature], sides: tuple[str, str]) -> list[str]:
+    def _lines(self, features: list[TokenFeature], sides: tuple[str, str]) -> list[str]:
         lines = []
-        for feature in found:
+        for feature in features:
             start, stop = feature.number.start, feature.number.stop
             number = str(start + 1) if stop - start == 1 else f"{start + 1}-{stop}"
             for sign in ("+", "-") if feature.left.negative else ("span",):
@@ -81,8 +81,10 @@ class HeadReading:
     def _end(self, side: Side, sign: str, name: str) -> str:
         end = side.negative if sign == "-" else side.positive
         shares = {"positions": side.by_position or 0.0, "bias": side.constant}
-        told = ", ".join(f"{what} {share:.0%}" for what, share in shares.items() if share >= 0.005 and sign != "-")
-        return (f"{name} ({told}): " if told else f"{name}: ") + " ".join(
+        remarks = ", ".join(
+            f"{source} {share:.0%}" for source, share in shares.items() if share >= 0.005 and sign != "-"
+        )
+        return (f"{name} ({remarks}): " if remarks else f"{name}: ") + " ".join(
             self.vocabulary.name(token) for token, _ in end
         )
 
@@ -98,25 +100,25 @@ def read_head(
     tokens: int = 5,
     vocabulary: Vocabulary | None = None,
 ) -> HeadReading:
-    """Return what a head asks for and what it writes, in tokens, with the norms beside it folded in.
+    """Return the singular features of a head in tokens, with the adjacent norms folded in.
 
     Parameters
     ----------
     model
-        A checkpoint of a model that reads tokens; only the numbers of this head and the two ends are read.
+        A checkpoint of a model that reads tokens; only the weights of this head and the two embeddings are loaded.
     layer, head
-        Counted from 0.
+        Indices, from 0.
     distance
-        Position of the query less that of the key. Needed where scores depend on it (rotary embeddings, ALiBi).
+        Query position minus key position. Required where scores depend on it (rotary embeddings, ALiBi).
     features, tokens
-        How many features are read in tokens, and how many tokens are named at each of their ends.
+        Number of features to print in tokens, and number of tokens at each of their ends.
     vocabulary
-        What `read_vocabulary(model)` returned: read it once for many heads.
+        Result of `read_vocabulary(model)`; reuse it for several heads.
 
     Returns
     -------
     HeadReading
-        Printed, a page on the head. Top-k copying accuracy is measured on at most 2048 tokens drawn at random.
+        Printed as a page. Top-k copying accuracy is measured on at most 2048 randomly sampled tokens.
 
     Raises
     ------
@@ -133,9 +135,9 @@ def read_head(
     (16, True)
     """
     count, ends = as_count("read_head", "features", features), as_count("read_head", "tokens", tokens)
-    found = stream_head("read_head", model, layer, head)
-    check_form("read_head", found.attention, distance)
-    omega, written = found.attention.qk(0, distance), found.attention.ov(0)
+    effective = stream_head("read_head", model, layer, head)
+    check_form("read_head", effective.attention, distance)
+    omega, written = effective.attention.qk(0, distance), effective.attention.ov(0)
     words = as_vocabulary("read_head", model, vocabulary)
     qk, ov = (singular_features(operator) for operator in (omega, written))
     chosen = np.sort(np.random.default_rng(0).permutation(len(words))[:_DRAWN])
@@ -145,10 +147,10 @@ def read_head(
         distance=distance,
         qk=qk,
         ov=ov,
-        qk_tokens=read_tokens(qk, words, found.norm, writes=False, count=count, tokens=ends),
-        ov_tokens=read_tokens(ov, words, found.norm, writes=True, count=count, tokens=ends),
+        qk_tokens=read_tokens(qk, words, effective.norm, writes=False, count=count, tokens=ends),
+        ov_tokens=read_tokens(ov, words, effective.norm, writes=True, count=count, tokens=ends),
         maximum=form_maximum(omega),
-        copying=circuit_copying(found, words, chosen) if words.ends_in_logits else None,
+        copying=circuit_copying(effective, words, chosen) if words.ends_in_logits else None,
         vocabulary=words,
-        notes=(*found.notes, *words.notes),
+        notes=(*effective.notes, *words.notes),
     )

@@ -1,4 +1,4 @@
-"""Induction in a trained model: who looks one token back, who reads it, who copies, and what is lost without it."""
+"""Induction circuit of a trained model: previous-token heads, K-composition, copying, and ablation of the keys."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
-_LONGEST = 96  # positions of the sequences that are drawn
-_CLEAR = 0.4  # of its attention, at least, is where an induction head must look
+_LONGEST = 96  # positions of the sampled sequences
+_CLEAR = 0.4  # smallest share of attention that makes an induction head
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Induction:
-    """The induction circuit of a model; made by `find_induction`. Arrays have the legs (layers, heads).
+    """Induction circuit of a model, returned by `find_induction`. Arrays have shape (layers, heads).
 
     Parameters
     ----------
     previous_token
-        Mean attention to the position before, over all but the first.
+        Mean attention to the preceding position, over all positions but the first.
     induction
-        Mean attention to what followed the same token before, wherever it stood before.
+        Mean attention to the tokens that followed earlier occurrences of the current token.
     composition
-        K-composition score with the previous-token head, as a multiple of chance; NaN in its layer and before.
+        K-composition score with the previous-token head, as a multiple of chance; NaN up to and including its layer.
     copying
         Eigenvalue copying score of the circuit from tokens to logits, from -1 to 1.
     lost
-        Share of the gap between loss and chance that is lost when keys of later layers are computed without what the
-        head wrote; NaN in the last layer.
+        Fraction of the gap between loss and chance that is lost if the keys of later layers do not read this head;
+        NaN in the last layer.
     loss, chance
-        On repeated tokens, in nats: of the model, and ln(vocab).
+        Loss of the model on repeated tokens and ln(vocab), in nats.
     """
 
     previous_token: Array
@@ -56,12 +56,12 @@ class Induction:
 
     @property
     def previous_head(self) -> Head:
-        """The head in front of the last layer that looks one token back most."""
+        """The head before the last layer with the largest attention to the previous token."""
         return _largest(self.previous_token[:-1])
 
     @property
     def induction_heads(self) -> tuple[Head, ...]:
-        """Heads that look where induction asks for, with at least 40 % of their attention."""
+        """Heads with at least 40 % of their attention on the induction targets."""
         layers, heads = np.nonzero(self.induction >= _CLEAR)
         return tuple(zip(layers.tolist(), heads.tolist(), strict=True))
 
@@ -72,39 +72,41 @@ class Induction:
             f"Previous-token head {layer}.{head}; {gap}",
             "  head  one back  induction  K over chance  copying  lost without it in keys",
         ]
-        for one in np.ndindex(self.lost.shape):
-            k = "" if np.isnan(self.composition[one]) else f"{self.composition[one]:.2f}"
-            lost = "" if np.isnan(self.lost[one]) else f"{100 * self.lost[one] + 0.0:.1f} %"
-            patterns = f"{self.previous_token[one]:10.2f}{self.induction[one]:11.2f}"
-            lines.append(f"{one[0]:>4}.{one[1]}{patterns}{k:>15}{self.copying[one]:9.2f}{lost:>25}".rstrip())
+        for index in np.ndindex(self.lost.shape):
+            k = "" if np.isnan(self.composition[index]) else f"{self.composition[index]:.2f}"
+            lost_share = "" if np.isnan(self.lost[index]) else f"{100 * self.lost[index] + 0.0:.1f} %"
+            patterns = f"{self.previous_token[index]:10.2f}{self.induction[index]:11.2f}"
+            lines.append(
+                f"{index[0]:>4}.{index[1]}{patterns}{k:>15}{self.copying[index]:9.2f}{lost_share:>25}".rstrip()
+            )
         return "\n".join(lines)
 
 
 @single_threaded_blas
 def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Generator = 0) -> Induction:
-    """Find the induction circuit of an attention-only model, by its patterns, its weights and what it loses.
+    """Find the induction circuit of an attention-only model from patterns, weights and ablations.
 
-    A previous-token head tells every position which token stands before it. Induction heads match that, in their keys,
-    with the token they stand on, and copy the token they find.
+    A previous-token head writes into every position the token before it. An induction head matches this, in its keys,
+    with the current token and copies the attended token.
 
     Parameters
     ----------
     model
-        At least two attention layers without norms and feed-forward layers, with an unembedding.
+        At least two attention layers without norms and feed-forward layers, and an unembedding.
     n
-        How many sequences of random tokens to draw, in each a segment that occurs twice.
+        Number of sampled sequences of random tokens, each with a segment that occurs twice.
     rng
-        For the draw.
+        Seed or generator for the sampled tokens.
 
     Returns
     -------
     Induction
-        Printed as a table, one line a head.
+        Printed as a table, one row per head.
 
     Raises
     ------
     ArgumentError
-        If the model is another one, or cannot hold sequences of 48 tokens.
+        If the model is not attention-only, or its context is shorter than 48 tokens.
 
     References
     ----------
@@ -124,13 +126,13 @@ def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Gener
     gated = GatedModel(model, tokens, repeated, "find_induction")
     weights = read_weights(model)
     loss, chance = gated.loss(np.ones(len(gated.names))), math.log(_vocab(weights))
-    seen = pattern_scores(run(weights, tokens).patterns, tokens)
+    scores = pattern_scores(run(weights, tokens).patterns, tokens)
     return Induction(
-        previous_token=seen.previous,
-        induction=seen.induction,
-        composition=compositions(model, "K").multiples[_largest(seen.previous[:-1])],
+        previous_token=scores.previous,
+        induction=scores.induction,
+        composition=compositions(model, "K").multiples[_largest(scores.previous[:-1])],
         copying=copying_scores(model),
-        lost=(_losses_without(gated, seen.previous.shape) - loss) / (chance - loss),
+        lost=(_losses_without(gated, scores.previous.shape) - loss) / (chance - loss),
         loss=loss,
         chance=chance,
     )
@@ -147,7 +149,7 @@ def _draw(model: Checkpoint, n: int, rng: np.random.Generator) -> tuple[Array, A
     if context < 48:
         raise ArgumentError(
             f"find_induction: model must hold sequences of 48 tokens, got a context of {context}; "
-            "repeats in shorter ones say little."
+            "shorter repeats are too noisy."
         )
     return repeated_segments(n, vocab=_vocab(weights), context=context, rng=rng)
 
@@ -162,7 +164,7 @@ def _largest(scores: Array) -> Head:
 
 
 def _losses_without(gated: GatedModel, shape: tuple[int, ...]) -> Array:
-    """Return the loss without each head in the keys of later layers, (layers, heads)."""
+    """Return the loss with each head removed from the keys of later layers, (layers, heads)."""
     losses = np.full(shape, np.nan)
     for layer, head in np.ndindex(shape[0] - 1, *shape[1:]):
         edge = [name.startswith(f"{layer}.{head} -> ") and name.endswith(" K") for name in gated.names]

@@ -1,10 +1,10 @@
-r"""What heads do, seen in their patterns: attention to the previous token, to the same token, behind the same token.
+r"""Attention-pattern scores of heads: previous-token, duplicate-token and induction attention.
 
-    previous     the weight that position i gives to i - 1
+    previous     attention of position i to i - 1
     duplicate    to all earlier positions j with the same token, t_j = t_i
-    induction    to all positions j behind one, t_{j - 1} = t_i: what followed the present token before
+    induction    to all positions j with t_{j - 1} = t_i: the tokens that followed earlier occurrences
 
-each averaged over the positions i that have such a j, in sequences of random tokens that come twice.
+each averaged over the positions i that have such a j, in repeated sequences of random tokens.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from tnlib_adapters.reference.weights import Weights, as_weights
 
 Doing = Literal["previous", "duplicate", "induction"]
 
-_LONGEST = 50  # tokens of a segment
+_LONGEST = 50  # tokens per segment
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PatternScores:
-    """Shares of attention, of every head; made by `pattern_scores` and `repeat_scores`.
+    """Attention scores of every head, returned by `pattern_scores` and `repeat_scores`.
 
     Parameters
     ----------
     previous, duplicate, induction
-        (layers, heads), from 0 to 1; NaN where no position has such a one.
+        (layers, heads), from 0 to 1; NaN where no position has a target.
     chance
-        The same three numbers of a head that attends alike to itself and everything before, or to everything where
-        some head sees what comes later.
+        The same three scores for uniform attention: causal, or over all positions if some head attends to later ones.
     """
 
     previous: Array
@@ -48,17 +47,17 @@ class PatternScores:
     chance: dict[Doing, float]
 
     def largest(self, doing: Doing, n: int) -> list[tuple[Head, float]]:
-        """Return the n heads that do most of it, as (layer, head), and how much."""
+        """Return the n heads with the highest scores of a kind, as ((layer, head), score)."""
         if not is_one_of(doing, get_args(Doing)):
             raise ArgumentError(
                 f"PatternScores.largest: doing must be 'previous', 'duplicate' or 'induction', got {doing!r}; "
                 "choose one."
             )
         count = as_count("PatternScores.largest", "n", n, least=0)
-        found: Array = getattr(self, doing)
-        order = np.argsort(-found, axis=None, kind="stable")[:count]
-        at = [divmod(int(k), found.shape[1]) for k in order]
-        return [(head, float(found[head])) for head in at if np.isfinite(found[head])]
+        shares: Array = getattr(self, doing)
+        order = np.argsort(-shares, axis=None, kind="stable")[:count]
+        at = [divmod(int(k), shares.shape[1]) for k in order]
+        return [(head, float(shares[head])) for head in at if np.isfinite(shares[head])]
 
     def __repr__(self) -> str:
         lines = [f"PatternScores of {self.previous.size} heads"]
@@ -69,14 +68,14 @@ class PatternScores:
 
 
 def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
-    """Return how much every head attends to previous, to equal, and to following tokens.
+    """Return previous-token, duplicate-token and induction scores of every head.
 
     Parameters
     ----------
     patterns
-        Per layer (batch, heads, n, n) or, of one sequence, (heads, n, n): `run(model, tokens).patterns`, or any others.
+        Per layer (batch, heads, n, n) or, for one sequence, (heads, n, n), for example `run(model, tokens).patterns`.
     tokens
-        (batch, n) or (n,), integers: what the patterns were made on.
+        (batch, n) or (n,), integers: the input tokens of the patterns.
 
     Returns
     -------
@@ -86,7 +85,7 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     Raises
     ------
     ArgumentError
-        If shapes do not fit.
+        If shapes do not match.
 
     Examples
     --------
@@ -103,9 +102,9 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
         )
     rows = np.atleast_2d(to_numpy("pattern_scores", "tokens", tokens))
     layers = [_four_legs(as_array("pattern_scores", "patterns", layer)) for layer in patterns]
-    wanted = (len(rows), rows.shape[1], rows.shape[1])
+    expected = (len(rows), rows.shape[1], rows.shape[1])
     for k, layer in enumerate(layers):
-        if (layer.shape[0], *layer.shape[2:]) != wanted or layer.shape[1] != layers[0].shape[1]:
+        if (layer.shape[0], *layer.shape[2:]) != expected or layer.shape[1] != layers[0].shape[1]:
             raise ArgumentError(
                 f"pattern_scores: patterns of layer {k} must have shape (batch, heads, n, n) with batch and n of "
                 f"tokens, {rows.shape}, and heads as in layer 0, got {layer.shape}; pass run(model, tokens).patterns."
@@ -116,9 +115,9 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     sees_later = any(np.triu(layer, 1).any() for layer in layers)
     uniform = np.ones((n, n)) / n if sees_later else np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
     targets = _targets(rows)
-    found = {doing: np.stack([_share(layer, target) for layer in layers]) for doing, target in targets.items()}
+    shares = {doing: np.stack([_share(layer, target) for layer in layers]) for doing, target in targets.items()}
     alike = np.broadcast_to(uniform, (len(rows), 1, n, n))
-    return PatternScores(**found, chance={doing: float(_share(alike, t)[0]) for doing, t in targets.items()})
+    return PatternScores(**shares, chance={doing: float(_share(alike, t)[0]) for doing, t in targets.items()})
 
 
 def repeat_scores(
@@ -128,18 +127,18 @@ def repeat_scores(
     length: int | None = None,
     rng: int | np.random.Generator = 0,
 ) -> PatternScores:
-    """Return how much every head attends to previous, equal and following tokens, on random tokens that come twice.
+    """Return previous-token, duplicate-token and induction scores of every head on repeated random tokens.
 
     Parameters
     ----------
     model
-        A checkpoint, whose weights are read anew, or the `Weights` of one; run in float64.
+        A checkpoint, whose weights are loaded, or loaded `Weights`; run in float64.
     n_sequences
-        How many sequences to draw.
+        Number of sampled sequences.
     length
-        Of the segment that comes twice. None: 50, or as long as the model takes.
+        Length of the repeated segment. None: 50, or half the context of the model if that is shorter.
     rng
-        For the draw.
+        Seed or generator for the sampled tokens.
 
     Returns
     -------
@@ -149,7 +148,7 @@ def repeat_scores(
     Raises
     ------
     ArgumentError
-        If the model reads images, or takes no sequence of twice that length.
+        If the model reads images, or its context is shorter than twice `length`.
 
     References
     ----------
@@ -182,24 +181,24 @@ def repeat_scores(
 
 
 def _targets(tokens: Array) -> dict[Doing, Array]:
-    """Return where each kind of head looks, bool (batch, n, n)."""
+    """Return the attention targets of each kind of head, bool (batch, n, n)."""
     n = tokens.shape[1]
     earlier = np.tril(np.ones((n, n), dtype=bool), -1)
     same = (tokens[:, :, None] == tokens[:, None]) & earlier  # batch i j
-    behind = np.zeros_like(same)
-    behind[:, :, 1:] = same[:, :, :-1]
+    successors = np.zeros_like(same)
+    successors[:, :, 1:] = same[:, :, :-1]
     previous = np.broadcast_to(np.eye(n, k=-1, dtype=bool), same.shape)
-    return {"previous": previous, "duplicate": same, "induction": behind & earlier}
+    return {"previous": previous, "duplicate": same, "induction": successors & earlier}
 
 
 def _share(patterns: Array, target: Array) -> Array:
-    """Return the weight that falls on the target, averaged over positions that have one, (heads,)."""
-    counted = target.any(axis=2)  # batch i
-    if not counted.any():
+    """Return the attention weight on the targets, averaged over positions that have a target, (heads,)."""
+    has_target = target.any(axis=2)  # batch i
+    if not has_target.any():
         return np.full(patterns.shape[1], np.nan)
     weight = np.einsum("bhij,bij->bhi", patterns, target.astype(patterns.dtype))  # b h i [j]
-    total = np.einsum("bhi,bi->h", weight, counted.astype(patterns.dtype))  # [b] h [i]
-    return np.asarray(total / counted.sum())
+    total = np.einsum("bhi,bi->h", weight, has_target.astype(patterns.dtype))  # [b] h [i]
+    return np.asarray(total / has_target.sum())
 
 
 def _four_legs(patterns: Array) -> Array:

@@ -1,18 +1,18 @@
-r"""How much of a head's scores is a matter of content, and how much of position.
+r"""Variance decomposition of attention scores into content and position.
 
-Softmax sees how the scores of one query vary over its keys. Let the tokens be drawn at random, one for the query and,
-independently, one for every key; k_tj is the key of token t at position j as query i meets it, turned by the distance
-where embeddings are rotary. Over t and the n_i positions that i sees, the score q . k splits as any function of two
-variables does into its means and what they leave,
+Softmax depends only on the variation of the scores of a query over its keys. Let tokens be independent random
+variables, one for the query and one for every key. k_tj is the key of token t at position j as seen from query i,
+rotated by the distance where embeddings are rotary. Over t and the n_i keys of query i, the score q . k has a two-way
+ANOVA decomposition with mean m, token means k~_t and position means m_j:
 
-    q . (m_j - m)               position: the mean over tokens
-    q . (k~_t - m)              token:    the mean over positions
-    q . (k_tj - k~_t - m_j + m) both:     nothing where positions are learned; where embeddings are rotary, how fast
-                                          the score of a token fades or turns with the distance
+    q . (m_j - m)               position
+    q . (k~_t - m)              token
+    q . (k_tj - k~_t - m_j + m) interaction: zero for learned positions; for rotary embeddings, the decay or
+                                rotation of a token's score with the distance
 
-whose variances add up. The query is a sum of three: what all queries have in common, what depends on its token, and
-what on its position; the share of one is the mean of (its part of the score) * (the whole score), so that the nine
-shares add up to 1. A share of a query's part can be negative, where it works against the others.
+The variances of the three add up. The query is a sum of three parts: common to all queries, token, and position. The
+share of a part is the mean of (its part of the score) * (the score), so that the nine shares add up to 1. A share can
+be negative where parts of the query cancel.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ KEY = ("token", "position", "both")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScoreShares:
-    """Shares of the variance of a head's scores over its keys; made by `score_shares`.
+    """Shares of the variance of a head's scores over its keys, returned by `score_shares`.
 
     Parameters
     ----------
     shares
-        (3, 3), of sum 1: rows are parts of the query (common to all, its token, its position), columns what the score
-        depends on at the key (its token, its position, both together).
+        (3, 3), sum 1: rows are parts of the query (common, token, position), columns are parts of the key (token,
+        position, interaction).
     deviation
-        The standard deviation of the scores, scale included: how far from uniform the pattern can be.
+        Standard deviation of the scores, scale included; large values allow patterns far from uniform.
     notes
-        Sentences on what is left out.
+        Sentences on omitted parts of the model.
     """
 
     shares: Array
@@ -56,12 +56,12 @@ class ScoreShares:
 
     @property
     def content(self) -> float:
-        """The share of the key's token."""
+        """Share of the key's token."""
         return float(self.shares[:, 0].sum())
 
     @property
     def position(self) -> float:
-        """The share of the key's position."""
+        """Share of the key's position."""
         return float(self.shares[:, 1].sum())
 
     def __repr__(self) -> str:
@@ -82,28 +82,28 @@ def score_shares(
     length: int | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> ScoreShares:
-    """Return how much of a head's scores content and position decide, from its weights.
+    """Return the shares of content and position in the score variance of a head, from its weights.
 
-    The stream is taken to hold tokens and learned positions alone: in the first layer that is all of it, in later ones
-    the direct path.
+    The stream is assumed to hold token and learned position embeddings only: exact in the first layer, the direct path
+    in later ones.
 
     Parameters
     ----------
     model
         A checkpoint of a model that reads tokens.
     layer, head
-        Counted from 0.
+        Indices, from 0.
     tokens
-        (n,), integers: which tokens to draw from, each as often as it occurs. None: every token once.
+        (n,), integers: empirical distribution of the tokens. None: uniform over the vocabulary.
     length
-        How many positions a sequence has. None: as many as the model takes, at most 256.
+        Sequence length. None: the context of the model, at most 256.
     vocabulary
-        What `read_vocabulary(model)` returned.
+        Result of `read_vocabulary(model)`.
 
     Returns
     -------
     ScoreShares
-        `shares`, `content`, `position`; closed sums, nothing is drawn. A soft cap of the scores is left out.
+        `shares`, `content`, `position`; exact sums without sampling. A soft cap of the scores is ignored.
 
     Raises
     ------
@@ -130,33 +130,33 @@ def score_shares(
     return ScoreShares(table / total if total > 0 else np.zeros((3, 3)), deviation, tuple(notes))
 
 
-def _table(found: Apart, weights: Array) -> tuple[Array, float]:
-    """Return the nine products of parts, averaged over queries, and their sum.
+def _table(parts: Apart, weights: Array) -> tuple[Array, float]:
+    """Return the nine products of query and key parts, averaged over queries, and their sum.
 
-    One more coordinate, 1 for every query, carries what ALiBi takes off.
+    An additional coordinate, 1 for every query, holds the ALiBi penalty.
     """
-    q, q_moved = _moments(_with(found.queries, 1.0), weights)
-    k, k_moved = _moments(_with(found.keys, 0.0), weights)
-    q_at = _with(found.queries_at, 0.0)
+    q, q_moved = _moments(_with(parts.queries, 1.0), weights)
+    k, k_moved = _moments(_with(parts.keys, 0.0), weights)
+    q_at = _with(parts.queries_at, 0.0)
     common, q_at = q + q_at.mean(axis=0), q_at - q_at.mean(axis=0)
-    seen, turning = found.attention.mask(found.n), _Turning.of(found, k_moved)
+    visible, turning = parts.attention.mask(parts.n), _Turning.of(parts, k_moved)
     table = np.zeros((3, 3))
-    for i in range(found.n):
-        j = np.flatnonzero(seen[i])  # neighbours, all of them
-        means = _with(found.turned(k[:-1] + found.keys_at[j], i - j), -found.slope() * (i - j))  # j r
+    for i in range(parts.n):
+        j = np.flatnonzero(visible[i])  # all keys of query i
+        means = _with(parts.turned(k[:-1] + parts.keys_at[j], i - j), -parts.slope() * (i - j))  # j r
         drift = means - means.mean(axis=0)
         by_token, either = turning.over(i - j[-1], i - j[0])
         by_key = np.stack([by_token, drift.T @ drift / len(j), either - by_token])  # key r [j] r
-        whole = common + q_at[i]
-        by_query = np.stack([np.outer(common, whole), q_moved, np.outer(q_at[i], whole)])  # query r r
+        query = common + q_at[i]
+        by_query = np.stack([np.outer(common, query), q_moved, np.outer(q_at[i], query)])  # query r r
         table += np.einsum("qab,kab->qk", by_query, by_key)  # query key [r r]
-    table /= found.n
+    table /= parts.n
     return table, float(table.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class _Turning:
-    """Sums over distances of what turns keys, and of the covariance of turned keys; None where nothing turns."""
+    """Cumulative sums over distances of key rotations and rotated key covariances; None without rotary embeddings."""
 
     covariance: Array
     turns: Array | None
@@ -164,10 +164,10 @@ class _Turning:
     first: int
 
     @classmethod
-    def of(cls, found: Apart, covariance: Array) -> _Turning:
-        """Return the sums for one head, over all distances that it sees."""
-        first = 0 if found.attention.causal else 1 - found.n
-        inner = found.turns(np.arange(first, found.n))
+    def of(cls, parts: Apart, covariance: Array) -> _Turning:
+        """Return the sums for one head, over all its distances."""
+        first = 0 if parts.attention.causal else 1 - parts.n
+        inner = parts.turns(np.arange(first, parts.n))
         if inner is None:
             return cls(covariance, None, None, first)
         turns = np.zeros((len(inner), *covariance.shape))
@@ -176,7 +176,7 @@ class _Turning:
         return cls(covariance, np.cumsum(turns, axis=0), np.cumsum(turned, axis=0), first)
 
     def over(self, low: int, high: int) -> tuple[Array, Array]:
-        """Return the covariance of the mean turned key, and the mean covariance, over distances low ... high."""
+        """Return the covariance of the mean rotated key, and the mean covariance, over distances low ... high."""
         if self.turns is None or self.turned is None:
             return self.covariance, self.covariance
         turn, either = (self._mean(a, low - self.first, high - self.first) for a in (self.turns, self.turned))
@@ -193,7 +193,7 @@ def _with(rows: Array, last: Array | float) -> Array:
 
 
 def _moments(rows: Array, weights: Array) -> tuple[Array, Array]:
-    """Return mean and covariance of rows, each as often as its weight says."""
+    """Return weighted mean and covariance of rows."""
     mean = weights @ rows  # [token] r
     moved = rows - mean
     return mean, (moved * weights[:, None]).T @ moved  # r [token] r

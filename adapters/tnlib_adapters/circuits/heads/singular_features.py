@@ -1,8 +1,8 @@
-r"""Singular features of a head: which direction goes with which, and how strongly.
+r"""Singular value decomposition of the QK and OV operators of a head.
 
-Omega = sum_k s_k u_k v_k^T pairs a direction u_k of the queries with one v_k of the keys; OV = sum_k s_k u_k v_k^T
-turns what stands along u_k into v_k. Where values coincide only the two spaces and the map between them are given, not
-the vectors: such a group is one feature, a span.
+Omega = sum_k s_k u_k v_k^T pairs a query direction u_k with a key direction v_k; OV = sum_k s_k u_k v_k^T maps the
+input direction u_k to the output direction v_k. For equal singular values only the two singular subspaces and the map
+between them are defined, not the vectors: such a group is one feature, a span.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tnlib.linalg.truncation import noise_level
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Features:
-    """A singular value decomposition, cut into pairs of directions and pairs of spans; made by `singular_features`.
+    """Singular value decomposition, grouped by equal singular values; returned by `singular_features`.
 
     Parameters
     ----------
     values
         (r,), descending.
     left
-        (m, r), orthonormal columns: what queries ask along, or what values are read along.
+        (m, r), orthonormal columns: query directions, or directions that values read.
     right
-        (r, n), orthonormal rows: what keys answer along, or what is written.
+        (r, n), orthonormal rows: key directions, or output directions.
     groups
-        Slices that cover all values in order: of one where a value is alone, of more where they are equal.
+        Slices that cover all values in order: of length 1 for a simple value, longer for equal values.
     """
 
     values: Array
@@ -46,45 +46,45 @@ class Features:
 
     @property
     def spans(self) -> tuple[slice, ...]:
-        """The groups of more than one value, of which only the space is given."""
+        """The groups of more than one value, which define a subspace only."""
         return tuple(group for group in self.groups if group.stop - group.start > 1)
 
     @property
     def effective_rank(self) -> float:
-        """How many values matter: (sum s^2)^2 / sum s^4, from 1 to r; 0 of a zero operator."""
+        """Participation ratio of the singular values, (sum s^2)^2 / sum s^4, from 1 to r; 0 of a zero operator."""
         s = self.values / (self.values[0] if len(self.values) and self.values[0] else 1.0)
         total = float(np.square(s).sum())
         return total**2 / float((s**4).sum()) if total else 0.0
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
+        leading = ", ".join(f"{value:.4g}" for value in self.values[:4])
         more = ", ..." if len(self.values) > 4 else ""
         spans = f", {len(self.spans)} spans" if self.spans else ""
-        return f"Features({len(self.values)} singular values {shown}{more}{spans})"
+        return f"Features({len(self.values)} singular values {leading}{more}{spans})"
 
 
 @single_threaded_blas
 def singular_features(operator: LowRank, *, rtol: float | None = None) -> Features:
-    """Return the pairs of directions of a bilinear form or a map, with their singular values; equal ones as spans.
+    """Return the singular value decomposition of a bilinear form or a map; equal singular values form spans.
 
     Parameters
     ----------
     operator
-        `attention.qk(head)` or `attention.ov(head)`; it is never multiplied out. The last coordinate is the constant
-        one: what a bias adds is part of a direction.
+        `attention.qk(head)` or `attention.ov(head)`; the product is never formed. The last coordinate is the constant
+        1: biases are part of the singular vectors.
     rtol
-        Values are equal that differ by less than this part of the norm of all of them. None: 24 eps, as elsewhere in
-        tnlib; more where near-equal values should count as spans, because rounding or training has set them apart.
+        Singular values are equal if they differ by less than `rtol` times the Frobenius norm. None: 24 eps, as
+        elsewhere in tnlib. Use a larger value to group values that rounding or training has separated.
 
     Returns
     -------
     Features
-        At the numerical rank, none of a zero operator; signs fixed in the left vectors.
+        Truncated at the numerical rank; empty for a zero operator. Signs are fixed by the left vectors.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `operator` is no LowRank, or `rtol` is off.
+        If `operator` is not a LowRank, or `rtol` is invalid.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-r"""An induction head of nothing but deltas: look one token back, match, copy.
+r"""Virtual induction head built from delta tensors: shift by one token, match, copy.
 
     scores_ij = x_i . Match . (Shift x)_j / sqrt(d)        pattern = softmax(scores), causal       out = pattern x Copy
 
-Shift_jk = delta_(k, j - 1) is the pattern of a head of layer 1 that attends to the token before, Match and Copy are
-identities: keys hold the token before their position, so position i finds what followed the last x_i, and copies it.
+Shift_jk = delta_(k, j - 1) is the pattern of a previous-token head in layer 1; Match and Copy are identities. Keys hold
+the preceding token, so position i attends to the tokens that followed earlier occurrences of x_i, and copies them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tnlib_adapters.reference.layers import softmax
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToyInduction:
-    """A virtual induction head on some vectors; made by `toy_induction`.
+    """A virtual induction head on a sequence of vectors, returned by `toy_induction`.
 
     Parameters
     ----------
     network
         quimb TensorNetwork of the scores, open indices "query" and "key", tensors X, MATCH, X, SHIFT.
     pattern
-        (n, n): the weight that each position gives to each before it.
+        (n, n): causal attention weights.
     head
-        The frozen head, pattern (x) Copy, which is a delta again.
+        The frozen head, pattern (x) Copy, again a delta in the features.
     output
-        (n, d): what it writes.
+        (n, d): output of the head.
     """
 
     network: Any
@@ -48,23 +48,23 @@ class ToyInduction:
 
 
 def toy_induction(x: Array) -> ToyInduction:
-    """Return an induction head built of delta tensors, on a sequence of vectors.
+    """Return a virtual induction head of delta tensors, applied to a sequence of vectors.
 
     Parameters
     ----------
     x
-        (n, d), one row a token, equal tokens in equal rows; real. Random rows of d entries of size 1 are far enough
-        from each other.
+        (n, d), real, one row per token; equal tokens have equal rows. Random rows with d entries of unit variance are
+        sufficiently distinct.
 
     Returns
     -------
     ToyInduction
-        The network of its scores, its pattern, and what it copies.
+        The network of its scores, its pattern, and its output.
 
     Raises
     ------
     ArgumentError
-        If `x` is no real matrix.
+        If `x` is not a real matrix.
 
     References
     ----------
@@ -72,7 +72,7 @@ def toy_induction(x: Array) -> ToyInduction:
 
     Examples
     --------
-    Ten random vectors, twice: every position of the second half looks at what followed the first time.
+    Ten random vectors, twice; every position of the second half attends to the successor of its first occurrence:
 
     >>> import numpy as np
     >>> x = np.tile(np.random.default_rng(0).standard_normal((10, 64)), (2, 1))

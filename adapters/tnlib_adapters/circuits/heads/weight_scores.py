@@ -1,20 +1,20 @@
-r"""What heads do, told from their weights alone: no text is run.
+r"""Head detectors from weights alone: previous-token, duplicate-token and induction scores without running the model.
 
-Previous token. With the mean token at every position the scores of a head depend on positions alone; the pattern of
-those scores gives some weight to the previous one.
+Previous token. With the mean token embedding at every position the scores of a head depend on positions only; the score
+is the attention of the resulting pattern to the previous position.
 
-Matching. Let s(t, u) be the score of a key made from token u for a query made from token t, centred over u, which is
-all that softmax sees. How far the own token stands out is
+Matching. Let s(t, u) be the score of a query from token t with a key from token u, centred over u, because softmax is
+invariant to a shift. The margin of the own token is
 
     mean over t of s(t, t)  /  root mean square of s    =    tr(T X) / sqrt(tr(T Q T^T K))
 
-a number of standard deviations, at most the root of the width of a head. Q, K and X are d_head x d_head: second
-moments over tokens of queries, of centred keys, and of the two together, all from the one matrix of second moments of
-what the stream holds of tokens. T is the mean over distances of what turns keys where embeddings are rotary.
+a number of standard deviations, at most sqrt(d_head). Q, K and X are d_head x d_head: second moments over tokens of
+queries, of centred keys, and of queries with keys, all computed from the second moments of the token stream. T is the
+mean over distances of the key rotations where embeddings are rotary.
 
-A head that matches a token with itself attends to duplicates. Induction takes two heads: one, g, that attends to the
-previous token and writes what it read, and one, h, that matches its token with what g wrote of the token before: with
-keys made by W_V W_O of g and then W_K of h. The score of h is
+Duplicate-token heads match a token with itself. Induction takes two heads: a head g that attends to the previous token
+and writes the input it read, and a later head h that matches its token with the output of g: the keys are
+W_V W_O of g times W_K of h. The score of h is
 
     max over g in earlier layers of    previous(g) * matching(g, h)
 """
@@ -40,20 +40,20 @@ from tnlib_adapters.reference.layers import softmax
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightScores:
-    """What weights say that heads do; made by `weight_scores`.
+    """Head scores from weights, returned by `weight_scores`.
 
     Parameters
     ----------
     previous
-        (layers, heads): the weight of the previous position in the pattern of the mean token, from 0 to 1.
+        (layers, heads): attention to the previous position in the pattern of the mean token, from 0 to 1.
     duplicate
-        (layers, heads): how many standard deviations the own token stands above others.
+        (layers, heads): margin of the own token over other tokens, in standard deviations.
     matching
-        (layers, heads, layers, heads): the same of keys that an earlier head wrote; NaN unless it is earlier.
+        (layers, heads, layers, heads): the same for keys that read an earlier head; NaN unless it is earlier.
     induction
         (layers, heads): the largest product of `previous` of a writer and its `matching`; 0 in the first layer.
     chance
-        `previous` of a head that attends to everything alike. Of the others it is 0.
+        `previous` of a head with uniform attention. The chance level of the other scores is 0.
     """
 
     previous: Array
@@ -63,7 +63,7 @@ class WeightScores:
     chance: float
 
     def writer(self, layer: int, head: int) -> tuple[int, int] | None:
-        """Return the earlier head that the induction of this one goes through, None where there is none."""
+        """Return the earlier head with the largest part in the induction score of this one; None in the first layer."""
         layer = as_index("WeightScores.writer", "layer", layer, len(self.previous))
         head = as_index("WeightScores.writer", "head", head, self.previous.shape[1])
         products = np.nan_to_num(self.previous[:, :, None, None] * self.matching)[:, :, layer, head]
@@ -72,11 +72,13 @@ class WeightScores:
 
     def __repr__(self) -> str:
         lines = [f"WeightScores of {self.previous.size} heads"]
-        for name, of in (("previous", self.previous), ("duplicate", self.duplicate), ("induction", self.induction)):
-            order = np.argsort(-of, axis=None, kind="stable")[:4]
-            at = [divmod(int(k), of.shape[1]) for k in order]
+        for name, scores in (("previous", self.previous), ("duplicate", self.duplicate), ("induction", self.induction)):
+            order = np.argsort(-scores, axis=None, kind="stable")[:4]
+            at = [divmod(int(k), scores.shape[1]) for k in order]
             chance = self.chance if name == "previous" else 0.0
-            lines.append(f"  {name:10} chance {chance:.2f}   " + "  ".join(f"{i}.{j} {of[i, j]:.2f}" for i, j in at))
+            lines.append(
+                f"  {name:10} chance {chance:.2f}   " + "  ".join(f"{i}.{j} {scores[i, j]:.2f}" for i, j in at)
+            )
         return "\n".join(lines)
 
 
@@ -84,19 +86,19 @@ class WeightScores:
 def weight_scores(
     model: Checkpoint, *, length: int | None = None, vocabulary: Vocabulary | None = None
 ) -> WeightScores:
-    """Return how much every head attends to previous tokens, duplicates and what followed them, by weights alone.
+    """Return previous-token, duplicate-token and induction scores of every head, from weights alone.
 
-    The stream is taken to hold tokens, positions and what one earlier head wrote; what other layers wrote is left out,
-    and so are norms of the stream itself on the way from one head to another.
+    The stream is assumed to hold tokens, positions and the output of one earlier head. Outputs of other layers are
+    ignored, and so is the norm of the stream between two heads.
 
     Parameters
     ----------
     model
         A checkpoint of a model that reads tokens.
     length
-        How many positions a sequence has. None: as many as the model takes, at most 256.
+        Sequence length. None: the context of the model, at most 256.
     vocabulary
-        What `read_vocabulary(model)` returned.
+        Result of `read_vocabulary(model)`.
 
     Returns
     -------
@@ -106,7 +108,7 @@ def weight_scores(
     Raises
     ------
     ArgumentError
-        If queries and keys are normalised, so that scores are no bilinear form, or the sequence is too long.
+        If queries and keys are normalised, so that scores are not bilinear, or the sequence is too long.
 
     References
     ----------
@@ -122,58 +124,58 @@ def weight_scores(
     if as_checkpoint("weight_scores", model, "model").attention(0).head_norm is not None:
         raise ArgumentError(
             f"weight_scores: scores of model must be bilinear, but a {model.architecture.model_type} normalises "
-            "queries and keys; use repeat_scores, which runs it."
+            "queries and keys; use repeat_scores, which runs the model."
         )
     words = as_vocabulary("weight_scores", model, vocabulary)
     shape = (model.n_layers, model.sizes.n_heads)
     heads = [stream_head("weight_scores", model, *at) for at in np.ndindex(shape)]
     n = as_length("weight_scores", length, words, heads[0].attention)
     moments = words.second_moments(heads[0].norm)
-    moved = moments - np.outer(moments[-1], moments[-1])  # around the mean over tokens, which is the last row
+    moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
     writers = _Writers.of(heads, moved)
     previous, duplicate = np.zeros(shape), np.zeros(shape)
     matching = np.full(shape + shape, np.nan)
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
-        apart = read_apart(head, words, n, average=True)
-        previous[at] = np.diagonal(position_pattern(apart), -1).mean()
+        parts = read_apart(head, words, n, average=True)
+        previous[at] = np.diagonal(position_pattern(parts), -1).mean()
         query, key = columns(head.attention, "Q"), columns(head.attention, "K")
-        turn = _mean_turn(apart)
-        asked = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r
+        turn = _mean_turn(parts)
+        query_moments = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r
         towards = turn @ query.T @ moved  # r [r] [d~] d~
-        rms = float(np.sqrt(max((asked * (key.T @ moved @ key)).sum(), 0.0)))
+        rms = float(np.sqrt(max((query_moments * (key.T @ moved @ key)).sum(), 0.0)))
         duplicate[at] = np.trace(towards @ key) / rms if rms else 0.0
         if at[0]:
-            found = writers.matching(asked, towards, key[:-1], number // shape[1] * shape[1])
-            matching[: at[0], :, *at] = found.reshape(at[0], -1)
+            margins = writers.matching(query_moments, towards, key[:-1], number // shape[1] * shape[1])
+            matching[: at[0], :, *at] = margins.reshape(at[0], -1)
     products = np.nan_to_num(previous[:, :, None, None] * matching, nan=0.0)
-    seen = heads[0].attention.mask(n)
+    visible = heads[0].attention.mask(n)
     return WeightScores(
         previous=previous,
         duplicate=duplicate,
         matching=matching,
         induction=np.maximum(products, 0).max(axis=(0, 1)),
-        chance=float((1 / seen.sum(axis=1)[1:]).mean()),
+        chance=float((1 / visible.sum(axis=1)[1:]).mean()),
     )
 
 
 def position_pattern(found: Apart) -> Array:
-    """Return the pattern (n, n) of a head where the mean token stands at every position."""
+    """Return the pattern (n, n) of a head with the mean token at every position."""
     layer, n = found.attention, found.n
-    seen, i = layer.mask(n), np.arange(n)
+    visible, i = layer.mask(n), np.arange(n)
     scores = np.empty((n, n))
     for query in i:
         keys = found.turned(found.keys + found.keys_at, query - i)  # j dh
         scores[query] = keys @ (found.queries[0] + found.queries_at[query]) - found.slope() * (query - i)  # j [dh]
     scores *= layer.scale
     capped = scores if layer.softcap is None else layer.softcap * np.tanh(scores / layer.softcap)
-    return softmax(np.where(seen, capped, -np.inf))
+    return softmax(np.where(visible, capped, -np.inf))
 
 
 @dataclass(frozen=True, eq=False)
 class _Writers:
-    """What all heads write for a token: it is read along `reads` (d~, head, r) and written along `writes` (head, r, d).
+    """Values and outputs of the writing heads: `reads` (d~, head, r) and `writes` (head, r, d) are the factors of OV.
 
-    `moments` (head, r, r) are the second moments of what is read, around its mean over tokens.
+    `moments` (head, r, r) are the centred second moments over tokens of the values.
     """
 
     reads: Array
@@ -182,24 +184,24 @@ class _Writers:
 
     @classmethod
     def of(cls, heads: list[StreamHead], moved: Array) -> _Writers:
-        """Return what these heads are; `moved` (d~, d~) are second moments of what is read, around its mean."""
-        both = [head.attention.ov(0) for head in heads]
-        reads = np.stack([ov.left for ov in both], axis=1)
-        own = np.stack([ov.left.T @ moved @ ov.left for ov in both])  # head r [d~] [d~] r
-        return cls(reads, np.stack([ov.right[:, :-1] for ov in both]), own)
+        """Return the factors of these heads; `moved` (d~, d~) are centred second moments of the token stream."""
+        operators = [head.attention.ov(0) for head in heads]
+        reads = np.stack([ov.left for ov in operators], axis=1)
+        gram = np.stack([ov.left.T @ moved @ ov.left for ov in operators])  # head r [d~] [d~] r
+        return cls(reads, np.stack([ov.right[:, :-1] for ov in operators]), gram)
 
-    def matching(self, asked: Array, towards: Array, key: Array, count: int) -> Array:
-        """Return how far the own token stands out for keys that the first `count` heads wrote, (count,)."""
+    def matching(self, query_moments: Array, towards: Array, key: Array, count: int) -> Array:
+        """Return the margin of the own token for keys that read the first `count` heads, (count,)."""
         r = self.reads.shape[2]
         written = parallel_matmul(self.writes[:count].reshape(-1, len(key)), key).reshape(count, r, -1)  # head r [d] r'
-        met = parallel_matmul(towards, self.reads[:, :count].reshape(len(self.reads), -1))  # r' [d~] (head r)
-        own = np.einsum("khr,hrk->h", met.reshape(-1, count, r), written)  # h [r k]
+        products = parallel_matmul(towards, self.reads[:, :count].reshape(len(self.reads), -1))  # r' [d~] (head r)
+        traces = np.einsum("khr,hrk->h", products.reshape(-1, count, r), written)  # h [r k]
         keys = written.transpose(0, 2, 1) @ self.moments[:count] @ written  # h r' [r] [r] r'
-        rms = np.sqrt(np.maximum(np.einsum("hab,ba->h", keys, asked), 0))
-        return np.asarray(np.divide(own, rms, out=np.zeros(count), where=rms > 0))
+        rms = np.sqrt(np.maximum(np.einsum("hab,ba->h", keys, query_moments), 0))
+        return np.asarray(np.divide(traces, rms, out=np.zeros(count), where=rms > 0))
 
 
-def _mean_turn(found: Apart) -> Array:
-    """Return the mean over all distances but 0 of what turns keys as rows, k T."""
-    turns = found.turns(np.arange(1, found.n))
-    return np.eye(found.queries.shape[1]) if turns is None else np.asarray(turns.mean(axis=0))
+def _mean_turn(parts: Apart) -> Array:
+    """Return the mean over all distances except 0 of the key rotations, acting on rows as k T."""
+    turns = parts.turns(np.arange(1, parts.n))
+    return np.eye(parts.queries.shape[1]) if turns is None else np.asarray(turns.mean(axis=0))

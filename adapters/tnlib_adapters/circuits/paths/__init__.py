@@ -1,4 +1,4 @@
-"""Paths through attention layers, and what they contribute."""
+"""Paths through attention layers and their contributions to outputs and losses."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-r"""One attention layer whose pattern is not fixed, and what it makes of a stream in parts.
+r"""Decomposition of one attention layer by parts of its input stream, with patterns recomputed.
 
-Scores are bilinear and split exactly, a term for every pair of parts, one on the side of the query and one on that of
-the key; what the layer writes is linear in the values and splits by part. Softmax is not additive: what a term of the
-scores is worth is the change when it is taken out and the pattern computed anew. With softmax replaced by the identity
-on the positions that are seen, the same change is the term itself, and all terms add up.
+Scores are bilinear: they split exactly into one term per pair of parts, query side and key side. The output is linear
+in the values and splits by part. Softmax is not additive, so the effect of a score term is the change of the output
+when the term is removed and the pattern recomputed. With softmax replaced by the identity on the unmasked positions,
+this change is the term itself, and all terms add up.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Names = Sequence[str] | None
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpenLayer:
-    """An attention layer that reads a stream in parts, patterns computed from what is there.
+    """An attention layer on a stream in parts, with patterns computed from the parts.
 
-    The first part carries the constant coordinate: biases of queries, keys and values count as its own, and so does
-    ALiBi where both sides are the first part. The output bias belongs to no term.
+    The first part carries the constant coordinate: it includes the biases of queries, keys and values, and ALiBi where
+    both sides are the first part. The output bias belongs to no term.
 
     Parameters
     ----------
     attention
         The layer.
     parts
-        What it reads, (parts, n, d_model), see `split_stream`.
+        Its input, (parts, n, d_model), see `split_stream`.
     softmax
-        False: weights are the scores themselves, without a soft cap, 0 where a position is not seen.
+        If False, the weights are the scores, without a soft cap, and 0 at masked positions.
 
     Raises
     ------
     ArgumentError
-        If queries and keys are normalised, which makes scores other than bilinear, or the widths differ.
+        If queries and keys are normalised (scores are then not bilinear), or the widths differ.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class OpenLayer:
         if layer.head_norm is not None:
             raise ArgumentError(
                 "OpenLayer: attention must have scores that are bilinear, got normalised queries and keys; "
-                "pass attention.numerator(), which leaves the two divisions out."
+                "pass attention.numerator(), which omits the two divisions."
             )
         if d != layer.d_model:
             raise ArgumentError(
@@ -102,9 +102,9 @@ class OpenLayer:
         return f"OpenLayer({self.attention!r} on {self.parts!r})"
 
     def scores(self, query: Names = None, key: Names = None) -> Array:
-        """Return the scores (heads, n, n) that some parts in the queries and some in the keys make of each other.
+        """Return the scores (heads, n, n) of some query parts with some key parts.
 
-        Scale and positions included, before a soft cap. None stands for all parts.
+        Scale and positions are included, a soft cap is not. None stands for all parts.
         """
         q, k, _ = self._sides
         some_q, some_k = (self.parts.index("OpenLayer.scores", names) for names in (query, key))
@@ -116,40 +116,40 @@ class OpenLayer:
         return scores
 
     def score_terms(self) -> Array:
-        """Return the term of every pair of parts, (query parts, key parts, heads, n, n); they sum to the scores."""
+        """Return the score terms of all pairs of parts, (query parts, key parts, heads, n, n); sum: the scores."""
         names = self.parts.names
         return np.stack([np.stack([self.scores([a], [b]) for b in names]) for a in names])
 
     def pattern(self, scores: Array | None = None) -> Array:
-        """Return the weights (heads, n, n) for scores (heads, n, n), by default those of all parts."""
+        """Return the attention weights (heads, n, n) for scores (heads, n, n), by default those of all parts."""
         s = self.scores() if scores is None else self._of_heads("pattern", "scores", scores)
-        seen = self.attention.mask(s.shape[-1])
+        visible = self.attention.mask(s.shape[-1])
         if not self.softmax:
-            return np.where(seen, s, 0)
+            return np.where(visible, s, 0)
         cap = self.attention.softcap
-        return softmax(np.where(seen, s if cap is None else cap * np.tanh(s / cap), -np.inf))
+        return softmax(np.where(visible, s if cap is None else cap * np.tanh(s / cap), -np.inf))
 
     def output(self, value: Names = None, *, pattern: Array | None = None) -> Array:
-        """Return what each head writes of some parts in the values, (heads, n, d_model), by default of all.
+        """Return the outputs of the heads for some value parts, (heads, n, d_model), by default for all.
 
-        This is V-composition: under one pattern the outputs of all parts add up.
+        This is V-composition: for a fixed pattern the outputs of the parts add up.
         """
         v = self._sides[2][self.parts.index("OpenLayer.output", value)].sum(axis=0)
         a = self.pattern() if pattern is None else self._of_heads("output", "pattern", pattern)
         return np.asarray(a @ v @ self.attention.W_O)  # h n [n'] [dh] d
 
     def removed(self, query: Names = None, key: Names = None, value: Names = None) -> Array:
-        """Return how the heads' outputs change by a term of the scores, (heads, n, d_model).
+        """Return the change of the head outputs due to a score term, (heads, n, d_model).
 
-        What they write with all scores, less what they write when those between `query` and `key` are taken out and
-        patterns computed anew, in both cases of the parts `value`. None stands for all parts.
+        The output with all scores minus the output without the scores between `query` and `key`, patterns recomputed,
+        both for the value parts `value`. None stands for all parts.
         """
         scores = self.scores()
         change = self.pattern(scores) - self.pattern(scores - self.scores(query, key))
         return self.output(value, pattern=change)
 
-    def _of_heads(self, method: str, parameter: str, given: Array) -> Array:
-        a = as_array(f"OpenLayer.{method}", parameter, given)
+    def _of_heads(self, method: str, parameter: str, matrices: Array) -> Array:
+        a = as_array(f"OpenLayer.{method}", parameter, matrices)
         n = self.parts.arrays.shape[1]
         if a.shape != (self.attention.n_heads, n, n):
             raise ArgumentError(
@@ -162,23 +162,23 @@ class OpenLayer:
 def pair_effects(
     layer: OpenLayer, kind: Kind, directions: Array, *, position: int = -1
 ) -> tuple[tuple[str, ...], Array]:
-    """Return what every part of the stream is worth to every head by Q-, K- or V-composition, in some directions.
+    """Return the effect of every part of the stream on every head by Q-, K- or V-composition, in some directions.
 
     Parameters
     ----------
     layer
-        A layer on a stream in parts.
+        Attention layer on a stream in parts.
     kind
-        "Q" and "K": the part is taken out of the queries or keys and patterns computed anew. "V": out of the values.
+        "Q", "K": the part is removed from the queries or keys and patterns are recomputed. "V": from the values.
     directions
-        (d_model,) or (directions, d_model), of the output: for example columns of the unembedding.
+        (d_model,) or (directions, d_model), in output space, for example columns of the unembedding.
     position
-        Where the output is read.
+        Output position.
 
     Returns
     -------
     tuple
-        Names of the parts, and (directions, parts, heads), without the first leg where one direction was given.
+        Names of the parts, and (directions, parts, heads), without the first axis for a single direction.
 
     Examples
     --------
@@ -200,10 +200,10 @@ def pair_effects(
     position = as_index("pair_effects", "position", position, n)
     effects = []
     for name in layer.parts.names:
-        one = layer.output([name]) if kind == "V" else layer.removed(**{"query" if kind == "Q" else "key": [name]})
-        effects.append(one[:, position] @ np.atleast_2d(w).T)  # h [d] k
-    found = np.moveaxis(np.stack(effects), 2, 0)  # k part h
-    return layer.parts.names, found if w.ndim == 2 else found[0]
+        outputs = layer.output([name]) if kind == "V" else layer.removed(**{"query" if kind == "Q" else "key": [name]})
+        effects.append(outputs[:, position] @ np.atleast_2d(w).T)  # h [d] k
+    by_direction = np.moveaxis(np.stack(effects), 2, 0)  # k part h
+    return layer.parts.names, by_direction if w.ndim == 2 else by_direction[0]
 
 
 def _project(parts: Array, weight: Array, bias: Array | None) -> Array:

@@ -1,12 +1,12 @@
-r"""Paths through attention layers with fixed patterns, and what all of them contribute, without listing them.
+r"""Path expansion of attention layers with frozen patterns: contributions of all paths without enumerating them.
 
-A stack is the product of (1 + K_l), K_l = sum_h A^h (x) (W_V^h W_O^h)^T, and the sum over all paths: lists of heads, at
-most one a layer. Their order is the count of their heads. Sorted by order, streams go forward and readings go back,
+A stack is the product of (1 + K_l), K_l = sum_h A^h (x) (W_V^h W_O^h)^T. It expands into a sum over paths: lists of
+heads, at most one per layer. The order of a path is its number of heads. By order, streams S and readouts R follow
 
     S_l^m = S_(l-1)^m + K_l S_(l-1)^(m-1),        R_(l-1)^m = R_l^m + K_l^T R_l^(m-1)
 
-and all paths of order i + 1 + j through one head are sum_ij <R_l^j, K_l,h S_(l-1)^i>. Biases enter behind their layer,
-as paths of order 0 from there. The work grows with layers and orders, the count of paths as (1 + heads)^layers.
+and the sum over all paths of order i + 1 + j through one head is sum_ij <R_l^j, K_l,h S_(l-1)^i>. Biases enter after
+their layer as paths of order 0. The cost is linear in layers times orders; the number of paths is (1 + heads)^layers.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from tnlib_adapters.circuits.tokens.targets import as_directions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Paths:
-    """All paths through a stack, each made when it is asked for.
+    """All paths through a stack, evaluated lazily.
 
-    Iterating yields the paths, by order, the direct one first: tuples of heads (layer, head). Indexed by such a tuple
-    it returns the operator of the path, one Kronecker product: a virtual head.
+    Iteration yields the paths by order, the direct path first, as tuples of heads (layer, head). Indexing with such a
+    tuple returns the operator of the path, one Kronecker product (a virtual head).
 
     Parameters
     ----------
     stack
-        Layers with fixed patterns.
+        Layers with frozen patterns.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class Paths:
         return self.count()
 
     def count(self, order: int | None = None) -> int:
-        """Return how many paths there are, of one order or in all."""
+        """Return the number of paths, of one order or in total."""
         heads = self.stack.operator.ranks
         if order is None:
             return prod(1 + h for h in heads)
@@ -105,38 +105,38 @@ class Paths:
         for number, (layer, head) in enumerate(heads):
             terms = layers[layer].terms
             h = as_index("Paths", "head", head, terms.ranks[0])
-            one = terms.right[h]
+            matrix = terms.right[h]
             left = terms.left[h] if number == 0 else terms.left[h] @ left
-            right = one if number == 0 else _after(one, right)
+            right = matrix if number == 0 else _after(matrix, right)
         return KroneckerTerms(left[None], [right])
 
 
 @dataclass(frozen=True, eq=False)
 class PathContributions:
-    """What the paths of a stack add to some readings of its output; made by `path_contributions`.
+    """Contributions of the paths of a stack to linear readouts of its output, returned by `path_contributions`.
 
-    Where one direction was given, the first leg is missing everywhere. The leg of orders has an entry for 0, 1, ...,
-    max_order heads and a last one for all longer paths together: the remainder.
+    For a single direction the first axis is absent from all arrays. The axis of orders has entries for 0, 1, ...,
+    max_order heads and a last entry, the remainder, for all longer paths.
 
     Parameters
     ----------
     total
-        (directions,): the reading itself, bias and all.
+        (directions,): the readout of the full output, biases included.
     by_order
-        (directions, orders): sums to the total.
+        (directions, orders): sum equal to the total.
     by_source
-        (directions, orders, positions): of paths that begin in the stream at a position; with `by_bias` they sum to
+        (directions, orders, positions): paths from the stream at a source position; together with `by_bias` they sum to
         `by_order`.
     by_bias
-        (directions, orders, layers): of paths that begin in the biases of a layer.
+        (directions, orders, layers): paths that start at the biases of a layer.
     through
-        (directions, orders, heads): of all paths through a head, whatever else they go through. A path of m heads
-        counts for each of them, so that the sum over heads is m times that of the order.
+        (directions, orders, heads): all paths that contain a head. A path of m heads counts for each of them, so the
+        sum over heads is m times the entry of `by_order`.
     last
-        (directions, orders, heads): of the paths whose last head it is. The sum over heads is that of the order, for
+        (directions, orders, heads): the paths whose last head it is. The sum over heads is the entry of `by_order`, for
         every order but 0.
     heads
-        Which head is which, (layer, head).
+        The heads as (layer, head), in the order of the axis of heads.
     """
 
     total: Array
@@ -152,26 +152,26 @@ class PathContributions:
 def path_contributions(
     stack: FrozenStack, x: Array, directions: Array, *, position: int = -1, max_order: int | None = None
 ) -> PathContributions:
-    """Return what all paths add to directions of the output at one position: by order, by head, by source position.
+    """Return the contributions of all paths to directions of the output at one position, by order, head and source.
 
     Parameters
     ----------
     stack
-        Layers with fixed patterns.
+        Layers with frozen patterns.
     x
-        (n, d_model), the stream in front of the first layer.
+        (n, d_model), the input stream of the first layer.
     directions
-        (d_model,) or (directions, d_model): a logit is the column of the unembedding, a difference of two logits that
-        of two columns. The identity gives the whole output vector.
+        (d_model,) or (directions, d_model), for example a column of the unembedding for a logit, the difference of two
+        columns for a logit difference, or the identity for the full output vector.
     position
-        Where the output is read.
+        Output position.
     max_order
-        Longer paths are summed in one entry. None: up to the count of layers.
+        Longer paths are summed in one entry. None: the number of layers.
 
     Raises
     ------
     ArgumentError
-        If shapes do not fit the stack, or there is no such position.
+        If shapes do not match the stack, or `position` is out of range.
 
     References
     ----------
@@ -192,11 +192,11 @@ def path_contributions(
     """
     layers, x = path_arguments("path_contributions", stack, x)
     n, d = x.shape
-    given = as_directions("path_contributions", directions, d)
+    vectors = as_directions("path_contributions", directions, d)
     at = as_index("path_contributions", "position", position, n)
     m = longest_order("path_contributions", max_order, len(layers))
-    reading = np.zeros((len(np.atleast_2d(given)), 1, n, d), np.result_type(x, given))  # k order n d
-    reading[:, 0, at] = np.atleast_2d(given)
+    reading = np.zeros((len(np.atleast_2d(vectors)), 1, n, d), np.result_type(x, vectors))  # k order n d
+    reading[:, 0, at] = np.atleast_2d(vectors)
 
     streams = list(forward_by_order(layers, x, m))
     total = reading[:, 0, at] @ streams[-1].sum(axis=0)[at]  # k [d]
@@ -204,14 +204,14 @@ def path_contributions(
     for layer, s in zip(reversed(layers), reversed(streams[:-1]), strict=True):
         by_bias.append(padded(np.tensordot(reading, layer.constant, 2), m))  # k order [n d]
         arrived = layer.read(s)  # per head: order n r
-        asked = layer.ask(reading)  # per head: k order n r
-        pairs = [np.tensordot(a, v, ([2, 3], [1, 2])) for a, v in zip(asked, arrived, strict=True)]  # k j i [n r]
+        queried = layer.ask(reading)  # per head: k order n r
+        pairs = [np.tensordot(a, v, ([2, 3], [1, 2])) for a, v in zip(queried, arrived, strict=True)]  # k j i [n r]
         through.append(np.stack([by_sum(p, m) for p in pairs], axis=-1))  # k order h
         last.append(np.stack([by_sum(p[:, :1], m) for p in pairs], axis=-1))
-        reading = longer(reading, layer.ask_back(asked), m)
+        reading = longer(reading, layer.ask_back(queried), m)
     by_source = padded((reading * x).sum(axis=-1), m)  # k order n [d]
     by_layer = np.stack(by_bias[::-1], axis=-1)  # k order layer
-    found = PathContributions(
+    contributions = PathContributions(
         total=total,
         by_order=by_source.sum(axis=2) + by_layer.sum(axis=2),
         by_source=by_source,
@@ -220,24 +220,24 @@ def path_contributions(
         last=np.concatenate(last[::-1], axis=-1),
         heads=heads_of(layers),
     )
-    return found if given.ndim == 2 else _first(found)
+    return contributions if vectors.ndim == 2 else _first(contributions)
 
 
 @single_threaded_blas
 def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = None) -> Array:
-    """Return the stream behind the last layer as a sum over orders of paths, (orders, n, d_model).
+    """Return the output stream of the last layer as a sum over path orders, (orders, n, d_model).
 
-    Entry m is the sum of all paths of m heads, biases included; the last entry that of all paths of more than
-    `max_order` heads, the exact remainder, which is zero where `max_order` is None.
+    Entry m is the sum of all paths of m heads, biases included. The last entry is the exact remainder, all paths of
+    more than `max_order` heads; it is zero if `max_order` is None.
 
     Parameters
     ----------
     stack
-        Layers with fixed patterns.
+        Layers with frozen patterns.
     x
-        (n, d_model), the stream in front of the first layer.
+        (n, d_model), the input stream of the first layer.
     max_order
-        None: the count of layers.
+        Largest order. None: the number of layers.
 
     Examples
     --------
@@ -257,16 +257,16 @@ def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = Non
     return out
 
 
-def _after(one: Any, right: Any) -> Any:
-    """Return one @ right, as factors wherever one of them is."""
-    if isinstance(one, LowRank) and not isinstance(right, LowRank):
-        return LowRank(one.left, one.right @ right)
-    if isinstance(right, LowRank) and not isinstance(one, LowRank):
-        return LowRank(one @ right.left, right.right)
-    out: Array | LowRank = one @ right
+def _after(left: Any, right: Any) -> Any:
+    """Return one @ right, factored if either of the two is."""
+    if isinstance(left, LowRank) and not isinstance(right, LowRank):
+        return LowRank(left.left, left.right @ right)
+    if isinstance(right, LowRank) and not isinstance(left, LowRank):
+        return LowRank(left @ right.left, right.right)
+    out: Array | LowRank = left @ right
     return out
 
 
-def _first(found: PathContributions) -> PathContributions:
-    arrays = {name: value[0] for name, value in vars(found).items() if name != "heads"}
-    return PathContributions(**arrays, heads=found.heads)
+def _first(contributions: PathContributions) -> PathContributions:
+    arrays = {name: value[0] for name, value in vars(contributions).items() if name != "heads"}
+    return PathContributions(**arrays, heads=contributions.heads)

@@ -1,4 +1,4 @@
-"""What paths are worth to a loss: its change when they are taken out, patterns fixed."""
+"""Path ablation: change of a loss when paths are removed, with frozen patterns."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from tnlib_adapters.circuits.paths.path_orders import (
 
 @dataclass(frozen=True, eq=False)
 class PathLosses:
-    """How a loss changes when paths are taken out; made by `path_losses`.
+    """Changes of a loss under path ablation, returned by `path_losses`.
 
     Parameters
     ----------
     loss
-        With all paths.
+        Loss with all paths.
     without_order
-        (orders,): the loss less that, if all paths of so many heads are missing; the last entry those of more than
-        `max_order`.
+        (orders,): the loss without all paths of an order, minus `loss`; the last entry is for orders above `max_order`.
     up_to_order
-        (orders,): the loss itself if only paths of at most so many heads are there; the last entry is `loss`.
+        (orders,): the loss with only the paths up to an order; the last entry is `loss`.
     without_head
-        (heads,): the loss less that with all heads, if all paths through a head are missing. Its biases stay.
+        (heads,): the loss without all paths through a head, minus `loss`. The biases of the head stay.
     heads
-        Which head is which, (layer, head).
+        The heads as (layer, head), in the order of the axis of heads.
     """
 
     loss: float
@@ -53,20 +52,20 @@ class PathLosses:
 def path_losses(
     stack: FrozenStack, x: Array, loss: Callable[[Array], float], *, max_order: int | None = None
 ) -> PathLosses:
-    """Return what a loss loses without the paths of one order, and without those through one head.
+    """Return the change of a loss without the paths of each order, and without the paths through each head.
 
-    Patterns stay as they are, so a path counts for what it carries and not for what it lets later heads attend to.
+    Patterns are frozen: a path counts for its output only, not for its effect on later patterns.
 
     Parameters
     ----------
     stack
-        Layers with fixed patterns.
+        Layers with frozen patterns.
     x
-        (n, d_model), the stream in front of the first layer.
+        (n, d_model), the input stream of the first layer.
     loss
-        Of the stream behind the last layer, (n, d_model), to a number.
+        Function of the output stream of the last layer, (n, d_model), that returns a number.
     max_order
-        Longer paths are taken together. None: up to the count of layers.
+        Longer paths are removed together. None: the number of layers.
 
     Examples
     --------
@@ -89,15 +88,15 @@ def path_losses(
     streams = list(forward_by_order(layers, x, m))
     by_order = padded(streams[-1][None], m)[0]  # order n d
     total = by_order.sum(axis=0)
-    whole = _number(loss, total)
+    full_loss = _number(loss, total)
     without_head = [
-        _number(loss, total - missing) - whole
+        _number(loss, total - missing) - full_loss
         for number, layer in enumerate(layers)
         for missing in _through(layers, number, layer.read(streams[number].sum(axis=0)))
     ]
     return PathLosses(
-        loss=whole,
-        without_order=np.array([_number(loss, total - part) - whole for part in by_order]),
+        loss=full_loss,
+        without_order=np.array([_number(loss, total - part) - full_loss for part in by_order]),
         up_to_order=np.array([_number(loss, part) for part in np.cumsum(by_order, axis=0)]),
         without_head=np.array(without_head),
         heads=heads_of(layers),
@@ -107,18 +106,18 @@ def path_losses(
 def _number(loss: Callable[[Array], float], stream: Array) -> float:
     value = loss(stream) if callable(loss) else loss
     if not callable(loss) or not isinstance(value, numbers.Real):
-        told = f"one that returns {type(value).__name__}" if callable(loss) else type(loss).__name__
+        description = f"one that returns {type(value).__name__}" if callable(loss) else type(loss).__name__
         raise ArgumentTypeError(
-            f"path_losses: loss must be a function of a stream (n, d_model) that returns a number, got {told}; "
+            f"path_losses: loss must be a function of a stream (n, d_model) that returns a number, got {description}; "
             "pass for example the mean cross-entropy of its logits."
         )
     return float(value)
 
 
-def _through(layers: list[Layer], number: int, read: list[Array]) -> Array:
-    """Return what every head of a layer adds to the last stream, by itself and through later layers, (h, n, d)."""
+def _through(layers: list[Layer], number: int, values: list[Array]) -> Array:
+    """Return the addition of every head of a layer to the last stream, directly and through later layers, (h, n, d)."""
     layer = layers[number]
-    s = np.stack([one @ layer.out[own] for one, own in zip(read, layer.own, strict=True)])  # h n [r] d
+    s = np.stack([v @ layer.out[columns] for v, columns in zip(values, layer.own, strict=True)])  # h n [r] d
     for later in layers[number + 1 :]:
         s = s + later.write(later.read(s))
     return s

@@ -1,8 +1,7 @@
-"""The residual stream of one sequence as a sum of named parts: what the embedding, heads and other layers wrote.
+"""Residual-stream decomposition of one sequence into named parts: embedding, heads, biases, feed-forward layers.
 
-Heads are split exactly, with the patterns that they had. What is not linear stays whole and has its name: a
-feed-forward layer is one part. A norm on the way is linear once its divisors are fixed: it passes on every part, and
-its bias is a part of its own.
+Attention layers split exactly by head with their patterns frozen. Nonlinear layers are not split: a feed-forward layer
+is one part. A norm is linear once its divisors are frozen: it applies to every part, and its bias is a separate part.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from tnlib_adapters.reference.weights import Branch, Weights, as_weights
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StreamParts:
-    """A stream (n, d_model) as a sum of named parts; made by `split_stream`.
+    """Residual-stream decomposition: a stream (n, d_model) as a sum of named parts, returned by `split_stream`.
 
     Parameters
     ----------
     names
-        "embedding", then "0.3" for head 3 of layer 0, "0.bias" for the output bias of that attention layer, "mlp 0" for
-        the feed-forward layer behind it, "norm 0" or "norm mlp 0" for the bias of the norm in front of one of them,
-        "norm after ..." of the stream behind it, "norm behind ..." of what it writes, "norm final" at the end.
+        "embedding"; "0.3" for head 3 of layer 0; "0.bias" for the output bias of that attention layer; "mlp 0" for the
+        following feed-forward layer. Biases of norms: "norm 0" or "norm mlp 0" before one of these layers, "norm behind
+        ..." on its output, "norm after ..." on the stream after it, "norm final" at the end.
     arrays
         (parts, n, d_model).
     """
@@ -42,8 +41,8 @@ class StreamParts:
 
     def __repr__(self) -> str:
         _, n, d = self.arrays.shape
-        shown = self.names if len(self.names) < 12 else (*self.names[:5], "...", *self.names[-2:])
-        return f"StreamParts({n} positions x {d} features: {', '.join(shown)})"
+        names = self.names if len(self.names) < 12 else (*self.names[:5], "...", *self.names[-2:])
+        return f"StreamParts({n} positions x {d} features: {', '.join(names)})"
 
     def __getitem__(self, name: str) -> Array:
         array: Array = self.arrays[self.index("StreamParts", [name])[0]]
@@ -51,16 +50,16 @@ class StreamParts:
 
     @property
     def total(self) -> Array:
-        """The stream, (n, d_model)."""
+        """The sum of all parts, (n, d_model)."""
         return np.asarray(self.arrays.sum(axis=0))
 
     def merge(self, groups: Mapping[str, Sequence[str]]) -> StreamParts:
-        """Return fewer parts, each the sum of some; every part must be in one group.
+        """Return fewer parts, each the sum of a group; every part must be in exactly one group.
 
         Raises
         ------
         ArgumentError
-            If a name is not known, missing, or in two groups.
+            If a name is unknown, missing, or in two groups.
         """
         if not isinstance(groups, Mapping):
             raise ArgumentTypeError(
@@ -78,7 +77,7 @@ class StreamParts:
         return StreamParts(tuple(groups), np.stack(sums))
 
     def index(self, function: str, names: Sequence[str] | None) -> list[int]:
-        """Return where these parts stand, all of them for None."""
+        """Return the indices of parts by name, all indices for None."""
         if names is None:
             return list(range(len(self.names)))
         for name in _as_names(function, names):
@@ -100,17 +99,17 @@ def _as_names(function: str, names: Any) -> Sequence[str]:
 
 
 def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None = None) -> StreamParts:
-    """Return what an attention layer reads as a sum of what everything before it wrote, patterns and divisors fixed.
+    """Return the input of an attention layer as a sum of the outputs before it, patterns and norm divisors frozen.
 
     Parameters
     ----------
     model
-        A checkpoint, whose weights are read anew, or the `Weights` of one.
+        A checkpoint, whose weights are loaded, or loaded `Weights`.
     tokens
-        (n,), integers: one sequence. Or one image where the model reads those.
+        (n,), integers: one sequence. One image if the model reads images.
     layer
-        Which attention layer, after the norm in front of it where there is one. None: the final stream instead, after
-        the final norm where there is one.
+        Index of the attention layer; its input is taken after its norm, if any. None: the final stream, after the final
+        norm, if any.
 
     Returns
     -------
@@ -120,7 +119,7 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     Raises
     ------
     ArgumentError
-        If there is no such layer, or more than one sequence.
+        If there is no such layer, or `tokens` holds more than one sequence.
 
     Examples
     --------
@@ -136,16 +135,16 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
             f"split_stream: tokens must be one sequence, got {len(batch)}; split them one after the other."
         )
     n_layers = sum(isinstance(branch.layer, Attention) for block in weights.blocks for branch in block.branches)
-    wanted = None if layer is None else as_index("split_stream", "layer", layer, n_layers)
+    layer_index = None if layer is None else as_index("split_stream", "layer", layer, n_layers)
     parts = {"embedding": batch[0]}
-    attention, mlp = 0, 0  # layers passed
+    attention, mlp = 0, 0  # number of layers so far
     for block in weights.blocks:
         added: dict[str, Array] = {}
         name = ""
         for branch in block.branches:
             is_attention = isinstance(branch.layer, Attention)
             name = str(attention) if is_attention else f"mlp {mlp}"
-            if is_attention and attention == wanted:
+            if is_attention and attention == layer_index:
                 return _as_parts(_through(branch.before, parts, f"norm {name}"))
             added |= _written(branch, parts, name)
             attention, mlp = attention + is_attention, mlp + (not is_attention)
@@ -154,27 +153,27 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
 
 
 def _written(branch: Branch, parts: dict[str, Array], name: str) -> dict[str, Array]:
-    """Return what a layer adds to the stream: a part per head and one for the output bias, or one part."""
+    """Return the output of a layer as parts: one per head and one for the output bias, or a single one."""
     stream = _total(parts)
-    read = stream if branch.before is None else branch.before(stream)
+    inputs = stream if branch.before is None else branch.before(stream)
     if isinstance(branch.layer, Attention):
-        return _through(branch.behind, _heads(branch.layer, read, name), f"norm behind {name}")
-    written = branch.layer(read)
+        return _through(branch.behind, _heads(branch.layer, inputs, name), f"norm behind {name}")
+    written = branch.layer(inputs)
     return {name: written if branch.behind is None else branch.behind(written)}
 
 
-def _heads(layer: Attention, read: Array, name: str) -> dict[str, Array]:
-    patterns = softmax(np.where(layer.mask(len(read)), layer.scores(read), -np.inf))  # h n n
+def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
+    patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf))  # h n n
     group = layer.n_heads // layer.kv_heads
-    values = read @ layer.W_V + (0 if layer.b_V is None else layer.b_V[:, None])  # kv n [d] dh
-    found = {f"{name}.{h}": a @ values[h // group] @ layer.W_O[h] for h, a in enumerate(patterns)}  # n [n'] [dh] d
+    values = x @ layer.W_V + (0 if layer.b_V is None else layer.b_V[:, None])  # kv n [d] dh
+    outputs = {f"{name}.{h}": a @ values[h // group] @ layer.W_O[h] for h, a in enumerate(patterns)}  # n [n'] [dh] d
     if layer.b_O is not None:
-        found[f"{name}.bias"] = np.tile(layer.b_O, (len(read), 1))
-    return found
+        outputs[f"{name}.bias"] = np.tile(layer.b_O, (len(x), 1))
+    return outputs
 
 
 def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str, Array]:
-    """Pass every part through a norm whose divisors are those of all of them together."""
+    """Apply a norm to every part, with the divisors of their sum."""
     if norm is None:
         return parts
     divisors = norm.divisors(norm.centre(_total(parts)))  # n 1

@@ -1,4 +1,4 @@
-"""The ten terms of a network of two attention layers."""
+"""Ten-term decomposition of the final stream of two attention layers."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
 
 @dataclass(frozen=True, eq=False)
 class TenTerms:
-    """What a network of two attention layers computes, as ten terms and what softmax leaves over.
+    """Ten terms of a network of two attention layers, and the softmax remainder.
 
     Parameters
     ----------
     names
-        Without composition "direct", "first" (layer 0 alone) and "second" (layer 1 alone); "Q", "K", "V", where layer 1
-        reads through layer 0 on one side; "QK", "QV", "KV", "QKV" on two or all.
+        Without composition "direct", "first" (layer 0 alone) and "second" (layer 1 alone). "Q", "K", "V": layer 1 reads
+        layer 0 through one side; "QK", "QV", "KV", "QKV": through two or all sides.
     arrays
-        (10, n, d_model). The direct term holds the output bias of layer 1.
+        (10, n, d_model). The direct term includes the output bias of layer 1.
     by_head
-        (8, heads, n, d_model): the last eight, split by heads of layer 1.
+        (8, heads, n, d_model): the last eight terms, by head of layer 1.
     by_pair
-        (3, writers, heads, n, d_model): "Q", "K" and "V" split by pairs, of what layer 0 wrote and a head of layer 1
-        that reads it. With softmax replaced by the identity the sum over writers is the term; under softmax it is that
-        of "V", while in "Q" and "K" each pair is the change when it alone is taken out.
+        (3, writers, heads, n, d_model): "Q", "K" and "V" by pairs of an output of layer 0 and a head of layer 1. With
+        softmax replaced by the identity the sum over writers is the term. Under softmax this holds for "V"; in "Q" and
+        "K" an entry is the change on removal of that pair alone.
     writers
-        Names of what layer 0 wrote: its heads, and its biases where it has some.
+        Names of the outputs of layer 0: its heads, and its biases if it has any.
     rest
-        (n, d_model): the final stream less all ten. Zero to roundoff where softmax is replaced by the identity.
+        (n, d_model): the final stream minus all ten terms. Zero to roundoff if softmax is replaced by the identity.
     """
 
     names: tuple[str, ...]
@@ -57,25 +57,25 @@ class TenTerms:
 
 
 def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenTerms:
-    """Split the final stream of an attention-only model of two layers in ten terms.
+    """Decompose the final stream of an attention-only model of two layers into ten terms.
 
-    The pattern of layer 0 is fixed. Queries, keys and values of layer 1 read the embedding or what layer 0 wrote: eight
-    terms, each of one part of the scores and one of the values. Under softmax a term is the change when its part of the
-    scores is taken out and the pattern computed anew, so the ten leave a rest.
+    The pattern of layer 0 is frozen. Queries, keys and values of layer 1 read the embedding or the output of layer 0:
+    eight terms, one per choice for scores and values. Under softmax a term is the change when its part of the scores is
+    removed and the pattern recomputed, so the ten terms leave a remainder.
 
     Parameters
     ----------
     model
-        Of two layers, without norms and feed-forward layers.
+        Two layers without norms and feed-forward layers.
     tokens
         (n,), integers: one sequence.
     softmax
-        False: in layer 1 the scores themselves are the weights, and the ten add up to what that model computes.
+        If False, the attention weights of layer 1 are its scores, and the ten terms sum to the output.
 
     Raises
     ------
     ArgumentError
-        If the model is another one.
+        If the model does not consist of two attention layers.
 
     References
     ----------
@@ -111,6 +111,6 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
 
 
 def composed(layer: OpenLayer, letters: str, writers: Sequence[str]) -> Array:
-    """Return what heads add, (heads, n, d_model), if the sides in `letters` read `writers` and others the embedding."""
+    """Return head outputs (heads, n, d_model) if the sides in `letters` read `writers` and the others the embedding."""
     embedding = layer.parts.names[:1]
     return layer.removed(*(writers if letter in letters else embedding for letter in "QKV"))

@@ -1,1 +1,1 @@
-"""Heads and streams in the space of tokens."""
+"""Heads and residual streams in token space."""

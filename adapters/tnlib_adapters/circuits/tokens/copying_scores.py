@@ -1,13 +1,13 @@
-r"""Whether a head copies: the circuit C = W_E OV W_U from tokens to logits, through its small inner dimension.
+r"""Copying scores from the eigenvalues of the circuit C = W_E OV W_U from tokens to logits.
 
-C has one row and one column per token and rank at most d_head. Its nonzero eigenvalues are those of a d_head x d_head
-matrix: C = R W with R = W_E W_V (tokens, d_head) and W = W_O W_U (d_head, tokens), and R W and W R have the same ones.
-A head that raises the logit of what it attends to has positive ones; their share is the copying score
+C is (vocab, vocab) with rank at most d_head. With R = W_E W_V (tokens, d_head) and W = W_O W_U (d_head, tokens), C = R
+W has the same nonzero eigenvalues as W R (d_head, d_head). A head that raises the logits of the tokens it attends to
+has positive eigenvalues. The copying score is
 
     sum_k lambda_k / sum_k |lambda_k|  =  tr(W R) / sum_k |lambda_k|,    from -1 to 1.
 
-W_E is what the head reads of each token alone and W_U has its mean over tokens taken off, which softmax does not see:
-a vector added to every column of the unembedding changes no prediction, and so no score.
+W_E is the head's input for each token alone. The mean over tokens is subtracted from W_U: softmax is invariant to a
+vector added to every column of the unembedding.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tnlib_adapters.circuits.heads.effective_head import StreamHead, stream_head
 from tnlib_adapters.circuits.tokens.embeddings import as_vocabulary
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 
-_CELLS = 1 << 23  # of the circuit that are in memory at a time
-_BLOCK = 1 << 12  # tokens that are widened at a time
+_CELLS = 1 << 23  # entries of the circuit in memory at a time
+_BLOCK = 1 << 12  # tokens per block converted to float64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Copying:
-    """How a head maps tokens to logits; made by `copying`.
+    """Copying scores of a head, returned by `copying`.
 
     Parameters
     ----------
     eigenvalues
-        (d_head,), complex, the largest modulus first: all that the circuit has besides zeros.
+        (d_head,), complex, descending modulus: all eigenvalues of the circuit that can differ from zero.
     ranks
-        (tokens,): how many other logits every token raises at least as much as its own; 0 where it copies.
+        (tokens,): number of other logits that a token raises at least as much as its own; 0 where it copies.
     vocab
-        Count of tokens that there are. Where `ranks` are fewer they are a sample.
+        Vocabulary size; larger than the size of `ranks` if these are a sample.
     """
 
     eigenvalues: Array
@@ -50,16 +50,16 @@ class Copying:
 
     @property
     def score(self) -> float:
-        """The sum of the eigenvalues over the sum of their moduli: 1 where the head copies, 0 by chance."""
+        """Sum of the eigenvalues over the sum of their moduli: 1 for a copying head, 0 by chance."""
         return _score(self.eigenvalues)
 
     def accuracy(self, k: int = 1) -> float:
-        """Return the share of tokens whose own logit is among the k that they raise most; chance is k / vocab."""
+        """Return the fraction of tokens whose own logit is among the k that they raise most; chance is k / vocab."""
         return float((self.ranks < as_count("Copying.accuracy", "k", k)).mean())
 
     def __repr__(self) -> str:
-        of = "" if len(self.ranks) == self.vocab else f" of {len(self.ranks):,} tokens"
-        return f"Copying(score {self.score:.3f}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{of})"
+        sampled = "" if len(self.ranks) == self.vocab else f" of {len(self.ranks):,} tokens"
+        return f"Copying(score {self.score:.3f}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{sampled})"
 
 
 @single_threaded_blas
@@ -72,21 +72,21 @@ def copying(
     sample: int | None = None,
     rng: int | np.random.Generator = 0,
 ) -> Copying:
-    """Return whether what a head writes for a token raises the logit of that token.
+    """Return copying scores of a head: whether its output for a token raises the logit of that token.
 
     Parameters
     ----------
     model
         A checkpoint with an unembedding.
     layer, head
-        Counted from 0.
+        Indices, from 0.
     vocabulary
-        What `read_vocabulary(model)` returned, read once for many heads.
+        Result of `read_vocabulary(model)`; reuse it for several heads.
     sample
-        How many tokens to draw for the ranks; None: all. Eigenvalues always count all of them. All tokens of GPT-2 take
-        some seconds a head; what is in memory does not grow with the vocabulary squared.
+        Number of tokens sampled for the ranks; None: all, which takes seconds per head for GPT-2. Eigenvalues always
+        use all tokens. Memory grows linearly with the vocabulary.
     rng
-        For the draw.
+        Seed or generator for the sample.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def copying(
     Raises
     ------
     ArgumentError
-        If there is no such head, or the model ends in hidden states.
+        If there is no such head, or the model has no unembedding.
 
     References
     ----------
@@ -110,35 +110,35 @@ def copying(
     >>> copying(model, 1, 2).score > 0.99, copying(model, 0, 3).score > 0  # an induction head, a previous-token head
     (True, False)
     """
-    found = stream_head("copying", model, layer, head)
+    effective = stream_head("copying", model, layer, head)
     words = _ends_in_logits("copying", model, vocabulary)
     chosen = np.arange(len(words))
     if sample is not None and as_count("copying", "sample", sample) < len(words):
         chosen = np.sort(as_rng("copying", rng).choice(len(words), sample, replace=False))
-    return circuit_copying(found, words, chosen)
+    return circuit_copying(effective, words, chosen)
 
 
 @single_threaded_blas
 def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -> Array:
-    """Return the copying score of every head, (layers, heads), from one pass over the vocabulary.
+    """Return the copying scores of all heads, (layers, heads), from one pass over the vocabulary.
 
     Parameters
     ----------
     model
         A checkpoint with an unembedding.
     vocabulary
-        What `read_vocabulary(model)` returned.
+        Result of `read_vocabulary(model)`.
 
     Returns
     -------
     ndarray
-        `copying(model, layer, head).score` of each. The sum over tokens of what is read times what is written is one
-        matrix (d_model, d_model + 1) for all heads.
+        `copying(model, layer, head).score` of each. All heads share one matrix (d_model, d_model + 1), the sum over
+        tokens of unembedding times input.
 
     Raises
     ------
     ArgumentError
-        If the model ends in hidden states.
+        If the model has no unembedding.
 
     Examples
     --------
@@ -147,18 +147,18 @@ def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -
     array([1., 1., 1., 1.])
     """
     words = _ends_in_logits("copying_scores", as_checkpoint("copying_scores", model, "model"), vocabulary)
-    found = np.zeros((model.n_layers, model.sizes.n_heads))
+    scores = np.zeros((model.n_layers, model.sizes.n_heads))
     between = None
-    for at in np.ndindex(found.shape):
+    for at in np.ndindex(scores.shape):
         head = stream_head("copying_scores", model, *at)
         ov = head.attention.ov(0)
-        between = words.between(head.norm) if between is None else between  # norms of all layers divide alike
-        found[at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ between @ ov.left))  # dh [d] [d~] dh
-    return found
+        between = words.between(head.norm) if between is None else between  # all norms have the same divisors
+        scores[at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ between @ ov.left))  # dh [d] [d~] dh
+    return scores
 
 
 def circuit_copying(found: StreamHead, words: Vocabulary, chosen: Array) -> Copying:
-    """Return the eigenvalues of a head's circuit, and the ranks of the tokens that are chosen."""
+    """Return the eigenvalues of a head's circuit, and the ranks of the chosen tokens."""
     ov = found.attention.ov(0)
     reads = words.read(ov.left, found.norm)  # vocab dh
     writes = words.write(ov.right[:, :-1])  # dh vocab
@@ -177,14 +177,14 @@ def _product(writes: Array, reads: Array) -> Array:
 
 
 def _ranks(reads: Array, writes: Array, chosen: Array) -> Array:
-    """Return for every chosen token how many other logits are at least as large as its own, block by block."""
+    """Return for every chosen token the number of other logits at least as large as its own, block by block."""
     ranks = np.empty(len(chosen), np.int64)
     block = max(1, _CELLS // writes.shape[1])
     for start in range(0, len(chosen), block):
         tokens = chosen[start : start + block]
         logits = parallel_matmul(reads[tokens], writes)  # token [dh] vocab
-        own = logits[np.arange(len(tokens)), tokens]
-        ranks[start : start + block] = np.count_nonzero(logits >= own[:, None], axis=1) - 1
+        own_logits = logits[np.arange(len(tokens)), tokens]
+        ranks[start : start + block] = np.count_nonzero(logits >= own_logits[:, None], axis=1) - 1
     return ranks
 
 

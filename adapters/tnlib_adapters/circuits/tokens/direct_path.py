@@ -1,4 +1,4 @@
-"""The direct path W_E W_U: what a model predicts behind a token that reaches the logits through no layer."""
+"""Direct path W_E W_U: bigram predictions of a model with all layers removed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.tokens.embeddings import as_vocabulary
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 
-_CELLS = 1 << 23  # logits that are in memory at a time
+_CELLS = 1 << 23  # logits in memory at a time
 _SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bigrams:
-    """The likeliest successors of each token by the direct path; made by `bigrams`.
+    """Most likely successors of each token by the direct path, returned by `bigrams`.
 
     Parameters
     ----------
     tokens
-        (n,), what stands before.
+        (n,), the current tokens.
     successors
-        (n, k), what follows, the likeliest first.
+        (n, k), the next tokens, in order of descending probability.
     probabilities
-        (n, k), of softmax over the whole vocabulary.
+        (n, k), softmax probabilities over the whole vocabulary.
     vocabulary
-        Names of the tokens.
+        Token names.
     """
 
     tokens: Array
@@ -42,10 +42,11 @@ class Bigrams:
 
     def __repr__(self) -> str:
         name = self.vocabulary.name
-        shown = zip(self.tokens[:_SHOWN], self.successors, self.probabilities, strict=False)
+        rows = zip(self.tokens[:_SHOWN], self.successors, self.probabilities, strict=False)
         lines = [
-            f"{name(token):>12} -> " + "  ".join(f"{name(s)} {p:.2f}" for s, p in zip(found, sure, strict=True))
-            for token, found, sure in shown
+            f"{name(token):>12} -> "
+            + "  ".join(f"{name(s)} {p:.2f}" for s, p in zip(successors, probabilities, strict=True))
+            for token, successors, probabilities in rows
         ]
         more = len(self.tokens) - _SHOWN
         return "\n".join(lines + [f"... and {more:,} more tokens"] * (more > 0))
@@ -55,32 +56,32 @@ class Bigrams:
 def bigrams(
     model: Checkpoint, tokens: Array | None = None, *, k: int = 5, vocabulary: Vocabulary | None = None
 ) -> Bigrams:
-    """Return the k likeliest successors of each token by embedding and unembedding alone, every layer left out.
+    """Return the k most likely successors of each token from embedding and unembedding alone.
 
-    The final norm is the model's own, division included, and so are the bias and the cap of the logits: this is what
-    the model would predict if no layer wrote anything. Learned positions are left out.
+    The final norm is applied exactly, division included, and so are the bias and the cap of the logits: this is the
+    prediction of the model without any layer outputs. Learned positions are omitted.
 
     Parameters
     ----------
     model
         A checkpoint with an unembedding.
     tokens
-        (n,), integers: what stands before. None: every token, which takes vocab^2 d_model multiplications, but no more
+        (n,), integers: the current tokens. None: every token, at vocab^2 d_model multiplications and no additional
         memory.
     k
-        How many successors.
+        Number of successors.
     vocabulary
-        What `read_vocabulary(model)` returned.
+        Result of `read_vocabulary(model)`.
 
     Returns
     -------
     Bigrams
-        Printed, a table.
+        Printed as a table.
 
     Raises
     ------
     ArgumentError
-        If the model ends in hidden states, a token is not in the vocabulary, or k is too large.
+        If the model has no unembedding, a token is not in the vocabulary, or k is too large.
 
     References
     ----------
@@ -120,7 +121,7 @@ def _logits(words: Vocabulary, tokens: Array) -> Array:
 
 
 def _likeliest(logits: Array, k: int) -> tuple[Array, Array]:
-    """Return the k largest of each row, descending, and their softmax."""
+    """Return the k largest logits of each row, descending, and their softmax probabilities."""
     near = np.argpartition(-logits, k - 1, axis=1)[:, :k]
     sizes = np.take_along_axis(logits, near, axis=1)
     order = np.argsort(-sizes, axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""The two ends of a checkpoint, its embedding and its unembedding, read once for many heads."""
+"""Load the embedding and the unembedding of a checkpoint as a `Vocabulary`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tnlib_adapters.files.token_names import token_names
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import read_embedding, read_final_norm, read_unembedding
 
-_BLOCK = 4096  # tokens whose rows are widened at a time
+_BLOCK = 4096  # tokens per block converted to float64
 
 
 def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
-    """Return the ends that were given, or read those of the model."""
+    """Return the given vocabulary, validated, or load that of the model."""
     if vocabulary is None:
         return read_vocabulary(model)
     if not isinstance(vocabulary, Vocabulary):
@@ -37,25 +37,25 @@ def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | Non
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
-    """Read the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.
+    """Load the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.
 
     Parameters
     ----------
     checkpoint
-        Of a model that reads tokens. Where the token embeddings have a norm of their own, it is applied to each token
-        alone; where there are segments, the first is in every row.
+        Checkpoint of a model that reads tokens. A norm of the embedding is applied to each token alone; the first
+        segment embedding, if any, is added to every row.
 
     Returns
     -------
     Vocabulary
-        `read` and `write` take directions to tokens; `name` says what the tokenizer of the folder calls one.
+        `read` and `write` map directions to tokens; `name` returns the tokenizer's text of a token.
 
     Raises
     ------
     ArgumentError
         If the model reads images.
     FileFormatError
-        If a tensor is missing, or a file of the tokenizer is damaged.
+        If a tensor is missing, or a tokenizer file is damaged.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     embedding = read_embedding(checkpoint)
     table = embedding.tokens if embedding.segment is None else embedding.tokens + embedding.segment
     table = table.astype(stored, copy=False)
-    embedding = replace(embedding, tokens=table)  # and let go of the wide one
+    embedding = replace(embedding, tokens=table)  # frees the float64 table
     name, head = unembedding(checkpoint), read_unembedding(checkpoint)
     tied = name in row.embeddings and not (row.embedding_scale or embedding.segment is not None or row.narrow)
     divisors, mean_square, variance = _moments(table, embedding.norm)
@@ -98,7 +98,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
 
 
 def _moments(table: Array, norm: Norm | None) -> tuple[Array | None, Array, Array]:
-    """Return what a norm of the embedding divides by, and mean squares and variances of the rows behind it."""
+    """Return the divisors of the embedding norm, and mean squares and variances of the rows after it."""
     divisors = None if norm is None else np.empty(len(table))
     mean_square, variance = np.empty(len(table)), np.empty(len(table))
     for start in range(0, len(table), _BLOCK):

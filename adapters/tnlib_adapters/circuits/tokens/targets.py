@@ -1,4 +1,4 @@
-"""Which tokens a model is to predict, and the loss of a final stream on them."""
+"""Next-token targets and their cross-entropy for a final residual stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tnlib_adapters.reference.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Tokens (b, n), which of them count, and the affine map to logits; the stream has no norm in front of it."""
+    """Tokens (b, n), a mask of target tokens, and the affine map to logits; there is no final norm."""
 
     tokens: Array
     counted: Array
@@ -24,7 +24,7 @@ class Targets:
 
     @property
     def at(self) -> Array:
-        """Positions whose next token counts, (b, n)."""
+        """Positions whose next token is a target, (b, n)."""
         return np.roll(self.counted, -1, axis=1)
 
     def loss(self, stream: Array) -> float:
@@ -32,18 +32,18 @@ class Targets:
         return self.loss_of_rows(stream[self.at])
 
     def loss_of_rows(self, rows: Array) -> float:
-        """Return the same of the rows (t, d) that count alone."""
+        """Return the mean cross-entropy of the target rows (t, d) alone."""
         log_p = log_softmax(self.unembed(rows))  # t vocab
         return float(-np.take_along_axis(log_p, self._actual, axis=1).mean())
 
     def slope(self, stream: Array) -> Array:
-        """Return the derivative of the loss by a final stream, (b, n, d)."""
+        """Return the gradient of the loss with respect to the final stream, (b, n, d)."""
         out = np.zeros_like(stream)
         out[self.at] = self.slope_of_rows(stream[self.at])
         return out
 
     def slope_of_rows(self, rows: Array) -> Array:
-        """Return the derivative of the loss by the rows that count, (t, d)."""
+        """Return the gradient of the loss with respect to the target rows, (t, d)."""
         p = softmax(self.unembed(rows))  # t vocab
         p[np.arange(len(p)), self._actual[:, 0]] -= 1
         return np.asarray(p @ self.unembed.affine.weight.T / len(p))  # t [vocab] d
@@ -54,7 +54,7 @@ class Targets:
 
 
 def as_directions(function: str, directions: Array, d: int) -> Array:
-    """Return directions of the output, (d,) or (directions, d)."""
+    """Return directions in output space, (d,) or (directions, d), validated."""
     w = as_array(function, "directions", directions)
     if w.ndim not in (1, 2) or w.shape[-1] != d:
         raise ArgumentError(
@@ -65,7 +65,7 @@ def as_directions(function: str, directions: Array, d: int) -> Array:
 
 
 def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> Targets:
-    """Return what is to be predicted, checked."""
+    """Return the targets for tokens and mask, validated."""
     if weights.unembed is None or weights.unembed.cap is not None:
         raise ArgumentError(
             f"{function}: model must have an unembedding that is affine, got a {weights.architecture}; "

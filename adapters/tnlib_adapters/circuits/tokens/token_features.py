@@ -1,4 +1,4 @@
-"""Singular features in token space: which tokens stand at the ends of a direction, or deepest in a span."""
+"""Singular vectors in token space: the tokens with extreme coordinates along a direction or in a span."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from tnlib_adapters.circuits.heads.singular_features import Features
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 from tnlib_adapters.reference.layers import Norm
 
-Tokens = tuple[tuple[int, float], ...]  # number of a token and how strongly it stands along a direction
+Tokens = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a feature in tokens, the strongest first.
+    """One side of a feature in tokens, sorted by coordinate.
 
     Parameters
     ----------
     positive, negative
-        Tokens with the largest and with the least coordinate along the direction. Of a span, whose directions mean
-        nothing one by one, `positive` has the tokens with the longest projection and `negative` none.
+        Tokens with the largest and the smallest coordinate along the direction. For a span, whose basis is arbitrary,
+        `positive` holds the tokens with the longest projection and `negative` is empty.
     constant
-        The part of the squared length that lies on the constant coordinate, where biases are; 0 on a side that writes.
+        Share of the squared length on the constant coordinate (biases); 0 on an output side.
     by_position
-        Of what the coordinates of tokens and of learned positions vary by, the part of positions: near 1 the direction
-        is one of positions, and its tokens mean little. None on a side that writes, and where positions are not
-        learned.
+        Share of learned positions in the variance of the coordinates over tokens and positions. Near 1 the direction
+        encodes position, and its tokens mean little. None on an output side, and without learned positions.
     """
 
     positive: Tokens
@@ -39,17 +38,17 @@ class Side:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenFeature:
-    """A pair of directions, or of spans, in tokens.
+    """A pair of singular directions, or of spans, in tokens.
 
     Parameters
     ----------
     number
-        Which singular values they are.
+        Index, or range of indices, of the singular values.
     value
-        The singular value, of a span the largest.
+        The singular value; for a span the largest.
     left, right
-        What is asked along and what answers, or what is read and what is written. `left.positive` goes with
-        `right.positive`, negative with negative; changing the sign of both changes nothing.
+        Query and key side, or input and output side. `left.positive` belongs to `right.positive`, negative to negative;
+        only the common sign of the two is arbitrary.
     """
 
     number: slice
@@ -61,7 +60,7 @@ class TokenFeature:
 def read_tokens(
     found: Features, vocabulary: Vocabulary, norm: Norm | None, *, writes: bool, count: int, tokens: int
 ) -> list[TokenFeature]:
-    """Return the first `count` features with `tokens` tokens at every end; `writes` says that the right side does."""
+    """Return the first `count` features with `tokens` tokens per end; `writes` marks the right side as an output."""
     groups = found.groups[:count]
     n = groups[-1].stop if groups else 0
     columns, rows = found.left[:, :n], found.right[:n]
@@ -79,12 +78,14 @@ def read_tokens(
 
 
 def _coordinates(vocabulary: Vocabulary, columns: Array, norm: Norm | None) -> tuple[Array, Array | None]:
-    """Return where every token stands along columns (vocab, r), and variances over positions and tokens (2, r)."""
+    """Return token coordinates along columns (vocab, r), and variances over positions and tokens (2, r)."""
     along = vocabulary.read(columns, norm)
     if vocabulary.positions is None:
         return along, None
-    said, moved = (np.var(a, axis=0) for a in vocabulary.read_apart(columns, norm) if a is not None)
-    return along, np.stack([moved, said])
+    token_variance, position_variance = (
+        np.var(a, axis=0) for a in vocabulary.read_apart(columns, norm) if a is not None
+    )
+    return along, np.stack([position_variance, token_variance])
 
 
 def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Array, count: int) -> Side:
@@ -92,8 +93,12 @@ def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Ar
     constant = float(np.square(constants[group]).mean())
     by_position = None
     if variances is not None:
-        moved, said = variances[:, group].sum(axis=1)
-        by_position = float(moved / (moved + said)) if moved + said else 0.0
+        position_variance, token_variance = variances[:, group].sum(axis=1)
+        by_position = (
+            float(position_variance / (position_variance + token_variance))
+            if position_variance + token_variance
+            else 0.0
+        )
     if along.shape[1] > 1:
         return Side(_top(np.linalg.norm(along, axis=1), count), (), constant, by_position)
     lowest = tuple((token, -size) for token, size in _top(-along[:, 0], count))

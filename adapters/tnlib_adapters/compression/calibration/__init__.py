@@ -1,4 +1,4 @@
-"""Calibration data: texts, statistics of a running model, and methods that use them."""
+"""Calibration: texts, activation statistics, and methods that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second moments of what the attention of a layer reads, and of gradients at what it writes."""
+"""Second moments of the inputs of attention projections, and of gradients at their outputs."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from tnlib._typing import Array
 
 @dataclass(frozen=True)
 class Inputs:
-    """Sums over tokens of what one layer's projections read.
+    """Sums over tokens of outer products of the inputs of one layer's projections.
 
     Parameters
     ----------
     x
-        (d_model + 1,) * 2, of [x, 1] with x what queries, keys and values are made of.
+        (d_model + 1,) * 2, of [x, 1] with the common input x of queries, keys and values.
     y
-        (heads * d_head,) * 2, of what the output projection reads.
+        (heads * d_head,) * 2, of the input of the output projection.
     """
 
     x: Array
     y: Array
 
     def reads(self, name: str, rows: int) -> Array:
-        """Return those of what the `rows` rows of a projection multiply: its bias is a row that reads 1."""
-        whole = self.y if name == "o" else self.x
-        return whole[:rows, :rows]
+        """Return the moments of the input of a projection with `rows` rows: a bias is one more row, with input 1."""
+        moments = self.y if name == "o" else self.x
+        return moments[:rows, :rows]
 
 
 @dataclass(frozen=True)
 class Moments(Inputs):
-    """The same, and for "q", "k", "v" and "o" `slopes`: those of the gradient at what the projection writes."""
+    """Input moments, and for "q", "k", "v" and "o" in `slopes` the moments of the gradient at the output."""
 
     slopes: Mapping[str, Array]
 
 
 def second_moments(x: Array) -> Array:
-    """Return the sum of x x^T over all but the last leg."""
-    # numpy sees that both factors are one array, and computes half of a symmetric product
+    """Return the sum of x x^T over all axes but the last."""
+    # numpy recognises a.T @ a and computes half of the symmetric product
     flat = x.reshape(-1, x.shape[-1])
-    found: Array = flat.T @ flat  # [tokens]
-    return found
+    moments: Array = flat.T @ flat  # [tokens]
+    return moments
 
 
 def triangular_root(moments: Array) -> tuple[Array, Array]:
-    """Return R with R^T R = C, and its inverse: for large matrices in a tenth of the time that eigenvalues take.
+    """Return R with R^T R = C, and its inverse, by Cholesky: ten times faster than by eigenvalues for large matrices.
 
-    A C that is singular is raised, in all directions, by as little as its rounding errors ask for.
+    A singular C is shifted by a multiple of the identity of the size of its rounding errors.
     """
     size = float(np.trace(moments)) / len(moments)
     if size <= 0:

@@ -1,4 +1,4 @@
-"""Statistics of a running model over text: what its weights read, what components of them are worth."""
+"""Statistics of a running model over text: input moments, gradient moments, and gate derivatives of components."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _SAVED_EVERY = 10.0  # seconds
 
 @dataclass
 class Statistics:
-    """What the first batches of a text showed of weights, by their keys; more batches can follow.
+    """Calibration statistics of the first batches of a text, by weight keys; collection can be resumed.
 
     Parameters
     ----------
     reads
-        By the keys of what they read: sums over tokens of x x^T, of a table counts alone.
+        By input key: sums over tokens of x x^T; for an embedding table the token counts.
     slopes
-        Of p p^T with p the gradient of a probe at what they write. Both over `n_read` batches.
+        Sums of p p^T with the gradient p of a probe at the output. Both over `n_read` batches.
     gates
-        Sums of squares of the derivative by a gate on each component, over `n_weighed` batches.
+        Sums of squares of the derivative with respect to a gate on each component, over `n_weighed` batches.
     n_read, n_weighed
-        How far it went.
+        Number of batches so far.
     """
 
     reads: dict[str, Array] = field(default_factory=dict)
@@ -56,23 +56,23 @@ Save = Callable[[Statistics], None]
 
 
 def forget(_: Statistics) -> None:
-    """Keep nothing in a file."""
+    """Do not save: the callback for collection without a file."""
 
 
 def collect_reads(
     model: RunningModel, places: Places, batches: Sequence[Batch], progress: Progress = quiet
 ) -> dict[str, Array]:
-    """Return by key the moments of what weights read over the batches: sums over tokens, of a table counts."""
+    """Return by key the input moments over the batches: sums over tokens, for an embedding table the counts."""
     from tnlib_adapters.instrument.weight_inputs import read
 
-    found: dict[str, Array] = {}
-    of = {place.reads: place for place in places.values()}
+    sums: dict[str, Array] = {}
+    place_of = {place.reads: place for place in places.values()}
     for done, batch in enumerate(batches):
         progress("reading inputs", done, len(batches))
         for key, x in read(model, batch, places).items():
-            _add(found, key, _moments(x, of[key]).astype(np.float64))
+            _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
     progress("reading inputs", len(batches), len(batches))
-    return found
+    return sums
 
 
 def collect(
@@ -84,17 +84,17 @@ def collect(
     *,
     save: Save = forget,
 ) -> Statistics:
-    """Return the statistics with the moments of weights over the batches, gone on with from where they end.
+    """Return the statistics with input and gradient moments over the batches, resumed after the last batch.
 
     `save` is called every few seconds and at the end.
     """
     from tnlib_adapters.instrument.weight_inputs import observe
 
-    of = {place.reads: place for place in places.values()}
+    place_of = {place.reads: place for place in places.values()}
     for k in _saving("reading activations", found.n_read, len(batches), progress, lambda: save(found)):
         reads, slopes = observe(model, batches[k], places, _generator(2 * k))
         for key, x in reads.items():
-            _add(found.reads, key, _moments(x, of[key]))
+            _add(found.reads, key, _moments(x, place_of[key]))
         for key, slope in slopes.items():
             _add(found.slopes, key, second_moments(slope.numpy()))
         found.n_read = k + 1
@@ -111,22 +111,22 @@ def measure_gates(
     *,
     save: Save = forget,
 ) -> dict[str, Array]:
-    """Return for every weight the mean square of the derivative by a gate on each of its components.
+    """Return for every weight the mean squared derivative with respect to a gate on each of its components.
 
-    The mean is over texts and probes, or tokens where those are predicted. Half of it is, to lowest order, what
-    dropping the component takes from the cosine of the embeddings, or adds to the divergence of the predictions. Goes
-    on from where `found` ends, and leaves there what it found.
+    The mean is over texts and probes, or over tokens for language models. Half of it is, to lowest order, the loss of
+    cosine similarity of the embeddings, or the increase of the divergence of the predictions, when the component is
+    removed. Resumes after the last batch of `found`, and updates it.
     """
     from tnlib_adapters.instrument.weight_inputs import observe
 
-    sides = {key: _sides(one) for key, one in components.items()}
+    sides = {key: _sides(component) for key, component in components.items()}
     for k in _saving("measuring gates", found.n_weighed, len(batches), progress, lambda: save(found)):
-        reads, seen = observe(model, batches[k], places, _generator(2 * k + 1))
+        reads, gradients = observe(model, batches[k], places, _generator(2 * k + 1))
         for key, (left, right) in sides.items():
             x = reads[places[key].reads]
-            # of a table rows are looked up, some row for -1, where slopes are 0
+            # a table lookup has row -1 at padding, where slopes are 0
             on_left = left[x] if places[key].is_table else x[..., : len(left)] @ left  # b t [m] c
-            slopes = (on_left * (seen[key] @ right.T)).sum(1)  # b [t] c
+            slopes = (on_left * (gradients[key] @ right.T)).sum(1)  # b [t] c
             _add(found.gates, key, slopes.double().square().sum(0).numpy())
         found.n_weighed = k + 1
     count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
@@ -145,15 +145,15 @@ def _saving(stage: str, start: int, total: int, progress: Progress, save: Callab
     progress(stage, total, total)
 
 
-def _add(sums: dict[str, Array], key: str, one: Array) -> None:
+def _add(sums: dict[str, Array], key: str, batch_sum: Array) -> None:
     if key in sums:
-        sums[key] += one
+        sums[key] += batch_sum
     else:
-        sums[key] = one
+        sums[key] = batch_sum
 
 
 def _moments(x: torch.Tensor, place: Place) -> Array:
-    """Return the sum of x x^T over tokens, or, of ids, how often each row of the table comes."""
+    """Return the sum of x x^T over tokens; for token ids, how often each row of the table occurs."""
     if not place.is_table:
         return second_moments(x.numpy())
     ids = x[x >= 0].numpy()
@@ -167,7 +167,7 @@ def _sides(components: Components) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _generator(seed: int) -> torch.Generator:
-    """Return where the probes of one batch come from: of its own, so that it does not matter where one goes on."""
+    """Return the generator for the probes of one batch, seeded per batch so that resuming is reproducible."""
     import torch
 
     return torch.Generator().manual_seed(_SEED + seed)

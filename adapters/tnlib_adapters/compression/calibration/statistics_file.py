@@ -1,4 +1,4 @@
-"""Statistics in a file: whole ones to be used again, others to go on from."""
+"""Save and resume calibration statistics in a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.weight_inputs import Places
 
 _FORMAT, _VERSION = "tnlib statistics", "3"
-_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # that of the activations, and that of sums
+_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
 _BLOCK = 1 << 24
 
 
 def _origin(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> dict[str, str]:
-    """Return what tells statistics from others: digests of the files of weights, of the tokens, and of the keys."""
+    """Return digests that identify statistics: of the weight files, of the tokens, and of the keys."""
     model, text = hashlib.sha256(), hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
@@ -41,7 +41,7 @@ def _origin(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) ->
 
 
 def check_statistics_file(file: Path, out: Path) -> None:
-    """Raise unless statistics may be kept there, before any work."""
+    """Raise if statistics cannot be saved in `file`, before any computation."""
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ArgumentError(
             f"compress: statistics must be a file, to be made in a folder that exists, got {file}; name another."
@@ -56,26 +56,30 @@ def check_statistics_file(file: Path, out: Path) -> None:
 
 
 def resume(file: Path, checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> tuple[Statistics, Save]:
-    """Return the statistics of these weights in a file, new ones where there is none yet, and what puts them there.
+    """Return the statistics of these weights from a file, or new ones if it does not exist, and the save function.
 
     Raises
     ------
     FileFormatError
-        If it is another file, or damaged.
+        If the file has another format, or is damaged.
     ArgumentError
-        If its statistics are those of another model, of another text or of other weights.
+        If its statistics belong to another model, text or choice of weights.
     """
-    of = _origin(checkpoint, batches, places)
-    return _read(file, of, places) if file.exists() else Statistics(), partial(_write, file, of)
+    origin = _origin(checkpoint, batches, places)
+    return _read(file, origin, places) if file.exists() else Statistics(), partial(_write, file, origin)
 
 
-def _read(file: Path, of: Mapping[str, str], places: Places) -> Statistics:
+def _read(file: Path, origin: Mapping[str, str], places: Places) -> Statistics:
     stored = _header(file)
-    for part, other in (("model", "another model"), ("text", "another text"), ("weights", "another choice of what")):
-        if stored.get(part) != of[part]:
+    for part, description in (
+        ("model", "another model"),
+        ("text", "another text"),
+        ("weights", "another choice of what"),
+    ):
+        if stored.get(part) != origin[part]:
             raise ArgumentError(
-                f"compress: statistics must be those of this model on this text, got those of {other} in {file}; name "
-                "another file, or remove it to start anew."
+                f"compress: statistics must be those of this model on this text, got those of {description} in "
+                f"{file}; name another file, or remove it to start anew."
             )
     tensors, _ = read_header(file)
     arrays = {name: info.read() for name, info in tensors.items()}
@@ -83,36 +87,36 @@ def _read(file: Path, of: Mapping[str, str], places: Places) -> Statistics:
         n_read, n_weighed = (int(stored[name]) for name in ("read", "weighed"))
     except (KeyError, ValueError) as problem:
         raise FileFormatError(f"compress: {file} lacks {problem}; remove it and collect again.") from None
-    wanted = [f"reads.{place.reads}" for place in places.values()] + [f"slopes.{key}" for key in places]
-    wanted += [f"gates.{key}" for key in places] if n_weighed else []
-    lacking = [name for name in wanted if name not in arrays]
+    expected = [f"reads.{place.reads}" for place in places.values()] + [f"slopes.{key}" for key in places]
+    expected += [f"gates.{key}" for key in places] if n_weighed else []
+    lacking = [name for name in expected if name not in arrays]
     if lacking:
         raise FileFormatError(f"compress: {file} lacks {lacking[0]!r}; remove it and collect again.")
     reads, slopes, gates = (_below(f"{part}.", arrays) for part in _PARTS)
     return Statistics(reads, slopes, gates, n_read, n_weighed)
 
 
-def _write(file: Path, of: Mapping[str, str], found: Statistics) -> None:
-    """Put statistics into a file in the place of those before: what is there is always whole."""
+def _write(file: Path, origin: Mapping[str, str], statistics: Statistics) -> None:
+    """Write statistics atomically, replacing the previous file."""
     hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     metadata = {
         "format": _FORMAT,
         "version": _VERSION,
-        "read": str(found.n_read),
-        "weighed": str(found.n_weighed),
-        **of,
+        "read": str(statistics.n_read),
+        "weighed": str(statistics.n_weighed),
+        **origin,
     }
     try:
-        for _ in write_tensor_file(hidden, _entries(found), metadata):
+        for _ in write_tensor_file(hidden, _entries(statistics), metadata):
             pass
         hidden.replace(file)
     finally:
         hidden.unlink(missing_ok=True)
 
 
-def _entries(found: Statistics) -> Iterator[Entry]:
+def _entries(statistics: Statistics) -> Iterator[Entry]:
     for part, dtype in _PARTS.items():
-        for key, values in getattr(found, part).items():
+        for key, values in getattr(statistics, part).items():
             yield Entry(f"{part}.{key}", dtype, np.ascontiguousarray(values, STORED_AS[dtype]))
 
 

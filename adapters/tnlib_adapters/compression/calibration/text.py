@@ -1,4 +1,4 @@
-"""Text that a user names."""
+"""Read, split and sample calibration text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tnlib._validate import as_path
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch
 
-_HELD_OUT = 10  # one line in so many
+_HELD_OUT = 10  # one line in 10 is held out
 
 
 def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> str:
@@ -23,7 +23,7 @@ def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> st
     Raises
     ------
     MissingFileError, ArgumentError
-        If there is no such file, it is no text, or there is nothing in it.
+        If there is no such file, it is not UTF-8 text, or it is empty.
     """
     file = as_path(function, parameter, path)
     if not file.is_file():
@@ -41,25 +41,25 @@ def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> st
 
 
 def hold_out(text: str) -> tuple[str, str]:
-    """Return nine tenths of the lines of a text, and the other tenth, drawn at random by a fixed seed."""
+    """Return nine tenths of the lines of a text, and the held-out tenth, sampled with a fixed seed."""
     lines = [line for line in text.splitlines() if line.strip()]
-    block = max(1, len(lines) // 100)  # neighbouring lines stay together, what follows from what is part of a text
+    block = max(1, len(lines) // 100)  # neighbouring lines stay together: context is part of a text
     blocks = [lines[start : start + block] for start in range(0, len(lines), block)]
-    held = set(np.random.default_rng(0).permutation(len(blocks))[: len(blocks) // _HELD_OUT].tolist())
-    used = [line for k, one in enumerate(blocks) if k not in held for line in one]
-    other = [line for k, one in enumerate(blocks) if k in held for line in one]
-    return "\n".join(used), "\n".join(other)
+    held_out = set(np.random.default_rng(0).permutation(len(blocks))[: len(blocks) // _HELD_OUT].tolist())
+    calibration = [line for k, lines_of_block in enumerate(blocks) if k not in held_out for line in lines_of_block]
+    evaluation = [line for k, lines_of_block in enumerate(blocks) if k in held_out for line in lines_of_block]
+    return "\n".join(calibration), "\n".join(evaluation)
 
 
 def some_of(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
-    """Return batches of together about so many tokens, drawn at random by a fixed seed."""
+    """Return batches with about `n_tokens` tokens in total, sampled with a fixed seed."""
     order = np.random.default_rng(0).permutation(len(batches))
     so_far = np.cumsum([batches[k].n_tokens for k in order])
     return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
 
 
 def check_tokens(batches: Sequence[Batch], least: int) -> None:
-    """Raise unless a text has as many tokens as the widest weight has inputs: with fewer, moments say little."""
+    """Raise if a text has fewer tokens than the widest weight has inputs: the moments would be singular."""
     n_tokens = sum(batch.n_tokens for batch in batches)
     if n_tokens < least:
         raise ArgumentError(

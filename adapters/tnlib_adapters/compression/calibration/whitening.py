@@ -1,14 +1,14 @@
-r"""Plain methods made to see the data: what a truncation errs is counted where the layer's inputs are.
+r"""Data-aware (whitened) variants of the plain methods: the truncation error is measured on the layer's inputs.
 
 With C = E[x x^T], the error of a weight on its inputs is
 
     E |x (W - W')|^2 = |C^1/2 (W - W')|^2,
 
-so that the best W' of a rank is C^-1/2 times the truncated C^1/2 W (per matrix; Wang et al., SVD-LLM, ICLR 2025), and
-of the scores x W_Q W_K^T z^T over pairs of inputs drawn independently C^-1/2 [C^1/2 W_Q W_K^T C^1/2]_r C^-1/2 (per
-head). These are the published ways, at home beside the others; `calibrated` goes further. A basis of inputs that W_Q
-and W_K share (`SharedBases`) is found of C^1/2 W_Q and C^1/2 W_K in the same way; a TT-matrix is none any more after a
-product with C^1/2, and is fitted instead (`WeightedTTMatrices`).
+so the best W' of a given rank is C^-1/2 times the truncated C^1/2 W (per matrix; Wang et al., SVD-LLM, ICLR 2025). The
+best approximation of the scores x W_Q W_K^T z^T over independent inputs x, z is C^-1/2 [C^1/2 W_Q W_K^T C^1/2]_r C^-1/2
+(per head). These are the published methods; `calibrated` also uses gradients and a fit. An input basis shared by W_Q
+and W_K (`SharedBases`) is computed from C^1/2 W_Q and C^1/2 W_K. The product of a TT-matrix with C^1/2 is not a
+TT-matrix, so TT-matrices are fitted in the weighted norm instead (`WeightedTTMatrices`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOKENS = 65_536
 
 
 class Whitened:
-    """A method of plain truncation, applied to whitened weights; its factors brought back afterwards."""
+    """A plain truncation method applied to whitened weights, with its factors transformed back."""
 
     def __init__(self, method: str, projections: Projections, sizes: Sizes, inputs: Inputs, *, turned: bool) -> None:
         self._old, self._sizes = projections, sizes
@@ -49,15 +49,15 @@ class Whitened:
         moments = {"x": inputs.x[:-1, :-1]}
         moments |= {"homogeneous": inputs.x} if with_bias else {}
         moments |= {} if heads else {"o": inputs.y}
-        found = {name: triangular_root(one) for name, one in moments.items()}
-        self._root = {name: root for name, (root, _) in found.items()}
-        self._inverse: dict[str, Array] = {name: inverse for name, (_, inverse) in found.items()}
+        roots = {name: triangular_root(matrix) for name, matrix in moments.items()}
+        self._root = {name: root for name, (root, _) in roots.items()}
+        self._inverse: dict[str, Array] = {name: inverse for name, (_, inverse) in roots.items()}
         make = SharedBases if method == "tucker" else (TURNED if turned else METHODS)[method]
         self._inner: Factorised = make(self._whitened(), sizes)
         self.curves, self.fixed = self._inner.curves, self._inner.fixed
 
     def pieces(self, choice: Sequence[int]) -> list[Piece]:
-        """Return the factors at one size per block."""
+        """Return the factors for one size per block."""
         return [self._back(piece) for piece in self._inner.pieces(choice)]
 
     def _whitened(self) -> Projections:
@@ -67,8 +67,8 @@ class Whitened:
             if name == "o":
                 weights[name] = self._root["o"] @ weights[name] if "o" in self._root else weights[name]
             elif name in self._of_heads and name in biases:
-                together = self._root["homogeneous"] @ np.concatenate([weights[name], biases[name][None]])
-                weights[name], biases[name] = together[:-1], together[-1]
+                homogeneous = self._root["homogeneous"] @ np.concatenate([weights[name], biases[name][None]])
+                weights[name], biases[name] = homogeneous[:-1], homogeneous[-1]
             else:
                 weights[name] = self._root["x"] @ weights[name]
         return Projections(weights, biases)
@@ -97,7 +97,7 @@ class Whitened:
 def inputs_of_text(
     checkpoint: Checkpoint, text: str, progress: Progress = quiet, *, what: str = "attention"
 ) -> dict[str, Array]:
-    """Return the moments of what all weights of `what` read when the model runs on a text, by their keys.
+    """Return the input moments of all weights of `what` on a text, by their keys.
 
     Raises
     ------
@@ -117,17 +117,17 @@ def inputs_of_text(
 def factorise_whitened(
     checkpoint: Checkpoint, method: str, inputs: Mapping[str, Array], progress: Progress = quiet
 ) -> Factorisation:
-    """Factorise the attention of every layer where the inputs of its projections are, without gates or a fit."""
+    """Factorise the attention of every layer in the norm of its projection inputs, without gates or a fit."""
     layers: list[Factorised] = []
     for layer in range(checkpoint.n_layers):
-        seen = Inputs(inputs[f"{layer}.x"], inputs[f"{layer}.y"])
+        layer_inputs = Inputs(inputs[f"{layer}.x"], inputs[f"{layer}.y"])
         progress("factorising", layer, checkpoint.n_layers)
         projections = checkpoint.projections(layer)
         if method == "ttm":
-            moments = {name: seen.reads(name, len(weight)) for name, weight in projections.weights.items()}
+            moments = {name: layer_inputs.reads(name, len(weight)) for name, weight in projections.weights.items()}
             layers.append(WeightedTTMatrices(projections, moments))
         else:
-            layers.append(Whitened(method, projections, checkpoint.sizes, seen, turned=turns(checkpoint)))
+            layers.append(Whitened(method, projections, checkpoint.sizes, layer_inputs, turned=turns(checkpoint)))
     progress("factorising", checkpoint.n_layers, checkpoint.n_layers)
     n_before = sum(count_attention(checkpoint))
     return Factorisation(method, layers, n_before, measure_of_text(checkpoint), foretells=False)

@@ -1,4 +1,4 @@
-"""Comparison of methods at several sizes."""
+"""Comparison of compression methods at several sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method at several fractions, measured layer by layer."""
+"""Compare methods at several fractions by operator errors, layer by layer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tnlib_adapters.factors.projections import Projections
 class Row:
     """One method at one fraction on one layer.
 
-    Errors are relative Frobenius errors of all heads' operators together, biases included. `seconds` is the time
-    of the factorisation plus that of choosing the factors at this fraction, shared out over layers.
+    Errors are relative Frobenius errors over the operators of all heads, biases included. `seconds` is the time of the
+    factorisation plus that of the rank selection at this fraction, divided by the number of layers.
     """
 
     method: str
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison, and why anything is missing from it."""
+    """Rows of a comparison, and reasons for missing rows."""
 
     rows: list[Row]
     refused: dict[str, str]
@@ -51,7 +51,7 @@ class Comparison:
         write_rows(file, Row, self.rows)
 
     def table(self) -> Table:
-        """Return a title, the columns, and the cells of all rows, one group for a method at one fraction."""
+        """Return title, columns, and cells of all rows, grouped by method and fraction."""
 
         def cells(row: Row) -> list[str]:
             errors = (f"{row.qk_error:.4f}", f"{row.ov_error:.4f}")
@@ -65,14 +65,14 @@ class Comparison:
 def compare(
     checkpoint: Checkpoint, keeps: Sequence[float], methods: Sequence[str] = (), progress: Progress = quiet
 ) -> Comparison:
-    """Run methods (all of them by default) at several fractions of the attention's numbers.
+    """Measure methods (default: all) at several fractions of the attention parameters.
 
-    Factors are measured as they are computed, before they are rounded to the dtype of a file.
+    Factors are measured before they are rounded to the dtype of a file.
 
     Raises
     ------
     ArgumentError
-        If a fraction or a method is off, or no method can run on this model at any of the fractions.
+        If a fraction or a method is invalid, or no method can run on this model at any of the fractions.
     """
     if not keeps:
         raise ArgumentError("compare: keeps must hold at least one fraction, got none; pass for example [0.5].")
@@ -84,25 +84,25 @@ def compare(
     for method in methods:
         check_runs("compare", checkpoint, method)
     originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
-    candidates = [Candidate(one, one, functools.partial(factorise, checkpoint, one)) for one in methods or METHODS]
+    candidates = [Candidate(name, name, functools.partial(factorise, checkpoint, name)) for name in methods or METHODS]
     measure = functools.partial(_measure, checkpoint, originals)
     rows, refused = try_all(checkpoint, candidates, keeps, measure, progress)
     if not rows:
-        reasons = "; ".join(f"{what}: {reason.rstrip('.')}" for what, reason in refused.items())
+        reasons = "; ".join(f"{trial}: {reason.rstrip('.')}" for trial, reason in refused.items())
         raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
     return Comparison(rows, refused)
 
 
 def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], tried: Tried) -> list[Row]:
-    """Return a row for every layer."""
+    """Return one row per layer."""
     seconds = (tried.factorising + tried.planning) / checkpoint.n_layers
     rows, numbers = [], count_attention(checkpoint)
     for layer, (before, pieces) in enumerate(zip(originals, tried.plan.layers, strict=True)):
         after = before.updated(expand(pieces, checkpoint.sizes))
-        old, new = (
-            as_attention(one, checkpoint.sizes, scale=1.0) for one in (before, after)
-        )  # no operator has a scale
-        _, qk, ov = compare_layer(layer, old, new)
+        original, compressed = (
+            as_attention(projections, checkpoint.sizes, scale=1.0) for projections in (before, after)
+        )  # operators exclude the score scale
+        _, qk, ov = compare_layer(layer, original, compressed)
         n_after = tried.plan.layer_numbers[layer]
         rows.append(Row(tried.name, tried.keep, layer, qk, ov, numbers[layer], n_after, seconds))
     return rows

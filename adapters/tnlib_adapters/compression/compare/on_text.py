@@ -1,4 +1,4 @@
-"""Methods side by side on the user's own text: what each costs there at several fractions, in numbers and in bytes."""
+"""Compare methods at several fractions by their error on held-out text, in numbers and in bytes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ROWS = {
     **{name: method for method in WHITENED for name in (method, f"{method}, whitened")},
     "calibrated": "calibrated",
 }
-# plain rounding of all weights, the rival of every method: name -> bits
+# plain rounding of all weights, the baseline of every method: name -> bits
 ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
 
 
 @dataclass(frozen=True)
 class TextComparison:
-    """The rows, what their errors are, and why anything is missing."""
+    """Rows of a comparison, their error measure, and reasons for missing rows."""
 
     measure: str
     rows: list[TextRow]
@@ -48,7 +48,7 @@ class TextComparison:
 
     @property
     def by_method(self) -> dict[str, list[TextRow]]:
-        """The other rows of every method, by numbers kept."""
+        """The other rows by method, sorted by numbers kept."""
         names = dict.fromkeys(row.method for row in self.rows if row.method not in ROUNDED)
         return {
             name: sorted((row for row in self.rows if row.method == name), key=lambda row: row.kept) for name in names
@@ -59,7 +59,7 @@ class TextComparison:
         write_rows(file, TextRow, self.rows)
 
     def table(self) -> Table:
-        """Return a title, the columns, and the cells of all rows, one group for a method."""
+        """Return title, columns, and cells of all rows, grouped by method."""
 
         def cells(row: TextRow) -> list[str]:
             worst = "" if row.worst is None else f"{row.worst:.2g}"
@@ -79,12 +79,12 @@ def compare_on_text(
     methods: Sequence[str] = (),
     progress: Progress = quiet,
 ) -> TextComparison:
-    """Run the methods of `ROWS`, or those of some names, at several fractions; all but a tenth of the text is seen.
+    """Measure the methods of `ROWS`, or some of them, at several fractions; a tenth of the text is held out.
 
     Raises
     ------
     ArgumentError
-        If a fraction or a method is off, the text is too short, or the model cannot be calibrated.
+        If a fraction or a method is invalid, the text is too short, or the model cannot be calibrated.
     """
     from tnlib_adapters.instrument.running_model import open_running
 
@@ -98,16 +98,20 @@ def compare_on_text(
             )
     check_uncompressed("compare", checkpoint)
     check_reads_text("compare", checkpoint)
-    for method in methods:  # one that was not asked for is left out instead
+    for method in methods:  # raises for a requested method; others are skipped later
         check_runs("compare", checkpoint, method)
-    seen, held = hold_out(text)
-    if not held:
+    calibration_text, held_out = hold_out(text)
+    if not held_out:
         raise ArgumentError(
-            "compare: the text of calibrate must have at least ten lines, because a tenth is for measuring; add text."
+            "compare: the text of calibrate must have at least ten lines, because a tenth is held out; add text."
         )
     folder = checkpoint.folder.path
-    bench = Bench(checkpoint, open_running(folder), open_running(folder), held)
-    candidates = [one for one in _candidates(checkpoint, seen, progress) if not methods or one.method in methods]
+    bench = Bench(checkpoint, open_running(folder), open_running(folder), held_out)
+    candidates = [
+        candidate
+        for candidate in _candidates(checkpoint, calibration_text, progress)
+        if not methods or candidate.method in methods
+    ]
     rows, refused = try_all(
         checkpoint, candidates, keeps, lambda tried: [bench.measure(tried, tried.factorising / len(keeps))], progress
     )
@@ -116,18 +120,18 @@ def compare_on_text(
 
 
 def _candidates(checkpoint: Checkpoint, text: str, progress: Progress) -> Iterator[Candidate]:
-    """Yield what makes every row."""
+    """Yield the candidate of every row."""
 
     @functools.cache
     def inputs() -> dict[str, Array]:
         return inputs_of_text(checkpoint, text, progress)
 
-    def make(name: str, method: str, shown: Progress) -> Factorisation:
+    def make(name: str, method: str, report: Progress) -> Factorisation:
         if method == "calibrated":
-            return factorise_calibrated(checkpoint, text, shown)
+            return factorise_calibrated(checkpoint, text, report)
         if name == method:
-            return factorise(checkpoint, method, shown)
-        return factorise_whitened(checkpoint, method, inputs(), shown)
+            return factorise(checkpoint, method, report)
+        return factorise_whitened(checkpoint, method, inputs(), report)
 
     for name, method in ROWS.items():
         yield Candidate(name, method, functools.partial(make, name, method))

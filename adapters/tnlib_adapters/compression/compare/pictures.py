@@ -1,4 +1,4 @@
-"""Pictures of comparisons, drawn with matplotlib."""
+"""Matplotlib pictures of comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HUES = {"matrix": "#0072b2", "ttm": "#e69f00", "tucker": "#c0504d", "heads": "#
 
 
 def draw_by_layer(comparison: Comparison) -> Figure:
-    """Draw error against numbers, a line per method through the mean over layers, and a dot per layer."""
+    """Draw error against numbers, one line per method through the mean over layers, one dot per layer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -23,8 +23,10 @@ def draw_by_layer(comparison: Comparison) -> Figure:
     for ax, name in zip(axes, ("qk_error", "ov_error"), strict=True):
         for method in dict.fromkeys(row.method for row in comparison.rows):
             mine = [row for row in comparison.rows if row.method == method]
-            kept, mean = zip(*[_mean(mine, keep, name) for keep in sorted({row.keep for row in mine})], strict=True)
-            (line,) = ax.plot(kept, mean, "o-", ms=5, label=method)
+            fractions, mean = zip(
+                *[_mean(mine, keep, name) for keep in sorted({row.keep for row in mine})], strict=True
+            )
+            (line,) = ax.plot(fractions, mean, "o-", ms=5, label=method)
             each = [row.n_after / row.n_before for row in mine], [getattr(row, name) for row in mine]
             ax.plot(*each, ".", ms=4, alpha=0.35, color=line.get_color())
         ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the numbers kept", ylim=(0, 1.05))
@@ -35,14 +37,14 @@ def draw_by_layer(comparison: Comparison) -> Figure:
 
 
 def _mean(rows: Sequence[Row], keep: float, name: str) -> tuple[float, float]:
-    """Return the fraction that all layers keep together, and the mean of their errors."""
+    """Return the fraction kept over all layers, and the mean of their errors."""
     mine = [row for row in rows if row.keep == keep]
-    kept = sum(row.n_after for row in mine) / sum(row.n_before for row in mine)
-    return kept, sum(getattr(row, name) for row in mine) / len(mine)
+    fraction = sum(row.n_after for row in mine) / sum(row.n_before for row in mine)
+    return fraction, sum(getattr(row, name) for row in mine) / len(mine)
 
 
 def draw_on_text(found: TextComparison) -> Figure:
-    """Draw error against numbers kept, and against the bytes of the attention, factors as they are and in int8."""
+    """Draw error against numbers kept, and against attention bytes, with factors as stored and in int8."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -68,7 +70,7 @@ def draw_on_text(found: TextComparison) -> Figure:
 
 
 def _style(row: str) -> dict[str, Any]:
-    """Return how the line of a row looks: a hue for every method, pale without a text, heavy with a fit."""
+    """Return line properties: hue by method, pale without a text, thick with fine-tuning."""
     method, _, whitened = row.partition(", ")
     fitted = method == "calibrated"
     return {

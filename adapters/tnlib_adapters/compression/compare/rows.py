@@ -1,4 +1,4 @@
-"""Rows of a comparison: as a file, and in groups for a terminal."""
+"""Write rows of a comparison as CSV, and group them for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Table = tuple[str, list[str], list[list[list[str]]]]  # title, columns, groups o
 
 
 def write_rows(file: Path, kind: type, rows: Sequence[Any]) -> None:
-    """Write one line per row, with the names of its fields above."""
+    """Write one line per row, with a header of field names."""
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow([field.name for field in fields(kind)])
@@ -23,8 +23,8 @@ def write_rows(file: Path, kind: type, rows: Sequence[Any]) -> None:
 def grouped(
     rows: Sequence[Row], group: Callable[[Row], Hashable], cells: Callable[[Row], list[str]]
 ) -> list[list[list[str]]]:
-    """Return the cells of all rows, those of one group together, groups in the order in which they begin."""
-    found: dict[Hashable, list[list[str]]] = {}
+    """Return the cells of all rows by group, groups in order of first appearance."""
+    groups: dict[Hashable, list[list[str]]] = {}
     for row in rows:
-        found.setdefault(group(row), []).append(cells(row))
-    return list(found.values())
+        groups.setdefault(group(row), []).append(cells(row))
+    return list(groups.values())

@@ -1,4 +1,4 @@
-"""Methods tried at several fractions: what a model cannot run, or a fraction rules out, is left out with a reason."""
+"""Run candidate methods at several fractions and record refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Tried:
-    """A method by the name of its row at one fraction: what it was factorised into, and the plan; both with seconds."""
+    """A row name, fraction, factorisation and plan, with the seconds of both."""
 
     name: str
     keep: float
@@ -31,7 +31,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The name of a row, the method that the model must be able to run for it, and what factorises by it."""
+    """A row name, the method the model must support, and the function that factorises."""
 
     name: str
     method: str
@@ -45,27 +45,29 @@ def try_all(
     measure: Callable[[Tried], Sequence[Row]],
     progress: Progress,
 ) -> tuple[list[Row], dict[str, str]]:
-    """Factorise by every candidate and measure it at every fraction; return the rows, and why others are missing."""
+    """Factorise by every candidate, measure at every fraction, and return the rows and reasons for missing ones."""
     rows: list[Row] = []
     refused: dict[str, str] = {}
-    for one in candidates:
-        shown = _named(progress, one.name)
+    for candidate in candidates:
+        named_progress = _named(progress, candidate.name)
         try:
-            check_runs("compare", checkpoint, one.method)
+            check_runs("compare", checkpoint, candidate.method)
         except ArgumentError as problem:
-            refused[one.name] = _reason(problem)
+            refused[candidate.name] = _reason(problem)
             continue
         started = time.perf_counter()
-        found = one.factorise(shown)
+        factorisation = candidate.factorise(named_progress)
         factorising = time.perf_counter() - started
         for keep in keeps:
             started = time.perf_counter()
             try:
-                plan = found.plan(keep, shown)
+                plan = factorisation.plan(keep, named_progress)
             except ArgumentError as problem:
-                refused[f"{one.name} at {keep:g}"] = _reason(problem)
+                refused[f"{candidate.name} at {keep:g}"] = _reason(problem)
                 continue
-            rows += measure(Tried(one.name, keep, found, plan, factorising, time.perf_counter() - started))
+            rows += measure(
+                Tried(candidate.name, keep, factorisation, plan, factorising, time.perf_counter() - started)
+            )
     return rows, refused
 
 
@@ -74,4 +76,4 @@ def _named(progress: Progress, name: str) -> Progress:
 
 
 def _reason(problem: ArgumentError) -> str:
-    return str(problem).partition(": ")[2]  # without the name of a function
+    return str(problem).partition(": ")[2]  # drop the function name

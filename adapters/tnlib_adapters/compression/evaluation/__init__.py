@@ -1,1 +1,1 @@
-"""Errors of a compression: of operators, of outputs and on text."""
+"""Error measures of compressed models: operator errors, and errors on text."""

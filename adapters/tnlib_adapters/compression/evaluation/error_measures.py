@@ -1,4 +1,4 @@
-"""What an error is, and what a method says of it before anything is written."""
+"""Error measures of compressed models, and error forecasts of factorisations."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.checkpoints.residual_stream import unembedding
 
-# what an error is: without a text the root mean square over blocks, see `measured_error`; with one, of the model
+# error measures: without a text the root mean square over blocks, see `measured_error`; with a text, of model outputs
 RELATIVE = "relative error"
 COSINE = "1 - cosine"
 DIVERGENCE = "divergence (nats a token)"
 
 
 def measure_of_text(checkpoint: Checkpoint) -> str:
-    """Return what an error of this model is on a text: of its predictions, or of its embeddings if it has none."""
+    """Return the error measure of this model on a text: of its predictions, or of its embeddings if it has none."""
     return COSINE if unembedding(checkpoint) is None else DIVERGENCE
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The error that a factorisation predicts at one size and at all others, without a fit.
+    """Error that a factorisation predicts, at one size and along its whole curve, without fine-tuning.
 
     Parameters
     ----------
     measure
-        What the error is: `RELATIVE`, `COSINE` or `DIVERGENCE`.
+        Error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`.
     error
-        At the size that was chosen; None where the method cannot tell before it has fitted.
+        At the chosen size; None if the method cannot predict it before the fit.
     kept, errors
-        The same along the whole curve, fractions of the numbers ascending.
+        The curve: fractions of the numbers, ascending, and errors.
     """
 
     measure: str = RELATIVE

@@ -1,4 +1,4 @@
-"""What a compression costs on text: embeddings or predictions of two checkpoints, compared."""
+"""Evaluate two checkpoints on a text: cosine similarity of embeddings, or perplexity and divergence."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How far two models lie apart on one text.
+    """Comparison of the outputs of two models on one text.
 
     Parameters
     ----------
     n_texts, n_tokens
-        How much was compared.
+        Number of compared texts and tokens.
     cosine
-        Of the two embeddings of every text, for models that embed; None for models that predict.
+        Cosine similarity of the two embeddings of every text, for embedding models; None for language models.
     perplexity_before, perplexity_after, divergence
-        For models that predict: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
-        predictions in nats a token.
+        For language models: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
+        predictions in nats per token.
 
     Examples
     --------
@@ -50,13 +50,13 @@ class Evaluation:
 
     @property
     def error(self) -> float:
-        """1 - the mean cosine, or the divergence: 0 where the models agree."""
+        """1 - mean cosine similarity, or the divergence; 0 for equal outputs."""
         if self.cosine is not None:
             return 1 - float(self.cosine.mean(dtype=np.float64))
         return float(self.divergence or 0.0)
 
     def measures(self) -> dict[str, float]:
-        """Return the numbers by name."""
+        """Return the measures by name."""
         if self.cosine is not None:
             low = float(np.percentile(self.cosine, 5))
             return {
@@ -64,12 +64,12 @@ class Evaluation:
                 "cosine, lowest 5 %": low,
                 "cosine, worst": float(self.cosine.min()),
             }
-        found = {
+        values = {
             "perplexity, before": self.perplexity_before,
             "perplexity, after": self.perplexity_after,
             "divergence (nats a token)": self.divergence,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def evaluate(
@@ -84,16 +84,16 @@ def evaluate(
     Parameters
     ----------
     before, after
-        Folders of two checkpoints of one architecture, each with its tokenizer.
+        Checkpoint folders of one architecture, each with its tokenizer.
     text
-        File in UTF-8. Models that embed texts take every line for itself; models that predict tokens take windows.
+        File in UTF-8. Embedding models take each line as a text; language models take windows of the tokens.
     progress
-        Called with (stage, done, total).
+        Called as progress(stage, done, total).
 
     Raises
     ------
     ArgumentError, MissingFileError, FileFormatError
-        If a file is missing or no text, or the models do not fit together.
+        If a file is missing or is not text, or the models do not match.
     """
     from tnlib_adapters.instrument.running_model import open_running
 
@@ -120,19 +120,19 @@ def evaluate_running(before: RunningModel, after: RunningModel, text: str, progr
     for done, batch in enumerate(batches):
         progress("running both models", done, len(batches))
         with torch.no_grad():
-            one, two = before(batch), after(batch)
+            outputs_before, outputs_after = before(batch), after(batch)
             if not before.predicts:
-                cosines.append((one * two).sum(-1).numpy())
+                cosines.append((outputs_before * outputs_after).sum(-1).numpy())
                 continue
-            logs = [out.log_softmax(-1)[:, :-1].double() for out in (one, two)]
+            logs = [out.log_softmax(-1)[:, :-1].double() for out in (outputs_before, outputs_after)]
             next_ids, valid = batch.ids[:, 1:, None], batch.valid[:, 1:]
             losses = [-log.gather(-1, next_ids)[..., 0][valid].sum().item() for log in logs]
-            apart = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[valid].sum().item()
-            sums += [*losses, apart]
+            divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[valid].sum().item()
+            sums += [*losses, divergence]
             n_predicted += int(valid.sum())
     progress("running both models", len(batches), len(batches))
     n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)
     if not before.predicts:
         return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
-    loss_before, loss_after, apart = (sums / n_predicted).tolist()
-    return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), apart)
+    loss_before, loss_after, divergence = (sums / n_predicted).tolist()
+    return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)

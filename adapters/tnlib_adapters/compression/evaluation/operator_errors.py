@@ -1,4 +1,4 @@
-"""How far the QK and OV operators of two layers lie apart, biases included."""
+"""Relative errors of the QK and OV operators between two layers, biases included."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def compare_layer(
     after: Attention,
     kept: Sequence[tuple[int | None, int | None]] | None = None,
 ) -> tuple[list[HeadReport], float, float]:
-    """Return the report of every head, and the errors of all QK and of all OV operators of the layer together."""
+    """Return the report of every head, and the errors over all QK and over all OV operators of the layer."""
     heads, totals = [], np.zeros((2, 2))  # (qk, ov) x (squared difference, squared norm)
     for head in range(before.n_heads):
         errors, spectra = [], []
         for kind in (0, 1):
-            a, b = (one.ov(head) if kind else _qk(one, head) for one in (before, after))
-            spectrum = product_svd(a.left.astype(np.float64), a.right.astype(np.float64))[1]  # products leave float32
+            a, b = (attention.ov(head) if kind else _qk(attention, head) for attention in (before, after))
+            spectrum = product_svd(a.left.astype(np.float64), a.right.astype(np.float64))[1]  # product exceeds float32
             difference, size = _difference(a, b), float(np.linalg.norm(spectrum))
             totals[kind] += difference**2, size**2
             errors.append(difference / size if size > 0 else 0.0)
@@ -37,11 +37,11 @@ def compare_layer(
 
 
 def _qk(layer: Attention, head: int) -> LowRank:
-    """Return the QK operator, at distance 0 where it depends on it, without the divisions by norms of heads."""
+    """Return the QK operator, at distance 0 if it depends on distance, without the divisions by head norms."""
     return (layer if layer.head_norm is None else layer.numerator()).qk(head, distance=0)
 
 
 def _difference(a: LowRank, b: LowRank) -> float:
-    """Return norm(a - b) from the stacked factors, so that close operators do not cancel."""
+    """Return norm(a - b) from the stacked factors, without cancellation for close operators."""
     left = np.concatenate([a.left, -b.left], axis=1, dtype=np.float64)
     return LowRank(left, np.concatenate([a.right, b.right], dtype=np.float64)).norm()

@@ -1,4 +1,4 @@
-"""What a compression does to the model as a whole: on the text of a built-in model, or on one that is held out."""
+"""Quality of a compressed model as a whole: on the task of a built-in model, or on held-out text."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SEQUENCES = 200
 
 
 def _loss_on_repeats(checkpoint: Checkpoint) -> float:
-    """Return the loss in nats on the predictable part of sequences that the training never saw."""
+    """Return the loss in nats on the predictable part of held-out sequences."""
     tokens, repeated = repeated_segments(_SEQUENCES, rng=np.random.default_rng(2_000_000))
     return loss(checkpoint, tokens, repeated)
 
 
-# model type -> what to call the measure, and the measure
+# model type -> (label, measure)
 _MEASURES: Mapping[str, tuple[str, Callable[[Checkpoint], float]]] = {
     ATTENTION_ONLY.model_type: ("loss on repeated segments (nats)", _loss_on_repeats),
 }
 
 
 def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
-    """Return named measures of both checkpoints; {} where no text of the model is at hand."""
+    """Return named measures of both checkpoints; {} if the model is not built in."""
     if before.architecture.model_type not in _MEASURES:
         return {}
     name, measure = _MEASURES[before.architecture.model_type]
@@ -42,27 +42,27 @@ def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OnText:
-    """A compressed model, and the original with its weights rounded to int8, each beside the original on a text."""
+    """Outputs of the compressed model, and of the original rounded to int8, compared with the original on a text."""
 
     after: Evaluation
     rounded: Evaluation
 
     def measures(self, forecast: Forecast) -> dict[str, float]:
-        """Return the numbers of the compressed model by name, and what was predicted of them."""
-        found = {f"{name}, on held-out text": value for name, value in self.after.measures().items()}
+        """Return the measures of the compressed model by name, and their predictions."""
+        values = {f"{name}, on held-out text": value for name, value in self.after.measures().items()}
         if forecast.error is not None:
             name, value = (
                 ("divergence", forecast.error) if self.after.cosine is None else ("cosine", 1 - forecast.error)
             )
-            found[f"{name}, predicted without the fit"] = value
-        return found
+            values[f"{name}, predicted without the fit"] = value
+        return values
 
 
 def measure_on_text(before: Checkpoint, after: Checkpoint, what: str, text: str, progress: Progress) -> OnText:
-    """Run both checkpoints, and the first with what is compressed rounded to int8, on a text."""
+    """Evaluate the compressed checkpoint, and the original with the compressed part in int8, against the original."""
     from tnlib_adapters.instrument.running_model import open_running
 
-    original, smaller = (open_running(one.folder.path) for one in (before, after))
-    found = evaluate_running(original, smaller, text, progress)
+    original, smaller = (open_running(checkpoint.folder.path) for checkpoint in (before, after))
+    evaluation = evaluate_running(original, smaller, text, progress)
     rounded = round_weights(open_running(before.folder.path), what, names_of(before, what))
-    return OnText(found, evaluate_running(original, rounded, text, progress))
+    return OnText(evaluation, evaluate_running(original, rounded, text, progress))

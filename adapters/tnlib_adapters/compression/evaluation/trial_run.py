@@ -1,4 +1,4 @@
-"""Factors put into a running model, and what that costs on a text, in bytes and in quality."""
+"""Trial of factors in a running model: error on a text, and bytes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Pieces = Sequence[Sequence[Piece]]
 
 @dataclass(frozen=True)
 class TextRow:
-    """One method at one fraction, measured on text that no method has seen.
+    """One method at one fraction, measured on held-out text.
 
-    `error` is 1 - the mean cosine, or the divergence in nats a token; `worst` that of the worst text, where texts are
-    embedded. Bytes are those of the attention alone, with factors in the dtype of the weights and in int8.
+    `error` is 1 - the mean cosine similarity, or the divergence in nats per token; `worst` is the largest error of a
+    single text, for embedding models. Bytes are of the attention alone, with factors in the dtype of the weights and in
+    int8.
     """
 
     method: str
@@ -42,7 +43,7 @@ class TextRow:
 
 @dataclass(frozen=True)
 class Bench:
-    """Two running models, one as it came and one to put factors into, and the text to compare them on."""
+    """Two running models, the original and one to install factors into, and the text to compare them on."""
 
     checkpoint: Checkpoint
     before: RunningModel
@@ -51,35 +52,38 @@ class Bench:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of the attention as it came."""
+        """Bytes of the attention in the original."""
         return stored_bytes(self.checkpoint)[0]["attention"]
 
     def rounded(self, name: str, bits: int) -> TextRow:
-        """Return the row of all weights rounded as they are, a scale for every output."""
+        """Return the row of plain rounding of all weights, with one scale per output."""
         from tnlib_adapters.instrument.running_model import open_running
 
         started = time.perf_counter()
         model = round_weights(open_running(self.checkpoint.folder.path), bits=bits)
-        found, size = evaluate_running(self.before, model, self.text), plain_bytes(self.checkpoint, bits=bits)
-        worst = None if found.cosine is None else 1 - float(found.cosine.min())
-        return TextRow(name, 1.0, 1.0, size, found.error, worst, size, found.error, time.perf_counter() - started)
+        evaluation, size = evaluate_running(self.before, model, self.text), plain_bytes(self.checkpoint, bits=bits)
+        worst = None if evaluation.cosine is None else 1 - float(evaluation.cosine.min())
+        return TextRow(
+            name, 1.0, 1.0, size, evaluation.error, worst, size, evaluation.error, time.perf_counter() - started
+        )
 
     def measure(self, tried: Tried, factorising: float) -> TextRow:
-        """Return the row of a plan, its factors as they are and rounded; `factorising` is its part of those seconds."""
+        """Return the row of a plan, with factors as stored and in int8; `factorising` is its share of those seconds."""
         pieces, layers = tried.plan.layers, tried.found.layers
         width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
         fixed = width * sum(layer.fixed for layer in layers)
         stored = [piece.parts(in_int8=True) for layer in pieces for piece in layer]
-        found = self._run(pieces)
+        evaluation = self._run(pieces)
         rounded = self._run([[piece.rounded() for piece in layer] for layer in pieces])
         return TextRow(
             method=tried.name,
             keep=tried.keep,
             kept=tried.plan.kept,
             n_bytes=fixed + width * sum(a.size for layer in pieces for piece in layer for a in piece.arrays.values()),
-            error=found.error,
-            worst=None if found.cosine is None else 1 - float(found.cosine.min()),
-            n_bytes_int8=fixed + sum(a.nbytes if own else width * a.size for one in stored for a, own in one.values()),
+            error=evaluation.error,
+            worst=None if evaluation.cosine is None else 1 - float(evaluation.cosine.min()),
+            n_bytes_int8=fixed
+            + sum(a.nbytes if is_own else width * a.size for arrays in stored for a, is_own in arrays.values()),
             error_int8=rounded.error,
             seconds=factorising + tried.planning,
         )

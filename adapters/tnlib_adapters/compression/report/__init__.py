@@ -1,4 +1,4 @@
-"""Report of a compression, as data, on a page and in the terminal."""
+"""Compression report: data, HTML page and terminal output."""
 
 from __future__ import annotations
 

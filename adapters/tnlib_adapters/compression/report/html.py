@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing but themselves: one style, tables, pictures as SVG."""
+"""Self-contained HTML pages: style sheet, tables, inline SVG figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ svg { max-width: 100%; height: auto } p { max-width: 46rem }
 
 
 def page(title: str, body: Sequence[str], style: str = "") -> str:
-    """Return a whole page; `title` is escaped here, the pieces of `body` by those who made them."""
+    """Return an HTML page; `title` is escaped here, `body` must be escaped by the caller."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}{style}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
 
@@ -35,15 +35,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a figure as an element whose ids begin with `name`, which no other picture on the page has."""
+    """Return a figure as an svg element whose ids start with `name`, which must be unique on the page."""
     import matplotlib as mpl
 
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context({"svg.hashsalt": "tnlib"}):  # the same figure is the same text
+    with mpl.rc_context({"svg.hashsalt": "tnlib"}):  # reproducible ids
         figure.savefig(out, format="svg", metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    named = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an id that nothing needs
-    text = re.sub(r' id="([^"]*)"', lambda one: f' id="{name}-{one[1]}"' if one[1] in named else "", text)
+    referenced = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an id that nothing needs
+    text = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in referenced else "", text)
     return re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)

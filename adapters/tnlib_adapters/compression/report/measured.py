@@ -1,4 +1,4 @@
-"""A report, measured on what was written."""
+"""Build the compression report by measuring the written checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measured_report(
     progress: Progress,
     started: float,
 ) -> Report:
-    """Return the report of a compression that began at `started`, with what was found of the model as a whole."""
+    """Return the report of a compression that began at `started`, with quality measures of the whole model."""
     layers, heads = _compare_layers(before, after, plan, progress)
     names = names_of(before, request.what)
     bytes_before, n_other = stored_bytes(before, request.what, names)
@@ -76,62 +76,62 @@ def _compare_layers(
     for layer, pieces in enumerate(plan.layers):
         progress("measuring errors", layer, before.n_layers)
         ranks = _ranks(pieces, before.sizes.n_heads)
-        found, qk, ov = compare_layer(layer, before.attention(layer), after.attention(layer), ranks)
-        worst = max(max(head.qk_error, head.ov_error) for head in found)
+        reports, qk, ov = compare_layer(layer, before.attention(layer), after.attention(layer), ranks)
+        worst = max(max(head.qk_error, head.ov_error) for head in reports)
         n_after = plan.layer_numbers[layer] if pieces else numbers[layer]
         layers.append(LayerReport(layer, qk, ov, worst, numbers[layer], n_after))
-        heads += found
+        heads += reports
     progress("measuring errors", before.n_layers, before.n_layers)
     return layers, heads
 
 
 def _ranks(pieces: Sequence[Piece], n_heads: int) -> list[tuple[int | None, int | None]]:
-    """Return each query head's QK and OV rank where the factors are per head."""
-    found: dict[str, list[int | None]] = {"qk": [None] * n_heads, "vo": [None] * n_heads}
+    """Return each query head's QK and OV rank if the factors are per head, else None."""
+    ranks: dict[str, list[int | None]] = {"qk": [None] * n_heads, "vo": [None] * n_heads}
     for piece in pieces:
         if piece.ranks:
-            found[piece.of] = [rank for rank in piece.ranks for _ in range(n_heads // len(piece.ranks))]
-    return list(zip(found["qk"], found["vo"], strict=True))
+            ranks[piece.of] = [rank for rank in piece.ranks for _ in range(n_heads // len(piece.ranks))]
+    return list(zip(ranks["qk"], ranks["vo"], strict=True))
 
 
 def measured_error(before: Checkpoint, after: Checkpoint, plan: Plan, heads: Sequence[HeadReport]) -> float | None:
-    """Return the root mean square over blocks of the relative error, as a plan without a text predicts it.
+    """Return the root mean square over blocks of the relative error, the quantity that a plan without text predicts.
 
-    Blocks are what the method truncates as one: operators of heads, or the weights that a piece stands for. None after
-    a plan with a text.
+    A block is a unit of truncation: the operators of a head, or the weights that a piece replaces. None for a plan with
+    a text.
     """
     if plan.forecast.measure != RELATIVE:
         return None
     n_groups, per_layer = before.sizes.kv_heads, before.sizes.n_heads
     squares: list[float] = []
     for layer, pieces in enumerate(plan.layers):
-        found = heads[layer * per_layer : (layer + 1) * per_layer]
-        old, new = (one.projections(layer).weights for one in (before, after))
+        layer_heads = heads[layer * per_layer : (layer + 1) * per_layer]
+        old, new = (checkpoint.projections(layer).weights for checkpoint in (before, after))
         for piece in pieces:
             if piece.of in ("qk", "vo"):
                 size = per_layer // n_groups
-                squares += [_of_group(found[k * size : (k + 1) * size], piece.of) for k in range(n_groups)]
+                squares += [_of_group(layer_heads[k * size : (k + 1) * size], piece.of) for k in range(n_groups)]
             else:
                 squares.append(_of_weights(old, new, piece.of))
     for piece in plan.modules:
-        one, other = ({"w": checkpoint.read(f"{piece.of}.weight")} for checkpoint in (before, after))
-        squares.append(_of_weights(one, other, "w"))
+        original, compressed = ({"w": checkpoint.read(f"{piece.of}.weight")} for checkpoint in (before, after))
+        squares.append(_of_weights(original, compressed, "w"))
     return float(np.sqrt(np.mean(squares)))
 
 
-def _of_group(heads: Sequence[HeadReport], of: str) -> float:
-    """Return the squared relative error of the operators of all query heads that share a key and value head."""
-    found = [(h.qk_error, h.qk_spectrum) if of == "qk" else (h.ov_error, h.ov_spectrum) for h in heads]
-    sizes = np.array([np.linalg.norm(spectrum) for _, spectrum in found])
+def _of_group(heads: Sequence[HeadReport], operator: str) -> float:
+    """Return the squared relative error of the operators of all query heads of one key and value head."""
+    errors = [(h.qk_error, h.qk_spectrum) if operator == "qk" else (h.ov_error, h.ov_spectrum) for h in heads]
+    sizes = np.array([np.linalg.norm(spectrum) for _, spectrum in errors])
     largest = float(sizes.max())
     if largest == 0:
         return 0.0
     shares = (sizes / largest) ** 2
-    return float(np.sum([error**2 for error, _ in found] * shares) / np.sum(shares))
+    return float(np.sum([error**2 for error, _ in errors] * shares) / np.sum(shares))
 
 
-def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], of: str) -> float:
-    """Return the squared relative error of these projections together."""
-    size = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64)) for name in of])
-    apart = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64) - new[name]) for name in of])
-    return float((apart / size) ** 2) if size > 0 else 0.0
+def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], names: str) -> float:
+    """Return the squared relative error of these projections, concatenated."""
+    size = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64)) for name in names])
+    distance = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64) - new[name]) for name in names])
+    return float((distance / size) ** 2) if size > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What a compression took of the machine."""
+"""Peak memory of the process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def peak_memory() -> int:
-    """Return the largest resident size of this process so far, in bytes."""
+    """Return the peak resident set size of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would count the process that started this one in
+    if status.is_file():  # getrusage would include the parent process
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line[:5] == "VmHWM") * 1024
     import resource
 

@@ -1,4 +1,4 @@
-"""The report of a compression as one HTML page, pictures included."""
+"""HTML page of a compression report."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tnlib_adapters.compression.report.summary import summarise
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Write the page: a summary, where the numbers went, errors per head and layer, and spectra."""
+    """Write the page: summary, sizes, errors per head and layer, and spectra."""
     name = Path(report.source).resolve().name
     body = [
         f"<h1>{html.escape(name)}, {report.kept:.1%} of its {report.subject} kept by method {report.method}</h1>",
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
         f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
         table(["", "before", "after"], summarise(report)),
-        *([f"<p>Beside rounding: {html.escape(said)}.</p>"] if (said := verdict(report)) else []),
+        *([f"<p>Beside rounding: {html.escape(comparison)}.</p>"] if (comparison := verdict(report)) else []),
         "<h2>Where the numbers and the bytes went</h2>",
         svg(where_it_went(report), "numbers"),
         *_curve(report),
@@ -32,37 +32,43 @@ def write_page(report: Report, file: Path) -> None:
         table(
             ["layer", "QK error", "OV error", "numbers before", "after"],
             [
-                [str(one.layer), f"{one.qk_error:.4f}", f"{one.ov_error:.4f}", f"{one.n_before:,}", f"{one.n_after:,}"]
-                for one in report.layers
+                [
+                    str(layer.layer),
+                    f"{layer.qk_error:.4f}",
+                    f"{layer.ov_error:.4f}",
+                    f"{layer.n_before:,}",
+                    f"{layer.n_after:,}",
+                ]
+                for layer in report.layers
             ],
         ),
         "<h2>Spectra</h2>",
         "<p>Singular values of the original operators, each divided by its largest. "
-        "A head whose line falls early needs few numbers.</p>",
+        "A head whose line falls early has a low effective rank.</p>",
         svg(spectra(report), "spectra"),
     ]
     file.write_text(page(name, body), encoding="utf-8")
 
 
 def _curve(report: Report) -> list[str]:
-    """Return the part on error against size, where the method knows it."""
+    """Return the section on error against size, if the method predicts errors."""
     if not report.curve.get("kept"):
         return []
-    said = (
+    measure = (
         "The root mean square of the relative errors of what is truncated"
         if report.measure == RELATIVE
         else f"{report.measure[0].upper()}{report.measure[1:]}, before any fit"
     )
     return [
         "<h2>Error against size</h2>",
-        f"<p>{html.escape(said)}, as the method predicts it for every budget from one factorisation; what was measured "
-        "on the folder that was written; and plain int8 where the method would take as many bytes.</p>",
+        f"<p>{html.escape(measure)}, predicted by the method for every budget from one factorisation; the error "
+        "measured on the written checkpoint; and plain int8 at the same number of bytes.</p>",
         svg(error_curve(report), "curve"),
     ]
 
 
 def _say_little(report: Report) -> str:
-    """Return a warning for those who look at the weights of what was made for a text."""
+    """Return a note on operator errors for a calibrated compression, else an empty string."""
     if report.measure == RELATIVE:
         return ""
-    return " With a text they say little: what it does not use is gone, and counts here."
+    return " With calibration they are large: directions that the text does not use are removed, and count here."

@@ -1,4 +1,4 @@
-"""Pictures of a compression, drawn with matplotlib."""
+"""Matplotlib pictures of a compression report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREY = "#b8b8b8"
 
 
 def error_maps(report: Report) -> Figure:
-    """Draw the relative error of every head's QK and OV operator, layers down and heads across."""
+    """Draw the relative error of every head's QK and OV operator, layers as rows and heads as columns."""
     from matplotlib.figure import Figure
 
     n_layers = len(report.layers)
@@ -41,12 +41,12 @@ def error_maps(report: Report) -> Figure:
 def _write_values(ax: Axes, values: Any, top: float) -> None:
     for (row, column), value in np.ndenumerate(values):
         dark = value < 0.6 * top
-        said = f"{value:.2f}".removeprefix("0") if value < 0.995 else f"{value:.1f}"
-        ax.text(column, row, said, ha="center", va="center", color="white" if dark else "black", fontsize=8)
+        label = f"{value:.2f}".removeprefix("0") if value < 0.995 else f"{value:.1f}"
+        ax.text(column, row, label, ha="center", va="center", color="white" if dark else "black", fontsize=8)
 
 
 def spectra(report: Report) -> Figure:
-    """Draw the singular values of every head's operators, one panel per layer, and where they were cut."""
+    """Draw the singular values of every head's operators, one panel per layer, and the truncation ranks."""
     from matplotlib.figure import Figure
 
     n_layers = len(report.layers)
@@ -63,7 +63,7 @@ def spectra(report: Report) -> Figure:
         ax.set(title=f"layer {layer}", yscale="log", xlabel="singular value", ylabel="relative size")
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.label_outer()
-        if layer + columns >= n_layers:  # nothing is below, not even in a last row that is not full
+        if layer + columns >= n_layers:  # lowest panel of its column, also where the last row is shorter
             ax.tick_params(labelbottom=True)
             ax.set_xlabel("singular value")
     figure.legend(*_legend(report.heads[0].qk_kept is not None), loc="outside upper center", ncols=3, frameon=False)
@@ -72,12 +72,12 @@ def spectra(report: Report) -> Figure:
 
 def _draw_spectra(ax: Axes, heads: Sequence[HeadReport]) -> None:
     for head in heads:
-        for colour, values, kept in ((QK, head.qk_spectrum, head.qk_kept), (OV, head.ov_spectrum, head.ov_kept)):
+        for colour, values, rank in ((QK, head.qk_spectrum, head.qk_kept), (OV, head.ov_spectrum, head.ov_kept)):
             relative = np.array(values) / (values[0] or 1.0)
-            shown = relative > 1e-8  # below is roundoff, and a bias or a head that is not there
-            ax.plot(np.arange(1, len(relative) + 1)[shown], relative[shown], color=colour, alpha=0.5, lw=1)
-            if kept and shown[kept - 1]:
-                ax.plot(kept, relative[kept - 1], "o", color=colour, ms=3.5)
+            plotted = relative > 1e-8  # smaller values are roundoff, or belong to absent biases and heads
+            ax.plot(np.arange(1, len(relative) + 1)[plotted], relative[plotted], color=colour, alpha=0.5, lw=1)
+            if rank and plotted[rank - 1]:
+                ax.plot(rank, relative[rank - 1], "o", color=colour, ms=3.5)
 
 
 def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
@@ -92,16 +92,16 @@ def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
 
 
 def error_curve(report: Report) -> Figure:
-    """Draw the predicted error against the fraction kept, what was chosen and measured, and plain int8 beside it."""
+    """Draw predicted error against fraction kept, the chosen and measured points, and plain int8."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     ax = figure.subplots()
-    kept, errors = (np.array(report.curve[name]) for name in ("kept", "predicted"))
+    fractions, errors = (np.array(report.curve[name]) for name in ("kept", "predicted"))
     largest = errors.max(initial=0.0)
-    shown = errors > 1e-4 * largest  # what lies below is nothing, and has no place on a logarithmic axis
-    ax.plot(kept[shown], errors[shown], color=QK, label="predicted")
+    plotted = errors > 1e-4 * largest  # the logarithmic axis ends four decades below the largest error
+    ax.plot(fractions[plotted], errors[plotted], color=QK, label="predicted")
     if report.predicted is not None:
         label = f"chosen: {report.predicted:.3g} predicted"
         ax.plot(report.kept, report.predicted, "o", color=QK, mfc="none", ms=11, mew=1.5, label=label)
@@ -109,7 +109,7 @@ def error_curve(report: Report) -> Figure:
         ax.plot(report.kept, report.measured, "D", color=OV, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
     _draw_plain_int8(ax, report)
     ax.set(xlabel="numbers kept", ylabel=report.measure, xlim=(0, 1.01))
-    if report.measure == RELATIVE or not shown.any():
+    if report.measure == RELATIVE or not plotted.any():
         ax.set_ylim(0, None)
     else:
         ax.set_yscale("log")
@@ -121,21 +121,21 @@ def error_curve(report: Report) -> Figure:
 
 
 def _draw_plain_int8(ax: Axes, report: Report) -> None:
-    """Mark plain int8 where the method would take as many bytes: its error, or, where none was measured, its size."""
+    """Mark plain int8 at the size with as many bytes: its error, or its size only if no error was measured."""
     sizes, count = (
         (report.bytes_before, report.n_before) if report.layout == "dense" else (report.bytes_after, report.n_after)
     )
-    kept = report.plain_bytes / max(1, report.compressed(sizes)) * count / report.n_before
+    fraction = report.plain_bytes / max(1, report.compressed(sizes)) * count / report.n_before
     size = f"{report.plain_bytes / 1e6:.2f} MB"
     if report.plain_measured is None:
-        ax.axvline(kept, color="black", ls=":", lw=1, label=f"as many bytes as plain int8: {size}")
+        ax.axvline(fraction, color="black", ls=":", lw=1, label=f"as many bytes as plain int8: {size}")
     else:
         label = f"plain int8, {size}: {report.plain_measured:.2g} measured"
-        ax.plot(kept, report.plain_measured, "*", color="black", ms=11, label=label, clip_on=False)
+        ax.plot(fraction, report.plain_measured, "*", color="black", ms=11, label=label, clip_on=False)
 
 
 def where_it_went(report: Report) -> Figure:
-    """Draw how many numbers and bytes the attention and the rest of the model hold, before and after."""
+    """Draw the numbers and bytes of the compressed part and of the rest of the model, before and after."""
     from matplotlib.figure import Figure
 
     numbers = [(report.n_before, report.n_other), (report.n_stored, report.n_other)]
@@ -152,7 +152,7 @@ def where_it_went(report: Report) -> Figure:
 
 
 def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str, subject: str) -> None:
-    """Draw (what was compressed, everything else) before and after."""
+    """Draw pairs (compressed part, rest) before and after as stacked bars."""
     from matplotlib.ticker import EngFormatter
 
     names = ["before", "after"]
@@ -162,7 +162,9 @@ def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str
     widest = max(a + b for a, b in pairs)
     rounded = EngFormatter(unit, places=2)
     for y, (a, b) in enumerate(pairs):
-        ax.text(a + b + 0.01 * widest, y, rounded(a), va="center", fontsize=8, color=QK)  # the colour says of what
+        ax.text(
+            a + b + 0.01 * widest, y, rounded(a), va="center", fontsize=8, color=QK
+        )  # colour of the compressed part
     ax.invert_yaxis()
     ax.set(xlabel=label, xlim=(0, 1.25 * widest))
     ax.locator_params(axis="x", nbins=5)

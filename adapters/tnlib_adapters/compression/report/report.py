@@ -1,4 +1,4 @@
-"""What a compression did: errors of every head's operators, numbers and bytes, as data."""
+"""Compression report as data: operator errors per head, parameter counts and bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer: relative Frobenius errors over all heads' operators together, and its numbers."""
+    """One layer: relative Frobenius errors over the operators of all heads, and its parameter count."""
 
     layer: int
     qk_error: float
@@ -43,17 +43,16 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A compression from end to end. Errors are measured on what was written, rounding to its dtype included.
+    """Report of one compression. Errors are measured on the written checkpoint, rounding to its dtype included.
 
-    `n_after` counts the numbers of the factors. In the dense layout they are multiplied out, and `n_before` numbers
-    are stored as before.
+    `n_after` counts the numbers of the factors. The dense layout stores the multiplied-out factors, `n_before` numbers.
     """
 
     source: str
     model_type: str
     method: str
     layout: str
-    keep: float | None  # what was asked for, None where an error was
+    keep: float | None  # requested fraction, None if an error was requested
     kept: float
     n_before: int
     n_after: int
@@ -64,30 +63,30 @@ class Report:
     peak_memory: int  # bytes, of the whole process
     layers: list[LayerReport]
     heads: list[HeadReport]
-    left_out: list[str] = field(default_factory=list)  # files of IN that OUT does not have
-    quality: dict[str, float] = field(default_factory=dict)  # what was measured on the model as a whole
-    max_error: float | None = None  # what was asked for
+    left_out: list[str] = field(default_factory=list)  # files of IN that were not copied to OUT
+    quality: dict[str, float] = field(default_factory=dict)  # quality measures of the whole model
+    max_error: float | None = None  # requested error
     store: str = "float"
-    what: str = "attention"  # what `keep` is a fraction of
-    plain_bytes: int = 0  # of the attention, its weights rounded to int8 as they are
-    plain_measured: float | None = None  # the error of that, where `measured` is of a text
-    measure: str = RELATIVE  # what an error is here; see `Forecast`
-    predicted: float | None = None  # error of these factors by the method, without a fit; None: it cannot tell
-    measured: float | None = None  # the same of what was written: of the weights, or on held-out text
+    what: str = "attention"  # compressed part, to which `keep` refers
+    plain_bytes: int = 0  # of the same part with its weights rounded to int8
+    plain_measured: float | None = None  # error of plain int8, where `measured` is on a text
+    measure: str = RELATIVE  # error measure; see `Forecast`
+    predicted: float | None = None  # error predicted by the method, without fine-tuning; None: no prediction
+    measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
     curve: dict[str, list[float]] = field(default_factory=dict)  # "kept" and "predicted": every size of this method
 
     @property
     def subject(self) -> str:
-        """What was compressed, in words."""
+        """Name of the compressed part of the model."""
         return SUBJECTS[self.what]
 
     def compressed(self, sizes: Mapping[str, int]) -> int:
-        """Return the bytes of what was compressed, of `bytes_before` or `bytes_after`."""
+        """Return the bytes of the compressed part, from `bytes_before` or `bytes_after`."""
         return sizes.get("matrices", 0) + (0 if self.what == "mlp" else sizes["attention"])
 
     @property
     def n_stored(self) -> int:
-        """Numbers that it holds in OUT."""
+        """Numbers stored for the compressed part in OUT."""
         return self.n_before if self.layout == "dense" else self.n_after
 
     def to_json(self) -> str:

@@ -1,14 +1,14 @@
-"""A report in a few lines, for the page and for the terminal."""
+"""Summary lines of a compression report, for the page and the terminal."""
 
 from __future__ import annotations
 
 from tnlib_adapters.compression.report.report import Report
 
-Line = tuple[str, str, str]  # what it is, before and after; "" where there is nothing to say
+Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
 
 def summarise(report: Report) -> list[Line]:
-    """Return the numbers and bytes of what was compressed, the errors, and what it took."""
+    """Return sizes of the compressed part, errors, and cost of the compression."""
     return [*_sizes(report), *_errors(report), *_cost(report)]
 
 
@@ -28,16 +28,16 @@ def _sizes(report: Report) -> list[Line]:
 
 
 def _errors(report: Report) -> list[Line]:
-    found = {"predicted": report.predicted, "measured": report.measured, "of plain int8": report.plain_measured}
-    lines = [(f"{report.measure}, {name}", "", f"{value:.4g}") for name, value in found.items() if value is not None]
+    errors = {"predicted": report.predicted, "measured": report.measured, "of plain int8": report.plain_measured}
+    lines = [(f"{report.measure}, {name}", "", f"{value:.4g}") for name, value in errors.items() if value is not None]
     twice = (f"{report.measure}, on held-out text", *(key for key in report.quality if "predicted" in key))
-    told = {key: value for key, value in report.quality.items() if key not in twice}
-    for key, value in told.items():
+    quality = {key: value for key, value in report.quality.items() if key not in twice}
+    for key, value in quality.items():
         before, after = key.replace(", after", ", before"), key.replace(", before", ", after")
-        if before == after or not {before, after} <= told.keys():
+        if before == after or not {before, after} <= quality.keys():
             lines.append((key, "", f"{value:.3f}"))
         elif key == before:
-            lines.append((key.replace(", before", ""), f"{value:.3f}", f"{told[after]:.3f}"))
+            lines.append((key.replace(", before", ""), f"{value:.3f}", f"{quality[after]:.3f}"))
     return lines
 
 

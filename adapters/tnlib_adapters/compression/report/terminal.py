@@ -1,4 +1,4 @@
-"""Reports, evaluations and comparisons as a terminal shows them."""
+"""Terminal output of reports, evaluations and comparisons."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def show_report(report: Report, out: Path) -> None:
-    """Show the errors of every layer, the summary, and what to think of it."""
+    """Print the errors of every layer, the summary, and the verdict."""
     subject = report.subject
     rows = [
-        [str(one.layer), *(f"{e:.4f}" for e in (one.qk_error, one.ov_error, one.worst)), *_counts(one)]
-        for one in report.layers
+        [str(layer.layer), *(f"{e:.4f}" for e in (layer.qk_error, layer.ov_error, layer.worst)), *_counts(layer)]
+        for layer in report.layers
     ]
     after = "in factors" if report.layout == "dense" else "after"
     _print_table(
@@ -35,29 +35,29 @@ def show_report(report: Report, out: Path) -> None:
     width = max(len(name) for name, _, _ in lines)
     for name, before, now in lines:
         click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
-    if said := verdict(report):
-        click.echo(said)
+    if remark := verdict(report):
+        click.echo(remark)
     click.echo(f"written to {out}, with {PAGE}")
 
 
 def show_evaluation(found: Evaluation) -> None:
-    """Show the numbers by name."""
-    click.echo(f"{found.n_texts:,} texts of together {found.n_tokens:,} tokens")
+    """Print the measures by name."""
+    click.echo(f"{found.n_texts:,} texts, {found.n_tokens:,} tokens in total")
     for name, value in found.measures().items():
         click.echo(f"{name}   {value:.4f}")
 
 
 def show_comparison(found: Comparison | TextComparison, out: Path) -> None:
-    """Show the rows, and what is missing and why."""
+    """Print the rows, and the refused methods with reasons."""
     title, columns, groups = found.table()
     _print_table(title, columns, groups)
-    for what, reason in found.refused.items():
-        click.echo(f"without {what}: {reason}")
+    for name, reason in found.refused.items():
+        click.echo(f"without {name}: {reason}")
     click.echo(f"written to {out}: compare.csv, compare.png")
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
-    """Print rows in groups with a line between them, all to the right."""
+    """Print rows in groups separated by lines, right-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -72,8 +72,8 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
     Console().print(table)
 
 
-def _counts(one: Report | LayerReport) -> list[str]:
-    return [f"{one.n_before:,}", f"{one.n_after:,}"]
+def _counts(report: Report | LayerReport) -> list[str]:
+    return [f"{report.n_before:,}", f"{report.n_after:,}"]
 
 
 def _genitive(name: str) -> str:
