@@ -27,7 +27,7 @@ _PROVIDERS = (
 )
 
 _VERBS: dict[str, dict[str, Reference]] = {}  # class -> verb -> implementation
-_CLASSES: dict[str, Reference] = {}  # name of a class -> class
+_CLASSES: dict[str, str | type] = {}  # name of a class -> class
 _LOOKUPS: dict[tuple[str, type], Implementation | None] = {}  # earlier results of `implementation`
 
 
