@@ -213,7 +213,7 @@ TEXT = """# Architectures
 Written by `python tests/architecture_table.py`; the numbers are not edited by hand.
 
 `open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` know the architectures below, by
-the names of transformers 4 and 5. Each is one row in `checkpoints/architectures.py`. Every line of the table is a small
+the names of transformers 4 and 5. Each is one row in `architectures/table.py`. Every line of the table is a small
 model of transformers {version}, randomly initialised with biases and norms that are neither 0 nor 1, run with hooks. A
 cell is the largest error over layers and heads relative to the largest entry, in single precision:
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import lazy_loader
 
-from tnlib import _moved
+from tnlib._deprecation import alias_old_modules
+from tnlib._moved import MOVED
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-_moved.install()
+alias_old_modules(MOVED)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
+import importlib.machinery
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from tnlib._errors import ArgumentTypeError
@@ -46,10 +50,36 @@ def deprecated_module(old: str, new: str) -> Callable[[str], Any]:
     """
 
     def load(name: str) -> Any:
-        if name.startswith("__"):  # asked for by the import system and by inspection
+        if name.startswith("__"):  # for the import system and for inspection
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(new), name)
         warnings.warn(f"{old}.{name} is deprecated; use {new}.{name} instead.", DeprecationWarning, stacklevel=2)
         return value
 
     return load
+
+
+def alias_old_modules(new_names: Mapping[str, str]) -> None:
+    """Let the import system find modules by their old names: {old: new}, names in them forwarded with a warning."""
+    sys.meta_path.insert(0, _OldModules(new_names))  # before folders that an older installation left behind
+
+
+class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds old modules, each without code of its own."""
+
+    def __init__(self, new_names: Mapping[str, str]) -> None:
+        self.new_names = new_names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of an old module; a package, because it may have had modules."""
+        known = fullname in self.new_names
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if known else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import the new module, for what that registers, and forward names to it."""
+        new = self.new_names[module.__name__]
+        importlib.import_module(new)
+        warnings.warn(f"{module.__name__} is deprecated; import {new} instead.", DeprecationWarning, stacklevel=2)
+        vars(module)["__getattr__"] = deprecated_module(module.__name__, new)

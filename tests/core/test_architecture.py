@@ -33,7 +33,7 @@ LAYERS = [
     ["tnlib.interop", "tnlib.experimental"],
     ["tnlib.network"],
     ["tnlib"],
-    ["tnlib_adapters._moved", "tnlib_adapters.data", "tnlib_adapters.interop"],
+    ["tnlib_adapters._moved", "tnlib_adapters._require_torch", "tnlib_adapters.data", "tnlib_adapters.interop"],
     ["tnlib_adapters.architectures"],
     ["tnlib_adapters.files"],
     ["tnlib_adapters.factors"],
