@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -64,8 +63,8 @@ def alias_old_modules(new_names: Mapping[str, str]) -> None:
     sys.meta_path.insert(0, _OldModules(new_names))  # before folders that an older installation left behind
 
 
-class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds old modules, each without code of its own."""
+class _OldModules:
+    """Finder and loader of old modules, each without code of its own (importlib.abc takes 20 ms to import)."""
 
     def __init__(self, new_names: Mapping[str, str]) -> None:
         self.new_names = new_names
@@ -74,8 +73,12 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of an old module; a package, because it may have had modules."""
+        loader: Any = self
         known = fullname in self.new_names
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if known else None
+        return importlib.machinery.ModuleSpec(fullname, loader, is_package=True) if known else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leave it to the import system to make the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Import the new module, for what that registers, and forward names to it."""
