@@ -11,8 +11,8 @@ from tnlib._fit import Fit
 from tnlib._format import Format
 from tnlib._registry import Implementation, format_class, implementation
 from tnlib._validate import as_sizes
+from tnlib.formats.train.conversion import train_to_matrix
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.operations import train_to_matrix
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.threads import single_threaded_blas
 

@@ -11,30 +11,9 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_trains import assert_entries, reach, trains
 
 import tnlib
-
-dtypes = st.sampled_from(oracles.DTYPES)
-
-
-@st.composite
-def trains(draw: Any) -> tnlib.TensorTrain:
-    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
-    ranks = [1, *(draw(st.integers(1, 4)) for _ in shape[1:]), 1]
-    cores = oracles.random_cores(shape, ranks, draw(dtypes), draw(st.integers(0, 999)))
-    train = tnlib.TensorTrain(cores, log_scale=draw(st.sampled_from([0.0, -1.5, 20.0])))
-    center = draw(st.sampled_from([None, *range(len(shape))]))
-    return train if center is None else tnlib.canonicalize(train, center)
-
-
-def reach(t: Any) -> float:
-    """What roundoff is relative to where terms cancel: the norm with moduli for entries of cores."""
-    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
-
-
-def assert_entries(got: Any, want: Any, dtype: Any, size: float) -> None:
-    assert np.shape(got) == np.shape(want)
-    assert np.all(np.abs(got - want) <= 200 * oracles.eps(dtype) * size)
 
 
 @given(trains(), st.integers(0, 999), st.sampled_from([(), (1,), (7,), (0,), (2, 3)]))

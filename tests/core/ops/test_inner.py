@@ -10,6 +10,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_trains import reach
 
 import tnlib
 
@@ -22,11 +23,6 @@ def ghz(d: int, n: int) -> tnlib.TensorTrain:
     copy = np.zeros((n, n, n))
     copy[(np.arange(n),) * 3] = 1
     return tnlib.TensorTrain([np.eye(n)[None], *[copy] * (d - 2), np.eye(n)[..., None]])
-
-
-def reach(t: Any) -> float:
-    """What roundoff is relative to where the terms of a train cancel: its norm with moduli for entries of cores."""
-    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
 
 
 dtypes = st.sampled_from(oracles.DTYPES)

@@ -7,32 +7,11 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
+from gauge_changes import assert_alike, invertible, real, scales
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tnlib
-
-SCALES = {"float32": (1.0, 1e-15, 1e15), "float64": (1.0, 1e-150, 1e150)}
-
-
-def real(dtype: np.dtype) -> np.dtype:
-    return np.zeros(0, dtype).real.dtype
-
-
-def scales(dtype: np.dtype) -> tuple[float, ...]:
-    return SCALES[real(dtype).name]
-
-
-def invertible(n: int, dtype: Any, seed: int, condition: float = 10.0) -> np.ndarray:
-    """A matrix with singular values from 1 to `condition`."""
-    return oracles.with_spectrum(np.geomspace(condition, 1, n), n, n, np.result_type(dtype, np.float64), seed)
-
-
-def assert_alike(a: Any, b: Any, factor: float) -> None:
-    """The same arrays but for `factor` eps of the norm of each."""
-    assert type(a) is type(b)
-    for one, other in zip(a.arrays(), b.arrays(), strict=True):
-        oracles.assert_close(one, other, a.dtype, factor)
 
 
 @given(

@@ -10,33 +10,9 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_trains import assert_is, dtypes, reach, shapes, train
 
 import tnlib
-
-dtypes = st.sampled_from(oracles.DTYPES)
-
-
-def train(shape: Any, rank: int, dtype: Any = np.float64, seed: int = 0, log_scale: float = 0.0) -> tnlib.TensorTrain:
-    ranks = [1, *[rank] * (len(shape) - 1), 1]
-    return tnlib.TensorTrain(oracles.random_cores(shape, ranks, dtype, seed), log_scale=log_scale)
-
-
-def reach(t: Any) -> float:
-    """What roundoff is relative to where terms cancel: the norm with moduli for entries of cores."""
-    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
-
-
-def assert_is(got: Any, want: Any, dtype: Any, size: float) -> None:
-    """Equal up to roundoff; a number where no leg is left."""
-    if np.ndim(want) == 0:
-        assert isinstance(got, float | complex)
-        assert abs(got - want) <= 400 * oracles.eps(dtype) * size
-    else:
-        assert got.shape == np.shape(want)
-        assert oracles.norm(got.full() - want) <= 400 * oracles.eps(dtype) * size
-
-
-shapes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 
 @given(

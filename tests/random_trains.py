@@ -1,0 +1,51 @@
+"""Trains of any shape, rank, dtype and scale, and comparisons that allow for roundoff where terms cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracles
+from hypothesis import strategies as st
+
+import tnlib
+
+dtypes = st.sampled_from(oracles.DTYPES)
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+def train(shape: Any, rank: int, dtype: Any = np.float64, seed: int = 0, log_scale: float = 0.0) -> tnlib.TensorTrain:
+    ranks = [1, *[rank] * (len(shape) - 1), 1]
+    return tnlib.TensorTrain(oracles.random_cores(shape, ranks, dtype, seed), log_scale=log_scale)
+
+
+@st.composite
+def trains(draw: Any) -> tnlib.TensorTrain:
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    ranks = [1, *(draw(st.integers(1, 4)) for _ in shape[1:]), 1]
+    cores = oracles.random_cores(shape, ranks, draw(dtypes), draw(st.integers(0, 999)))
+    train = tnlib.TensorTrain(cores, log_scale=draw(st.sampled_from([0.0, -1.5, 20.0])))
+    center = draw(st.sampled_from([None, *range(len(shape))]))
+    return train if center is None else tnlib.canonicalize(train, center)
+
+
+def reach(t: Any) -> float:
+    """Scale of the roundoff where terms cancel: the norm with moduli for entries of cores."""
+    return oracles.norm(oracles.contract(type(t)([np.abs(core) for core in t.cores], log_scale=t.log_scale)))
+
+
+def assert_is(got: Any, want: Any, dtype: Any, size: float) -> None:
+    """Equal up to roundoff; a number where no leg is left."""
+    if np.ndim(want) == 0:
+        assert isinstance(got, float | complex)
+        assert abs(got - want) <= 400 * oracles.eps(dtype) * size
+    else:
+        assert got.shape == np.shape(want)
+        assert oracles.norm(got.full() - want) <= 400 * oracles.eps(dtype) * size
+
+
+def assert_entries(got: Any, want: Any, dtype: Any, size: float) -> None:
+    assert np.shape(got) == np.shape(want)
+    assert np.all(np.abs(got - want) <= 200 * oracles.eps(dtype) * size)
