@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a temporary file beside `path` and rename it, so that no reader and no crash ever sees half a file."""
+    """Write a temporary file beside `path` and rename it, so that `path` is never a partial file."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as out:

@@ -28,7 +28,7 @@ class Format(ABC):
     are no arrays of numbers. Arrays are stored as read-only views, without a copy where their dtype is supported.
     """
 
-    # Without this numpy would multiply `array @ value` out before we are asked.
+    # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
     __array_ufunc__ = None
 
     def named_arrays(self) -> dict[str, Array]:

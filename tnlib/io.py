@@ -104,7 +104,7 @@ def load(path: str | os.PathLike[str]) -> Format:
                     f"load: {file} is a safetensors file without a tnlib header; read it with safetensors.numpy."
                 )
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, AttributeError, KeyError, TypeError) as problem:  # the latter: dtypes that numpy lacks
+    except (SafetensorError, AttributeError, KeyError, TypeError) as problem:  # a TypeError: dtypes that numpy lacks
         raise FileFormatError(
             f"load: {file} is not a whole safetensors file ({problem}); it may be cut short, save it again."
         ) from None

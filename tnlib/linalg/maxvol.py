@@ -2,7 +2,7 @@ r"""Row and column selection: pivots, and submatrices of maximal volume (maxvol)
 
 Of a matrix A (m, r) of full rank, r independent rows I span all others with the coefficients
 
-    M = A A[I]^-1,        M[I] = 1,        det A[I with row p in the place of row q] = M[p, q] det A[I],
+    M = A A[I]^-1,        M[I] = 1,        det A[I, row q replaced by row p] = M[p, q] det A[I],
 
 so that an entry of modulus above 1 belongs to a swap that increases the volume |det A[I]|, and at a local maximum there
 is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -52,6 +53,12 @@ def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) 
     """Return `a` * 2**`exponent` with squares and products of entries in the range of `dtype`: see `exponent_of`."""
     e = exponent_of(a, dtype)
     return Scaled(shift(a, -e), exponent + e)
+
+
+def rescale_each(arrays: Iterable[Array], *, dtype: np.dtype[Any] | None = None) -> tuple[list[Array], int]:
+    """Return every array as `rescale` does, and the sum of their exponents: the scale of a product of them."""
+    scaled = [rescale(a, dtype=dtype) for a in arrays]
+    return [a for a, _ in scaled], sum(e for _, e in scaled)
 
 
 def normalize(a: Array, exponent: int = 0) -> Scaled:

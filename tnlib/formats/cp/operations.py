@@ -9,7 +9,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
 from tnlib.formats.train.entries import normalize_rows
-from tnlib.linalg.scaling import Scaled, normalize, shift
+from tnlib.linalg.scaling import Scaled, normalize, rescale_each, shift
 
 _BATCH = 1 << 20  # numbers in the rows of products
 
@@ -26,15 +26,16 @@ def inner_cp(a: CP, b: CP) -> Scaled:
 
 def kron_cp(a: CP, b: CP) -> CP:
     """Return the Kronecker product, R S components: the Kronecker products of all pairs of columns."""
-    factors = tuple(np.kron(left, right) for left, right in zip(a.factors, b.factors, strict=True))
-    return CP(np.kron(a.weights, b.weights), factors)
+    ((x, *left), e), ((y, *right), f) = rescale_each(a.arrays()), rescale_each(b.arrays())
+    return CP(shift(np.kron(x, y), e + f), tuple(map(np.kron, left, right)))
 
 
 def outer_cp(a: CP, b: CP) -> CP:
     """Return the outer product, R S components, the legs of `b` behind those of `a`."""
-    left = (np.repeat(factor, len(b.weights), axis=1) for factor in a.factors)  # n (R S)
-    right = (np.tile(factor, len(a.weights)) for factor in b.factors)
-    return CP(np.kron(a.weights, b.weights), (*left, *right))
+    ((x, *left), e), ((y, *right), f) = rescale_each(a.arrays()), rescale_each(b.arrays())
+    repeated = (np.repeat(factor, len(y), axis=1) for factor in left)  # n (R S)
+    tiled = (np.tile(factor, len(x)) for factor in right)
+    return CP(shift(np.kron(x, y), e + f), (*repeated, *tiled))
 
 
 def cp_entries(t: CP, points: Array) -> tuple[Array, Array]:

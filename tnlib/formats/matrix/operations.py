@@ -15,7 +15,7 @@ from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.matrix_sums import Factors, multiply_factors, rescale_terms
 from tnlib.formats.matrix.svd import SVD
 from tnlib.linalg.canonical_basis import CanonicalForm, group_basis_change
-from tnlib.linalg.scaling import Scaled, norm, rescale, shift
+from tnlib.linalg.scaling import Scaled, norm, rescale, rescale_each, shift
 from tnlib.linalg.truncation import TruncationBudget
 
 
@@ -84,7 +84,8 @@ def _sorted_products(a: Array, b: Array) -> tuple[Array, Array]:
 
 def kron_low_rank(a: LowRank, b: LowRank) -> LowRank:
     """Return the Kronecker product: of the left and of the right factors."""
-    return LowRank(np.kron(a.left, b.left), np.kron(a.right, b.right))
+    ((l, r), e), ((m, s), f) = rescale_each(a.arrays()), rescale_each(b.arrays())
+    return LowRank(shift(np.kron(l, m), e + f), np.kron(r, s))
 
 
 def kron_terms(a: KroneckerTerms, b: KroneckerTerms) -> KroneckerTerms:

@@ -132,7 +132,7 @@ class RightFactors:
         self._sweep(d, 0, 1 if self._bound() <= max_stored else math.isqrt(d))
 
     def at(self, bond: int) -> Scaled:
-        """Return T at a bond; bonds are to be visited from the left to the right."""
+        """Return T at a bond; to be called for bonds from the left to the right."""
         for passed in [k for k in self._stored if k < bond]:
             del self._stored[passed]
         if bond not in self._stored:

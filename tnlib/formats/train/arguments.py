@@ -32,7 +32,8 @@ def as_bond(function: str, t: Train, bond: int) -> int:
     k = k + d + 1 if k < 0 else k
     if not 1 <= k < d:
         raise ArgumentError(
-            f"{function}: bond must lie between 1 and {d - 1}, got {bond}; bond k lies between cores k - 1 and k."
+            f"{function}: bond must lie between 1 and {d - 1}, or between {-d} and -2, got {bond}; bond k lies between "
+            "cores k - 1 and k."
         )
     return k
 

@@ -26,7 +26,7 @@ from tnlib._validate import as_integer, as_position, as_real
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
 from tnlib.linalg.orthogonal import r_factor
-from tnlib.linalg.scaling import Scaled, fold, normalize, rescale, shift, split_exponential
+from tnlib.linalg.scaling import Scaled, fold, normalize, rescale_each, shift, split_exponential
 
 _LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to rounding
 
@@ -53,14 +53,13 @@ class Train(LinearFormat):
         _check_bonds(name, stored)
         center = None if center is None else as_position(name, "center", center, len(stored), "cores")
         dtype = np.result_type(*stored)
-        scaled = [rescale(core.astype(dtype, copy=False)) for core in stored]
-        arrays, twos = [core for core, _ in scaled], sum(e for _, e in scaled)
+        arrays, power = rescale_each(core.astype(dtype, copy=False) for core in stored)
         exponent = as_integer(name, "exponent", exponent, "a float as log_scale")
         if log_scale is not None:
             exponent, factor = split_exponential(_as_log_scale(name, log_scale))
             if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
                 arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
-        self._set(arrays, center, twos + exponent)
+        self._set(arrays, center, power + exponent)
 
     @classmethod
     def from_sweep(cls, cores: Sequence[Array], center: int | None = None, exponent: int = 0) -> Self:
@@ -72,8 +71,8 @@ class Train(LinearFormat):
     @classmethod
     def from_products(cls, cores: Sequence[Array], exponent: int = 0) -> Self:
         """Return 2**exponent times the train of `cores` whose entries are products of two entries in range."""
-        scaled = [rescale(core) for core in cores]
-        return cls.from_sweep([core for core, _ in scaled], None, exponent + sum(e for _, e in scaled)).folded()
+        scaled, power = rescale_each(cores)
+        return cls.from_sweep(scaled, None, exponent + power).folded()
 
     def folded(self) -> Self:
         """Return the same train with the power of two in the centre, or in core 0, if that array can carry it."""
@@ -104,7 +103,7 @@ class Train(LinearFormat):
 
     @classmethod
     def from_named_arrays(cls, arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> Self:
-        """Return the train with these cores; files of version 1 have `log_scale` in the place of `exponent`."""
+        """Return the train with these cores; files of version 1 have `log_scale` instead of `exponent`."""
         scale = {name: attributes[name] for name in ("log_scale", "exponent") if name in attributes}
         return cls(numbered(arrays, "cores"), attributes["center"], **scale)
 
@@ -118,9 +117,9 @@ class Train(LinearFormat):
         target = self._target_dtype(dtype)
         if target == self.dtype:
             return self
-        scaled = [rescale(core, dtype=target) for core in self.cores]
-        cores = [core.astype(target) for core, _ in scaled]
-        return self.from_sweep(cores, self.center, self.exponent + sum(e for _, e in scaled)).folded()
+        scaled, power = rescale_each(self.cores, dtype=target)
+        cores = [core.astype(target) for core in scaled]
+        return self.from_sweep(cores, self.center, self.exponent + power).folded()
 
     @property
     def log_scale(self) -> float:
@@ -256,7 +255,7 @@ class TensorTrain(Train):
         cores, e = raw.contract_fixed_legs(selected)
         if cores[0].ndim == 2:
             return entry_of("TensorTrain", Scaled(cores[0], e + self.exponent), self.dtype)
-        # Only the centre may change, or a neighbour take it over, for all others to stay isometric.
+        # Only the centre may change, or become a part of a neighbour, for all others to stay isometric.
         dropped = {k for k, i in enumerate(indices) if isinstance(i, int)}
         keeps = self.center is not None and changed <= {self.center} and dropped <= {self.center}
         center = min(self.center or 0, len(cores) - 1) if keeps else None

@@ -112,8 +112,12 @@ def _split_legs(
     cores: list[Array] = []
     rest = x
     while legs:
-        step = _split_by_sampling(rest, legs, budget, max_rank, norm)
-        head, rest = step if step is not None else _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
+        if rest.size <= _SHORT:
+            head, rest = _split_by_svd(rest, legs[0], budget, max_rank)
+        elif (sampled := _split_by_sampling(rest, legs, budget, max_rank, norm)) is not None:
+            head, rest = sampled
+        else:
+            head, rest = _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
         cores += head
         legs, norm = legs[len(head) :], None
     return cores, rest
@@ -124,14 +128,14 @@ def _split_by_sampling(
 ) -> tuple[list[Array], Array] | None:
     """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
 
-    With few columns C = A V^H in the place of A, V V^H = 1, and E E^H the projection that the cores of C make,
+    With few columns C = A V^H instead of A, V V^H = 1, and E E^H the projection that the cores of C make,
 
         norm(A - E E^H A)^2  =  norm(C - E E^H C)^2 + norm((1 - E E^H) (A - C V))^2,
 
     so the sweep over C accounts for nearly all of the error, and the second term is measured.
     """
     if rest.size < _SAMPLED_SIZE or (budget.rtol is None and max_rank is not None):
-        return None  # a cap alone asks for the best error, not for one within bounds
+        return None  # with a cap alone the error is to be the smallest, not one within bounds
     rows = [len(rest) * math.prod(legs[: k + 1]) for k in range(len(legs))]
     half = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))  # a tall matrix samples cheaper
     flat = rest.reshape(rows[half], -1)
@@ -149,8 +153,6 @@ def _split_by_gram_matrix(
     rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few `legs` and the rest."""
-    if rest.size <= _SHORT:
-        return _split_by_svd(rest, legs[0], budget, max_rank)
     threshold = budget.threshold
     for rows in _ROWS:
         count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])

@@ -11,7 +11,7 @@ from tnlib.formats.tucker.canonical_form import recompress
 from tnlib.formats.tucker.conversion import refuse_large_core
 from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg.multilinear import mode_product
-from tnlib.linalg.scaling import Scaled, normalize, shift
+from tnlib.linalg.scaling import Scaled, normalize, rescale_each, shift
 from tnlib.linalg.truncation import TruncationBudget
 
 
@@ -33,14 +33,15 @@ def inner_tucker(a: Tucker, b: Tucker) -> Scaled:
 
 def kron_tucker(a: Tucker, b: Tucker) -> Tucker:
     """Return the Kronecker product: of the cores, and of the factors of every leg."""
-    factors = tuple(np.kron(left, right) for left, right in zip(a.factors, b.factors, strict=True))
-    return Tucker(np.kron(a.core, b.core), factors)
+    ((x, *left), e), ((y, *right), f) = rescale_each(a.arrays()), rescale_each(b.arrays())
+    return Tucker(shift(np.kron(x, y), e + f), tuple(map(np.kron, left, right)))
 
 
 def outer_tucker(a: Tucker, b: Tucker) -> Tucker:
     """Return the outer product, the legs of `b` behind those of `a`."""
     refuse_large_core("outer", a.ranks + b.ranks, "convert both to TensorTrain first")
-    return Tucker(np.multiply.outer(a.core, b.core), (*a.factors, *b.factors))
+    ((x, *left), e), ((y, *right), f) = rescale_each(a.arrays()), rescale_each(b.arrays())
+    return Tucker(shift(np.multiply.outer(x, y), e + f), (*left, *right))
 
 
 def contract_vectors(t: Tucker, vectors: Mapping[int, Array]) -> Tucker | Scaled:

@@ -15,7 +15,7 @@ from tnlib._format import fits_in_memory
 from tnlib._typing import Array
 from tnlib.interop.quimb.contraction_order import Path, as_path, contraction_tree, optimized_tree
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network, as_output_indices, binary_exponent
-from tnlib.linalg.scaling import Scaled, rescale, shift
+from tnlib.linalg.scaling import Scaled, rescale_each, shift
 from tnlib.linalg.threads import single_threaded_blas
 
 
@@ -79,14 +79,14 @@ def contract_scaled(function: str, tn: qtn.TensorNetwork, legs: Sequence[str], p
     Products are rescaled by powers of two, which is exact. cotengra's own `strip_exponent` divides by the largest
     entry, which rounds, sums logarithms in the precision of the data, and leaves the first product unscaled.
     """
-    scaled = [rescale(a.squeeze()) for a in as_arrays(function, tn)]
+    arrays, exponent = rescale_each(a.squeeze() for a in as_arrays(function, tn))
     tree = optimized_tree(tn, legs) if path is None else contraction_tree(tn, legs, path)
-    if not fits_in_memory(tree.max_size(), np.result_type(*(a for a, _ in scaled))):
+    if not fits_in_memory(tree.max_size(), np.result_type(*arrays)):
         raise ArgumentError(
             f"{function}: every product on the way must fit into memory, got one of "
             f"2**{int(tree.max_size()).bit_length() - 1} numbers or more; leave fewer legs open, see contraction_cost."
         )
-    total = Scaled(np.ones(()), sum(e for _, e in scaled))
+    total = Scaled(np.ones(()), exponent)
 
     def rescaled(product: Callable[..., Any]) -> Callable[..., Array]:
         def run(*operands: Any) -> Array:
@@ -97,5 +97,5 @@ def contract_scaled(function: str, tn: qtn.TensorNetwork, legs: Sequence[str], p
         return run
 
     contractor = tree.get_contractor(implementation=(rescaled(einsum), rescaled(tensordot)))
-    result = contractor(*(a for a, _ in scaled))
+    result = contractor(*arrays)
     return Scaled(np.asarray(result).reshape([tn.ind_size(i) for i in legs]), total.exponent)

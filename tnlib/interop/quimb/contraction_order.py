@@ -105,7 +105,7 @@ def optimized_tree(tn: qtn.TensorNetwork, legs: Sequence[str]) -> cotengra.Contr
 def contraction_tree(tn: qtn.TensorNetwork, legs: Sequence[str], order: Any) -> cotengra.ContractionTree:
     """Return the contraction tree of `tn` for a path or an optimizer of cotengra.
 
-    Indices of size 1 are left out: they cost nothing, but would connect tensors in the eyes of an optimizer.
+    Indices of size 1 are left out: they cost nothing, but an optimizer would count tensors that share one as connected.
     """
     sizes = {i: int(tn.ind_size(i)) for i in tn.ind_map if tn.ind_size(i) > 1}
     inputs = [[i for i in tensor.inds if i in sizes] for tensor in tn]

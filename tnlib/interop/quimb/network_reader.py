@@ -44,7 +44,7 @@ class NetworkReader:
         """Return the `count` tensors that are not in `known`."""
         numbers = [k for k in range(len(self.inds)) if k not in known]
         if len(numbers) != count:
-            self.refuse(f"{len(self.inds)} tensors in the place of {len(known) + count}")
+            self.refuse(f"{len(self.inds)} tensors instead of {len(known) + count}")
         return numbers
 
     def bond(self, a: int, b: int) -> Indices:

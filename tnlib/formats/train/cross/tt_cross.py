@@ -29,7 +29,12 @@ _MANY = 16  # effective number of points that carry the norm of the first sample
 _PEAK_RATIO = 100.0  # between a peak and the largest of the first sample, above which the peak is no pivot
 _CLIMBS = 4  # starting points of the final search for errors
 _NEW_POINTS = 4  # added at a time, and no more than the rank
-_THRESHOLDS = (3e-3, 3e-4, 3e-5, 3e-6)  # of the error at a point, below which a term of it gets no pivot, in turn
+_THRESHOLDS = (
+    3e-3,
+    3e-4,
+    3e-5,
+    3e-6,
+)  # fractions of the error at a point; smaller terms of it get no pivot; tried one after the other
 _ROUNDOFF = 8  # eps of the values beside a residual, below which it is roundoff
 _TARGET = 0.7  # of rtol: few samples underestimate rare errors
 _ROUNDING, _LEAST_ROUNDING = 0.4, 0.01  # of rtol
@@ -116,7 +121,7 @@ def tt_cross(
 
 
 class _Search:
-    """A cross interpolation that grows at sampled errors until none that matters is left."""
+    """A cross interpolation that adds pivots at sampled errors until the errors are within the tolerance."""
 
     def __init__(self, f: CachedFunction, shape: tuple[int, ...], rtol: float, rng: np.random.Generator) -> None:
         self._f, self._shape, self._rtol, self._rng = f, shape, rtol, rng
@@ -186,7 +191,7 @@ class _Search:
     def _estimate(self, cross: CrossInterpolation, train: TensorTrain) -> tuple[Sample, float, bool]:
         """Return points of large errors, the estimated error, and True if it is small enough.
 
-        A few points show that it is not; more of them, and a search for the largest errors, that it is.
+        A few points suffice to reject an error; acceptance takes more, and a search for the largest errors.
         """
         target = max(_TARGET * self._rtol, roundoff(train.dtype, len(self._shape) + 1))
         calls = self._f.n_calls
