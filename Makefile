@@ -3,6 +3,8 @@
 #   make demo    compress the built-in model, print the table, write the pictures to out/
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
+#   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
+#   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: four to five hours
@@ -15,11 +17,12 @@ BIN := $(VENV)/bin
 # The versions that CI runs with; the package itself asks for ranges.
 CONSTRAINTS ?= .ci/constraints.txt
 SCALE ?= full
+FUZZ_SECONDS ?= 600
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-slow check docs bench study clean
+.PHONY: demo test test-slow fuzz check docs bench study clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -36,6 +39,14 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m slow
+
+fuzz: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(FUZZ_SECONDS)
+
+PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py
+test-plain: $(VENV)/.installed
+	$(PIP) pytest hypothesis
+	$(BIN)/python -m pytest --quiet -m "not slow" $(PLAIN_TESTS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

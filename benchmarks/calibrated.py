@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
-from tnlib_adapters.compression.choices import WHAT
+from tnlib_adapters.compression.request import WHAT
 
 from benchmarks.texts import sentences
 
@@ -60,13 +60,14 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.sizes import count_attention
-        from tnlib_adapters.instrument.block_replacement import install
+        from tnlib_adapters.instrument.layer_fit import install
         from tnlib_adapters.instrument.running_model import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         layers, _ = calibrated_parts(checkpoint, model, batches)
-        found = Factorisation("calibrated", layers, sum(count_attention(checkpoint)))
+        parts = {str(k): layer for k, layer in enumerate(layers)}
+        found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = found.by_part(found.choose(keep))
         if refit:
             fitted(model, layers, [], options, batches, 0)

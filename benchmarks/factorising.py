@@ -21,7 +21,7 @@ import numpy as np
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.moments import Moments
+    from tnlib_adapters.compression.methods.components import Moments
     from tnlib_adapters.factors.projections import Sizes
 
 KINDS = ("heads, plain", "heads, whitened", "calibrated")
@@ -53,7 +53,7 @@ def minilm() -> Callable[[], list[tuple]]:
 
 
 def _seen(rng: np.random.Generator, sizes: Sizes) -> Moments:
-    from tnlib_adapters.compression.calibration.moments import Moments
+    from tnlib_adapters.compression.methods.components import Moments
 
     wide = _moments(rng, sizes.d_model + 1)
     return Moments(wide, wide[:-1, :-1], dict.fromkeys("qkvo", wide[:-1, :-1]))
@@ -80,11 +80,11 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
             found.append(Whitened("heads", projections, sizes, seen, turned=False))
         else:
             found.append(CalibratedLayer(fold_biases(projections, sizes, keys=True), seen))
-    Factorisation("heads", found, n_before).plan(keep)
+    Factorisation("heads", {str(k): one for k, one in enumerate(found)}, n_before).plan(keep)
 
 
 def _measured(kind: str, shape: tuple[int, int] | None, keep: float, queue: multiprocessing.Queue) -> None:
-    from tnlib_adapters.compression.report.memory import peak_memory
+    from tnlib_adapters.compression.report.report import peak_memory
 
     layers = minilm() if shape is None else made_up(*shape)
     start = time.perf_counter(), time.process_time()

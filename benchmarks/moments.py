@@ -35,13 +35,13 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     from tnlib_adapters import open_checkpoint
     from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, components_of
     from tnlib_adapters.compression.calibration.statistics import Statistics, collect, collect_reads, measure_gates
-    from tnlib_adapters.compression.calibration.text import some_of
+    from tnlib_adapters.compression.calibration.text import sample_batches
     from tnlib_adapters.instrument.running_model import open_running
     from tnlib_adapters.instrument.weight_inputs import find_places
 
     model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
     text = "\n".join(sentences("docstrings", SENTENCES))
-    batches = some_of(model.batches(text), 2**62)[:BATCHES]
+    batches = sample_batches(model.batches(text), 2**62)[:BATCHES]
     layers, _ = calibrated_parts(checkpoint, model, batches)
     places = find_places(model)
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.cases import cases
 from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
-from benchmarks.results import OURS, TARGETS, Results, Target
+from benchmarks.results import COMPARISONS, OURS, Comparison, Results
 
 CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call")
 
@@ -45,7 +45,7 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
     shown = {name: f"![{words}](pictures/bench-{name}.png)" for name, words in CAPTIONS.items() if name in pictures}
     yield from ("# Benchmarks", "", f"Written by `{results.data['command']}`; the numbers are not edited by hand.", "")
     yield from _machine(results)
-    yield from _targets(results)
+    yield from _summary(results)
     if results.timed:
         yield from ("## Speed", "", SPEED, "", shown.get("speed", ""), "")
         for case in results.timed:
@@ -112,22 +112,19 @@ def _machine(results: Results) -> Iterator[str]:
     yield ""
 
 
-def _targets(results: Results) -> Iterator[str]:
-    yield from ("## Targets", "")
+def _summary(results: Results) -> Iterator[str]:
+    yield from ("## Summary", "")
     if results.data["scale"] != "full":
-        yield from ("They are meant for the full sizes; at this scale they only show that everything runs.", "")
-    header = ("what", "is", "asked", "measured", "met")
-    yield from _table(header, (_target(results, target) for target in TARGETS))
+        yield from ("At this scale the numbers only show that everything runs.", "")
+    yield from _table(("what", "is", "measured"), (_compared(results, one) for one in COMPARISONS))
 
 
-def _target(results: Results, target: Target) -> tuple[str, ...]:
-    value, met, peer = target.measured(results), target.met(results), target.against(results)
+def _compared(results: Results, comparison: Comparison) -> tuple[str, ...]:
+    value, peer = comparison.measured(results), comparison.against(results)
     return (
-        target.subject,
-        target.words + (f" ({peer})" if peer else ""),
-        f"at {'least' if target.at_least else 'most'} {target.asked:g}",
+        comparison.subject,
+        comparison.words + (f" ({peer})" if peer else ""),
         "not measured" if value is None else f"{value:.4g}",
-        {None: "", True: "yes", False: "**no**"}[met],
     )
 
 

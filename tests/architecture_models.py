@@ -20,6 +20,9 @@ SIZES = {
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 WIDE = {**GROUPED, "head_dim": 10}  # heads * head_dim is not d_model
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12}
+LATENT = {**SIZES, "first_k_dense_replace": 2, "q_lora_rank": 9, "kv_lora_rank": 8}
+LATENT |= {"num_key_value_heads": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
 GPTJ = {
     "vocab_size": 50,
     "n_embd": 32,
@@ -44,6 +47,8 @@ FALCON = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_atte
 FALCON |= {"bos_token_id": 0, "eos_token_id": 0, "max_position_embeddings": 32}
 BLOOM = {"vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
 PHI3 = {**GROUPED, "hidden_size": 32, "original_max_position_embeddings": 16}
+T5 = {"vocab_size": 50, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 4}
+T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 7, "decoder_start_token_id": 0}
 VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 VIT |= {"image_size": 12, "patch_size": 4}
 
@@ -90,12 +95,17 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**GROUPED, sliding_window=4)),
     "mistral_whole": lambda: tf.MistralForCausalLM(tf.MistralConfig(**WIDE, sliding_window=None)),
+    "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**GROUPED, num_local_experts=5, sliding_window=4)),
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**GROUPED)),
     "qwen2_window": lambda: tf.Qwen2ForCausalLM(
         tf.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
     ),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**WIDE)),
     "qwen3_biases": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**WIDE, attention_bias=True)),
+    "qwen3_moe": lambda: tf.Qwen3MoeForCausalLM(tf.Qwen3MoeConfig(**WIDE, **EXPERTS)),
+    "qwen3_moe_normalised": lambda: tf.Qwen3MoeForCausalLM(
+        tf.Qwen3MoeConfig(**WIDE, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[0])
+    ),
     "gemma": lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**WIDE)),
     "gemma2": lambda: tf.Gemma2ForCausalLM(
         tf.Gemma2Config(
@@ -118,6 +128,12 @@ MODELS: dict[str, Callable[[], Any]] = {
             },
         )
     ),
+    "deepseek_v2": lambda: tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(**LATENT)),
+    "deepseek_v2_direct": lambda: tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(**{**LATENT, "q_lora_rank": None})),
+    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(
+        tf.DeepseekV3Config(**LATENT, **rope("yarn", **YARN, mscale=0.8, mscale_all_dim=0.6))
+    ),
+    "deepseek_v3_halves": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**LATENT, rope_interleave=False)),
     "phi": lambda: tf.PhiForCausalLM(
         tf.PhiConfig(**{**GROUPED, "hidden_size": 32}, **rope("default", partial_rotary_factor=0.5))
     ),
@@ -131,6 +147,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "falcon_alibi": lambda: falcon(attention="sdpa", alibi=True, bias=True, multi_query=False, parallel_attn=False),
     "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(**BLOOM)),
     "bloom_six_heads": lambda: tf.BloomModel(tf.BloomConfig(**{**BLOOM, "n_head": 6})),
+    "t5_encoder": lambda: tf.T5EncoderModel(tf.T5Config(**T5)),
+    "t5_encoder_gated": lambda: tf.T5EncoderModel(
+        tf.T5Config(**{**T5, "d_kv": 7, "relative_attention_num_buckets": 8}, feed_forward_proj="gated-gelu")
+    ),
     "vit": lambda: tf.ViTModel(tf.ViTConfig(**VIT)),
 }
 
@@ -145,6 +165,7 @@ _PLACES = {
     "phi": ("layers", "self_attn", "self_attn.dense"),
     "falcon": ("h", "self_attention", "self_attention.dense"),
     "bloom": ("h", "self_attention", "self_attention.dense"),
+    "t5": ("encoder.block", "layer.0.SelfAttention", "layer.0.SelfAttention.o"),
     "vit": ("layers", "attention", "attention.o_proj"),
 }
 _LLAMA = ("layers", "self_attn", "self_attn.o_proj")

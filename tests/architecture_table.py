@@ -19,7 +19,7 @@ import transformers
 import transformers_models as models
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.compression.methods.uncalibrated import factorise
+from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.transformers_plugin import FactoredLinear
@@ -70,7 +70,7 @@ def forms(case: Case) -> Cell:
     """Scores from qk(head, distance) alone."""
     worst = 0.0
     for layer, (_, _, x, _) in case.layers():
-        if layer.head_norm is not None:
+        if not layer.is_bilinear:
             return "not bilinear"
         x1, n = np.hstack([x, np.ones((len(x), 1))]), len(x)
         distance = np.arange(n)[:, None] - np.arange(n)
@@ -85,7 +85,8 @@ def forms(case: Case) -> Cell:
 
 
 def outputs(case: Case) -> Cell:
-    return max(off(layer.frozen(a).apply(x), y) for layer, (_, a, x, y) in case.layers())
+    frozen = ((layer.frozen(a, divisors=layer.value_divisors(x)), x, y) for layer, (_, a, x, y) in case.layers())
+    return max(off(layer.apply(x), y) for layer, x, y in frozen)
 
 
 def in_memory(case: Case) -> Cell:
@@ -126,8 +127,7 @@ def rotated(case: Case) -> Cell:
 def reloaded(case: Case, checkpoint: Checkpoint, turn: np.ndarray | None = None) -> float:
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(checkpoint, Path(folder) / "out")
-        attention = case.model.config._attn_implementation
-        model = type(case.model).from_pretrained(Path(folder) / "out", attn_implementation=attention).eval()
+        model = models.loaded_like(case.model, Path(folder) / "out")
         ran = models.record(model, case.ran.tokens)
     if case.ran.logits is not None:
         return off(ran.logits, case.ran.logits)
@@ -136,11 +136,19 @@ def reloaded(case: Case, checkpoint: Checkpoint, turn: np.ndarray | None = None)
 
 def gauge(case: Case) -> Cell:
     """The same with the gauge of every head fixed, and heads in their own order."""
+    if has_latent_vectors(case):
+        return "latent"
     return reloaded(case, fix_gauge(case.checkpoint))
+
+
+def has_latent_vectors(case: Case) -> bool:
+    return case.checkpoint.attention(0).latent_norm is not None
 
 
 def compressed(case: Case) -> Cell:
     """What transformers computes from factors that stay factored, beside the weights they multiply out to."""
+    if has_latent_vectors(case):
+        return "latent"
     return float(np.max([compressed_by(case, method) for method in METHODS]))
 
 
@@ -191,6 +199,8 @@ def positions(case: Case, layer: Attention) -> str:
         kind = told.get("rope_type", "default")
         part = "" if layer.rotary.n_columns == layer.d_head else f", {layer.rotary.n_columns} columns"
         return f"rotary{'' if kind == 'default' else ' ' + kind}{part}{', in pairs' if layer.rotary.pairs else ''}"
+    if layer.relative_bias is not None:
+        return f"relative bias, {layer.relative_bias.table.shape[1]} bins"
     return "learned" if layer.alibi is None else "ALiBi"
 
 
@@ -200,6 +210,7 @@ def besides(case: Case) -> str:
     said = {
         "biases": any(layer.b_K is not None for layer in all_layers),
         "QK norm": any(layer.head_norm is not None for layer in all_layers),
+        f"values of {all_layers[0].d_value}": all_layers[0].d_value != all_layers[0].d_head,
         "soft cap": any(layer.softcap is not None for layer in all_layers),
         "window": windows == {*windows} - {None},
         "window in some layers": None in windows and len(windows) > 1,
@@ -234,21 +245,29 @@ What to know:
 
 - Rotary embeddings: `qk(head)` without a distance is refused. `qk(head, distance)` is exact at any distance,
   `qk_tensor(head, distances)` holds them all in Tucker form, and `plane=` singles out one frequency. Variants: default,
-  linear, dynamic, YaRN with its attention factor, Llama 3, longrope. Where frequencies depend on how long a sequence is
-  (dynamic, longrope), `length=` says so; without it they are those of sequences no longer than in training.
+  linear, dynamic, YaRN with its attention factor, Llama 3, longrope. If frequencies depend on the sequence length
+  (dynamic, longrope), pass `length=`; the default is that of sequences no longer than in training.
+- Relative biases (T5) add a learned number by binned distance to a score: one more rank, as for ALiBi. T5 is its
+  encoder; checkpoints with a decoder, whose cross-attention reads two streams, are refused.
 - ALiBi lowers a score by slope times distance; transformers counts from the first key instead, which shifts whole rows
   and is invisible to softmax.
 - Queries and keys that are normalised (Qwen3) give no bilinear form: `qk` says so, and `numerator()` is the layer
-  without the two divisions. Soft caps (Gemma 2) are applied to the form by `scores`, never left out.
+  without the two divisions. So is it where queries, keys and values are made from normalised low-rank latent vectors
+  (DeepSeek): there `ov` is refused, too, and `frozen` is given the divisors, `value_divisors(x)`. Soft caps (Gemma 2)
+  are applied to the form by `scores`, never left out.
 - Grouped heads: `qk_group` and `ov_group` hold the forms of all query heads that share a key and value head, with the
   shared weights as one factor.
+- Experts (Mixtral, Qwen3-MoE) are folded, rotated and run; `compress` leaves them as they are, and refuses
+  `--what mlp` and `--what all`.
+- Attention on latent vectors (DeepSeek) is stored as low-rank maps: `compress` leaves it as it is (`--what mlp` works),
+  and `fix_gauge` takes `attention(layer).numerator()`, not the checkpoint. Its layers with experts are refused.
 - A stream cannot be rotated where norms single out coordinates and stay: those of the stream itself (BERT, OPT with
   norms behind, BLOOM's of the embeddings), those of what is written (Gemma 2), and a final one that no known weight
   reads; nor where parts of the model read the stream that are not known, such as poolers.
 - `fix_gauge` leaves one model of all that differ by the gauges and the order of their heads. Rotary embeddings let
-  queries see a key bias, so it stays, save on columns that do not turn; so it does under a soft cap. Under ALiBi heads
-  keep their places. Queries and keys that are normalised leave signs and quarter turns of planes, whole turns where the
-  two weights of a plane are equal, and what their two norms share.
+  queries see a key bias, so it stays, save on columns that do not turn; so it does under a soft cap. Under ALiBi and
+  relative biases heads keep their places. Queries and keys that are normalised leave signs and quarter turns of planes,
+  whole turns where the two weights of a plane are equal, and what their two norms share.
 - Methods `matrix`, `ttm`, `tucker` and `cp` do the same to every architecture. `heads` truncates QK as one product
   where it is one; where rotary embeddings or norms stand between queries and keys, W_Q and W_K as matrices. OV is one
   product everywhere, that of all query heads that share a value head.

@@ -59,7 +59,7 @@ def other_gauge(layer: Attention, seed: int) -> Attention:
         new["W_O"][heads] = np.linalg.inv(h) @ new["W_O"][heads]
     if norm is not None and layer.rotary is not None:
         norm = _other_norm(new, norm, layer.rotary, rng)
-    if layer.alibi is None:
+    if layer.alibi is None and layer.relative_bias is None:
         keys = rng.permutation(layer.kv_heads)
         heads = np.concatenate([key * group + rng.permutation(group) for key in keys])
         for name, order in {"Q": heads, "O": heads, "K": keys, "V": keys}.items():
@@ -104,18 +104,18 @@ def _other_norm(new: dict[str, Any], norm: HeadNorm, rotary: Rotary, rng: np.ran
 def in_other_gauge(checkpoint: Checkpoint, seed: int) -> Checkpoint:
     """A model with every layer in another gauge."""
     changes: dict[str, np.ndarray] = {}
-    row = checkpoint.architecture
     for k in range(checkpoint.n_layers):
+        attention = checkpoint.wiring.layers[k].attention
         layer = other_gauge(checkpoint.attention(k), seed + k)
         weights = {n: np.concatenate(list(getattr(layer, f"W_{n.upper()}")), axis=1) for n in "qkv"}
         weights["o"] = np.concatenate(list(layer.W_O))
         biases = {n: b.ravel() for n in "qkvo" if (b := getattr(layer, f"b_{n.upper()}")) is not None}
-        changes |= put_together(row, checkpoint.sizes, checkpoint.prefix, k, Projections(weights, biases))
-        if layer.head_norm is not None and row.qk_norm is not None:
-            base = checkpoint.prefix + row.attention.format(layer=k)
-            stored = 1 if row.norm == "rms + 1" else 0
+        changes |= put_together(attention, Projections(weights, biases))
+        if layer.head_norm is not None:
+            stored = 1 if checkpoint.architecture.norm == "rms + 1" else 0
             of_norms = (layer.head_norm.query - stored, layer.head_norm.key - stored)
-            changes |= {f"{base}.{n}.weight": w for n, w in zip(row.qk_norm, of_norms, strict=True)}
+            names = [f"{attention.parent}.{n}.weight" for n in checkpoint.architecture.qk_norm or ()]
+            changes |= dict(zip(names, of_norms, strict=True))
     return with_tensors(checkpoint, {name: (lambda value=value: value) for name, value in changes.items()})
 
 

@@ -41,7 +41,12 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "page", sorted(path.name for path in (ROOT / "docs").glob("*.md") if ">>>" in path.read_text())
+    "page",
+    [
+        pytest.param(path.name, marks=[pytest.mark.slow] if path.name.startswith("gallery") else [])
+        for path in sorted((ROOT / "docs").glob("*.md"))
+        if ">>>" in path.read_text()
+    ],
 )
 def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where the gallery leaves its pictures
@@ -125,6 +130,16 @@ def test_every_public_name_is_on_the_page_of_functions(package: ModuleType) -> N
     defined = {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
     missing = [name for name, value in defined.items() if f":: {value.__module__}.{name}\n" not in text + "\n"]
     assert missing == []
+
+
+def test_every_conversion_of_a_library_is_on_the_page_of_functions() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    folder = ROOT / "adapters" / "tnlib_adapters" / "interop"
+    modules = [f"tnlib_adapters.interop.{path.stem}" for path in folder.glob("[a-z]*.py")]
+    functions = [f for name in modules for f in inspect.getmembers(importlib.import_module(name), inspect.isfunction)]
+    names = [f"{f.__module__}.{name}" for name, f in functions if f.__module__ in modules and not name.startswith("_")]
+    assert len(names) >= 20
+    assert [name for name in names if f":: {name}\n" not in text] == []
 
 
 def test_every_random_format_is_on_the_page_of_functions() -> None:

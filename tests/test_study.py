@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tnlib_adapters.compression.choices import WHAT
+from tnlib_adapters.compression.request import WHAT
 
 from benchmarks import calibrated, study_picture
 

@@ -55,6 +55,7 @@ def random_model(name: str) -> Any:
             parameter.add_(0.3 * torch.randn_like(parameter))
     if model.config.model_type != "falcon":
         model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")  # the grouped matrix product of torch has no double precision
     return model
 
 
@@ -76,8 +77,8 @@ def outputs(model: Any, x: np.ndarray) -> np.ndarray:
 
 def loaded_like(model: Any, folder: Path) -> Any:
     """The model of a folder, in the class, precision and kind of attention of another one."""
-    kind = model.config._attn_implementation
-    return type(model).from_pretrained(folder, dtype=model.dtype, attn_implementation=kind).eval()
+    kinds = {"attn_implementation": model.config._attn_implementation, "experts_implementation": "eager"}
+    return type(model).from_pretrained(folder, dtype=model.dtype, **kinds).eval()
 
 
 def trained_model(folder: Path) -> Any:
@@ -129,11 +130,12 @@ def _writes(into: list[np.ndarray]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _softmax_recorded(into: list[np.ndarray]) -> Iterator[None]:
-    """Keep what every softmax is given: the model's own scores, masked where a position may not look."""
+    """Keep what every softmax of attention is given: the model's own scores, masked where a position may not look."""
     original = nn.functional.softmax
 
     def recorded(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        into.append(x.numpy())
+        if x.ndim == 4:  # those of routers of experts have two axes
+            into.append(x.numpy())
         return original(x, *args, **kwargs)
 
     nn.functional.softmax = recorded

@@ -1,6 +1,8 @@
 """Tensor trains, Tucker and CP decompositions under one error contract.
 
-The stub beside this file lists the public names, which are loaded when they are first used (SPEC 1).
+Invalid arguments are refused before any work, with an `ArgumentError` (a ValueError) or an `ArgumentTypeError` (a
+TypeError) that names the function, the parameter, what is expected, what was passed, and a remedy. So are NaN and inf.
+Docstrings name further errors only. The stub beside this file lists the public names, loaded on first use (SPEC 1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Old names that keep working with a DeprecationWarning: keyword arguments and modules."""
+"""Old names that keep working with a DeprecationWarning: keyword arguments, functions, classes and modules."""
 
 from __future__ import annotations
 
@@ -54,6 +54,22 @@ def deprecated_module(old: str, new: str) -> Callable[[str], Any]:
         value = getattr(importlib.import_module(new), name)
         warnings.warn(f"{old}.{name} is deprecated; use {new}.{name} instead.", DeprecationWarning, stacklevel=2)
         return value
+
+    return load
+
+
+def renamed_names(module: str, new_names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module `__getattr__` that forwards old names of functions and classes of `module` to new ones.
+
+    >>> __getattr__ = renamed_names(__name__, {"Features": "SingularVectors"})
+    """
+
+    def load(name: str) -> Any:
+        if name not in new_names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new = new_names[name]
+        warnings.warn(f"{module}.{name} is deprecated; use {module}.{new} instead.", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], new)
 
     return load
 

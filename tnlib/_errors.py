@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+_LONGEST = 1000  # characters of a message
+
 
 class TnlibError(Exception):
-    """Base class of the errors that tnlib raises; the message is one line, whatever it quotes."""
+    """Base class of the errors that tnlib raises; the message is one line of at most 1,000 characters.
+
+    What a message quotes may be of any length; the middle is left out, and the remedy at the end remains.
+    """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(" ".join(line.strip() for line in message.splitlines()))
+        line = " ".join(line.strip() for line in message.splitlines())
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST - 305]} ... {line[-300:]}"
+        super().__init__(line)
 
 
 class ArgumentError(TnlibError, ValueError):

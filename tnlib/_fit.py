@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from tnlib._errors import ConvergenceWarning, DegenerateCutWarning
+from tnlib._errors import ArgumentTypeError, ConvergenceWarning, DegenerateCutWarning
 from tnlib._typing import FormatProtocol
+from tnlib._validate import advice_for
 
 F = TypeVar("F", bound=FormatProtocol)
 
@@ -26,7 +27,8 @@ class Fit(Generic[F]):
     error
         Relative Frobenius error, norm(x - value.full()) / norm(x); 0 for a zero tensor.
     certified
-        True where `error` is never below the true error by more than roundoff.
+        True where `error` is never below the true error by more than roundoff. Subnormal results are not certified:
+        below 2.2e-308, in 32 bits 1.2e-38, rounding is not relative.
     converged
         False where a tolerance was missed, or an iteration ran out of steps.
     n_iter
@@ -51,6 +53,12 @@ class Fit(Generic[F]):
     n_iter: int
     notes: tuple[str, ...] = ()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            where = "" if name.startswith("_") or not hasattr(self.value, name) else f"; use fit.value.{name}"
+            raise AttributeError(f"'Fit' object has no attribute '{name}'{where}", name=name, obj=self)
+
     def __repr__(self) -> str:
         value = self.value
         dense, stored = math.prod(value.shape), value.n_parameters
@@ -69,6 +77,14 @@ class Fit(Generic[F]):
         return "\n".join(lines)
 
 
+def _is_subnormal(value: Any) -> bool:
+    """Test if entries of `value` are so small that rounding them is not relative; trains have a scale of their own."""
+    least = float(np.finfo(value.dtype).tiny)
+    if hasattr(value, "exponent"):
+        return bool(value.exponent < 0 and -math.inf < value.log_norm() < math.log(least))
+    return any(0 < np.abs(a).max(initial=0) < least for a in value.arrays())
+
+
 def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
     """Return the relative error below which `n_steps` factorizations of a tensor count as exact."""
     return 32 * float(np.finfo(dtype).eps) * math.sqrt(n_steps)
@@ -84,6 +100,12 @@ def shorten(sizes: tuple[int, ...], separator: str) -> str:
         return separator.join(map(str, sizes))
     head, tail = (separator.join(map(str, part)) for part in (sizes[:8], sizes[-4:]))
     return f"{head} ... {tail} ({len(sizes)} of them, largest {max(sizes)})"
+
+
+def wrong_type(function: str, parameter: str, expected: str, value: object, advice: str) -> ArgumentTypeError:
+    """Return the error of a parameter of another type than `expected` ("a TensorTrain"), with advice by its class."""
+    advice = advice_for(value, advice)
+    return ArgumentTypeError(f"{function}: {parameter} must be {expected}, got a {type(value).__name__}; {advice}.")
 
 
 def report(
@@ -107,11 +129,14 @@ def report(
             f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "
             "raise the rank or the number of sweeps that limits it, or rtol."
         )
-        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        warnings.warn(text, ConvergenceWarning, stacklevel=5)
     elif rtol is None and not stationary:
         text = f"{function}: still improving after {n_iter} sweeps, at error {error:.3g}; raise n_iter."
-        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        warnings.warn(text, ConvergenceWarning, stacklevel=5)
     for note in notes:
-        warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=4)
+        warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=5)
+    if certified and _is_subnormal(value):
+        certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
+        notes = (*notes, note)
     converged = not missed and (stationary or rtol is not None)
     return Fit(value, error, certified, converged, n_iter, notes)

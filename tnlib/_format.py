@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import shorten
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_dtype, as_list, to_numpy
+from tnlib._validate import advice_for, as_array, as_dtype, as_list, to_numpy
 
 MAX_NDIM = 64  # of a numpy array
 
@@ -112,6 +112,29 @@ class Format(ABC):
         cast = {name: a.astype(self._dtype_of(name, target)) for name, a in self.named_arrays().items()}
         return self.from_named_arrays(cast, self.attributes())
 
+    def conj(self) -> Self:
+        """Return the complex conjugate."""
+        conjugate = {name: a.conj() for name, a in self.named_arrays().items()}
+        return self.from_named_arrays(conjugate, self.attributes())
+
+    @property
+    def real(self) -> Self:
+        """The real part, exact and of a real dtype; ranks of complex data grow, real data are returned unchanged."""
+        return self._part(imaginary=False) if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary part, exact and of a real dtype; ranks of complex data grow."""
+        return self._part(imaginary=True)
+
+    def _part(self, *, imaginary: bool) -> Self:
+        """Return the real or the imaginary part, with arrays of a real dtype."""
+        name = type(self).__name__
+        raise ArgumentTypeError(
+            f"{name}.{'imag' if imaginary else 'real'}: the value must be of a format with a real part, got a {name}; "
+            "take that of its .full()."
+        )
+
     def _target_dtype(self, dtype: npt.DTypeLike) -> np.dtype[Any]:
         """Return `dtype` if the arrays can be cast to it."""
         function = f"{type(self).__name__}.astype"
@@ -140,24 +163,10 @@ class Format(ABC):
 class LinearFormat(Format):
     """A format closed under addition and multiplication by numbers: exact, ranks add up."""
 
-    def conj(self) -> Self:
-        """Return the complex conjugate."""
-        conjugate = {name: a.conj() for name, a in self.named_arrays().items()}
-        return self.from_named_arrays(conjugate, self.attributes())
-
-    @property
-    def real(self) -> Self:
-        """The real part, exact and of a real dtype; ranks of complex data grow, real data are returned unchanged."""
-        return self._part(imaginary=False) if self.dtype.kind == "c" else self
-
     @property
     def imag(self) -> Self:
         """The imaginary part, exact and of a real dtype; ranks of complex data grow."""
-        return self._part(imaginary=True) if self.dtype.kind == "c" else self._multiplied(0)
-
-    @abstractmethod
-    def _part(self, *, imaginary: bool) -> Self:
-        """Return the real or the imaginary part of complex data, with arrays of a real dtype."""
+        return super().imag if self.dtype.kind == "c" else self._multiplied(0)
 
     @abstractmethod
     def _multiplied(self, number: Any) -> Self:
@@ -242,9 +251,15 @@ class Operator(Format):
     def _matmat(self, x: Array) -> Array:
         """Return self @ x for a validated x (n, k), without multiplying out."""
 
-    @abstractmethod
+    @property
+    def H(self) -> Self:
+        """The adjoint, where the format has a transpose `T`."""
+        adjoint: Self = self.T.conj()  # type: ignore[attr-defined]
+        return adjoint
+
     def _rmatmat(self, x: Array) -> Array:
         """Return self^H @ x for a validated x (m, k), without multiplying out."""
+        return self.H._matmat(x)
 
     def matmat(self, x: Array) -> Array:
         """Return self @ x for x of shape (n, k)."""
@@ -341,10 +356,11 @@ def refuse_different_sizes(name: str, a: Sequence[Any], b: Sequence[Any], reason
 
 def refuse_other_format(sign: str, a: Format, b: Any) -> None:
     """Raise where `b` is a format that `a` cannot be combined with."""
-    if isinstance(b, Format):
+    advice = advice_for(b, "make one of the other with tnlib.convert" if isinstance(b, Format) else "")
+    if advice:
         raise ArgumentTypeError(
             f"{type(a).__name__} {sign} {type(b).__name__}: both must be of kinds that go together, got others; "
-            "make one of the other with tnlib.convert."
+            f"{advice}."
         )
 
 
@@ -359,6 +375,14 @@ def refuse_too_large(value: Format) -> None:
         raise ArgumentError(
             f"{name}.full: the dense array must fit into memory, got 2**{size.bit_length() - 1} numbers or more; "
             "slice or contract it first."
+        )
+
+
+def refuse_unallocatable(function: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    """Raise where a stored array of this shape does not fit into memory."""
+    if not fits_in_memory(math.prod(shape), dtype):
+        raise ArgumentError(
+            f"{function}: every stored array must fit into memory, got one of shape {tuple(shape)}; lower its sizes."
         )
 
 
@@ -384,14 +408,13 @@ def as_stored_list(format_name: str, noun: str, arrays: Any, *, ndim: int) -> tu
 
 def set_fields(value: Format, **fields: Any) -> None:
     """Set validated fields of a frozen dataclass, in its `__post_init__`."""
-    for name, field in fields.items():
-        object.__setattr__(value, name, field)
+    vars(value).update(fields)
 
 
 def read_only(a: Array) -> Array:
     """Return a view of `a` that cannot be written to."""
     view = a.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-MOVED = {
-    "tnlib.decompose": "tnlib",
-    "tnlib.decompose.cp": "tnlib",
-    "tnlib.decompose.svd": "tnlib",
-    "tnlib.decompose.tt_cross": "tnlib",
-    "tnlib.decompose.tt_svd": "tnlib",
-    "tnlib.decompose.tucker": "tnlib",
-    "tnlib.drawing.graph": "tnlib.drawing",
-    "tnlib.drawing.steps": "tnlib.drawing",
-    "tnlib.formats.kronecker": "tnlib",
-    "tnlib.formats.low_rank": "tnlib",
-    "tnlib.formats.svd": "tnlib",
-    "tnlib.formats.vidal": "tnlib",
-    "tnlib.network.build": "tnlib.interop.quimb",
-    "tnlib.network.contraction": "tnlib.interop.quimb",
-    "tnlib.network.copies": "tnlib.interop.quimb",
-    "tnlib.network.cost": "tnlib.interop.quimb",
-    "tnlib.network.hole": "tnlib.interop.quimb",
-    "tnlib.network.loops": "tnlib.interop.quimb",
-    "tnlib.network.recognise": "tnlib.interop.quimb",
-    "tnlib.network.special": "tnlib.interop.quimb",
-    "tnlib.network.trees": "tnlib.interop.quimb",
-    "tnlib.network.value": "tnlib.interop.quimb",
-    "tnlib.ops.apply": "tnlib",
-    "tnlib.ops.balance": "tnlib",
-    "tnlib.ops.canonicalize": "tnlib",
-    "tnlib.ops.degenerate": "tnlib",
-    "tnlib.ops.join": "tnlib",
-    "tnlib.ops.match": "tnlib",
-    "tnlib.ops.round_randomized": "tnlib",
-    "tnlib.ops.schmidt": "tnlib",
+_OLD_NAMES = {
+    "tnlib": (
+        "decompose decompose.cp decompose.svd decompose.tt_cross decompose.tt_svd decompose.tucker "
+        "formats.kronecker formats.low_rank formats.svd formats.vidal ops.apply ops.balance ops.canonicalize "
+        "ops.degenerate ops.join ops.match ops.round_randomized ops.schmidt"
+    ),
+    "tnlib.drawing": "drawing.graph drawing.steps",
+    "tnlib.interop.quimb": (
+        "network.build network.contraction network.copies network.cost network.hole network.loops "
+        "network.recognise network.special network.trees network.value"
+    ),
 }
+MOVED = {f"tnlib.{name}": new for new, names in _OLD_NAMES.items() for name in names.split()}

@@ -6,13 +6,13 @@ before it is used. `register` accepts classes and functions as well, for formats
 
 from __future__ import annotations
 
-import functools
 import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit
+from tnlib._fit import wrong_type
 
 Implementation: TypeAlias = Callable[..., Any]
 Reference: TypeAlias = str | Implementation  # "module:name", or the object itself
@@ -25,6 +25,10 @@ _PROVIDERS = (
     "tnlib.formats.matrix",
     "tnlib.interop.quimb",
 )
+
+# Verbs that the functions of tnlib look up, beside conversions to_<Class>.
+VERBS = {"round", "inner", "kron", "outer", "entries", "contract_vectors", "canonical_form", "diagram"}
+VERBS |= {"schmidt_values", "ttm_svd"}  # of KroneckerTerms
 
 _VERBS: dict[str, dict[str, Reference]] = {}  # class -> verb -> implementation
 _CLASSES: dict[str, str | type] = {}  # name of a class -> class
@@ -46,10 +50,14 @@ def register(kind: type | str, **verbs: Reference) -> None:
     --------
     >>> class Segment(float):
     ...     pass
-    >>> register(Segment, double=lambda segment: 2 * segment)
-    >>> implementation("double", Segment)(Segment(1.5))
+    >>> register(Segment, inner=lambda a, b: a * b)
+    >>> implementation("inner", Segment)(Segment(1.5), Segment(2.0))
     3.0
     """
+    if unknown := [verb for verb in verbs if verb not in VERBS and not verb.startswith("to_")]:
+        raise ArgumentError(
+            f"register: a verb must be to_<Class> or one of {', '.join(sorted(VERBS))}, got {unknown[0]}; correct it."
+        )
     if isinstance(kind, type):
         _load_providers()  # whose names are taken
     elif not isinstance(kind, str):
@@ -80,10 +88,7 @@ def require(function: str, verb: str, parameter: str, value: object, advice: str
     """Return the implementation of `verb` for `value`, or raise with a list of the formats that have one."""
     target = implementation(verb, type(value))
     if target is None:
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be {list_formats(verb)}, got a {type(value).__name__}; "
-            f"{'pass fit.value' if isinstance(value, Fit) else advice}."
-        )
+        raise wrong_type(function, parameter, list_formats(verb), value, advice)
     return target
 
 
@@ -119,7 +124,4 @@ def _class_name(key: str) -> str:
 
 
 def _resolve(reference: Reference) -> Any:
-    if not isinstance(reference, str):
-        return reference
-    module, _, path = reference.partition(":")
-    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    return pkgutil.resolve_name(reference) if isinstance(reference, str) else reference

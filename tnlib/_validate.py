@@ -19,6 +19,8 @@ from tnlib._typing import Array
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
+_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
+
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 
 
@@ -39,10 +41,12 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
             x = x.detach().cpu().resolve_conj().resolve_neg()
             x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         a = np.asarray(x)
+        if a.dtype == object and advice_for(x, ""):
+            raise ValueError("it is in factored form")
     except (ValueError, TypeError, RuntimeError) as problem:  # torch refuses with a RuntimeError
         raise ArgumentTypeError(
             f"{function}: {parameter} must be an array of numbers, got a {type(x).__name__} that numpy cannot "
-            f"convert ({problem}); pass a numpy array."
+            f"convert ({problem}); {advice_for(x, 'pass a numpy array')}."
         ) from None
     return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
 
@@ -113,7 +117,10 @@ def as_real(function: str, parameter: str, value: Any, example: str) -> float:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be a real number, got {value!r}; pass for example {example}."
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer or a fraction beyond every float
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
 def as_count(function: str, parameter: str, value: Any, *, least: int = 1) -> int:
@@ -233,11 +240,25 @@ def is_list(value: Any) -> bool:
 def as_list(function: str, parameter: str, values: Any, kind: str) -> Sequence[Any]:
     """Return a non-empty sequence of `kind` ("arrays")."""
     if not is_list(values) or len(values) == 0:
+        kind_passed, advice = type(values).__name__, advice_for(values, "pass a list")
+        if is_list(values):
+            kind_passed, advice = f"an empty {kind_passed}", "pass at least one"
         raise ArgumentTypeError(
-            f"{function}: {parameter} must be a non-empty sequence of {kind}, got {type(values).__name__}; pass a list."
+            f"{function}: {parameter} must be a non-empty sequence of {kind}, got {kind_passed}; {advice}."
         )
     checked: Sequence[Any] = values
     return checked
+
+
+def advice_for(value: Any, otherwise: str) -> str:
+    """Return the advice for a value of a wrong class: the part of a Fit, the converter of another library's class."""
+    for kind in type(value).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if (package, kind.__name__) == ("tnlib", "Fit"):
+            return "pass fit.value"
+        if package in _CONVERTED:
+            return f"convert it with tnlib_adapters.interop.{package}.from_{package}"
+    return otherwise
 
 
 def is_one_of(value: Any, names: Collection[str]) -> bool:
@@ -277,14 +298,20 @@ def as_path(function: str, parameter: str, path: Any) -> Path:
 
 
 def as_target(function: str, path: Any) -> Path:
-    """Return the path of a file to write, in an existing folder."""
+    """Return the path of a file to write, in an existing folder; only a regular file is replaced."""
     target = as_path(function, "path", path)
-    if not target.absolute().parent.is_dir():
+    real = Path(os.path.realpath(target))  # where a symbolic link leads, which need not exist yet
+    if not real.parent.is_dir():
         raise MissingFileError(
-            f"{function}: the folder of path must exist, found none at {target.parent}; make it first."
+            f"{function}: the folder of path must exist, found none at {real.parent}; make it first."
         )
     if target.is_dir():
         raise ArgumentError(f"{function}: path must name a file, got the folder {target}; add a name.")
+    if real.is_symlink() or (real.exists() and not real.is_file()):
+        raise ArgumentError(
+            f"{function}: path must name a regular file, got a device, pipe, socket or circular link at {target}; "
+            "pass another name."
+        )
     return target
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentTypeError, FileFormatError, MissingFileError, TnlibError
+from tnlib._errors import FileFormatError, MissingFileError, TnlibError
 from tnlib._files import write_whole
-from tnlib._fit import Fit
+from tnlib._fit import wrong_type
 from tnlib._format import Format
+from tnlib._json import parse_json
 from tnlib._registry import format_class
 from tnlib._typing import Array
 from tnlib._validate import as_path, as_target
@@ -41,14 +42,9 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
     Parameters
     ----------
     path
-        The file to write; an existing one is replaced.
+        The file to write. An existing regular file is replaced and keeps its mode; a symbolic link to one is followed.
     value
         Any format. Of a `Fit`, save its `value`.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError, MissingFileError
-        If `value` is not a format, `path` is no path or a folder, or the folder of `path` does not exist.
 
     Examples
     --------
@@ -63,8 +59,7 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
     target, name = as_target("save", path), type(value).__name__
     if not isinstance(value, Format) or format_class(name) is not type(value):
         advice = "register its class" if isinstance(value, Format) else "decompose it first"
-        advice = "save its .value" if isinstance(value, Fit) else advice
-        raise ArgumentTypeError(f"save: value must be a format of tnlib, got {name}; {advice}.")
+        raise wrong_type("save", "value", "a format of tnlib", value, advice)
     arrays = value.named_arrays()
     tensors = {key: _as_real(a) for key, a in arrays.items()}
     header = {"version": VERSION, "format": name, **value.attributes()}
@@ -74,17 +69,7 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Format:
-    """Read the format that `save` wrote.
-
-    Parameters
-    ----------
-    path
-        A file written by `save`, of this or an earlier version.
-
-    Returns
-    -------
-    SVD | LowRank | TensorTrain | TTMatrix | Tucker | CP | KroneckerTerms | Vidal
-        Equal to the saved value, bit for bit, centre and scale included.
+    """Read the format that `save` of this or an earlier version wrote: bit for bit, centre and scale included.
 
     Raises
     ------
@@ -99,59 +84,74 @@ def load(path: str | os.PathLike[str]) -> Format:
     try:
         with safe_open(file, framework="numpy") as opened:
             metadata = opened.metadata() or {}
-            if _KEY not in metadata:
-                raise FileFormatError(
-                    f"load: {file} is a safetensors file without a tnlib header; read it with safetensors.numpy."
-                )
-            arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, AttributeError, KeyError, TypeError) as problem:  # a TypeError: dtypes that numpy lacks
+            names = opened.keys() if _KEY in metadata else []
+            arrays = {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as problem:  # dtypes, shapes numpy lacks
         raise FileFormatError(
             f"load: {file} is not a whole safetensors file ({problem}); it may be cut short, save it again."
         ) from None
+    if _KEY not in metadata:
+        raise FileFormatError(
+            f"load: {file} is a safetensors file without a tnlib header; read it with safetensors.numpy."
+        )
     return _build(file, metadata[_KEY], arrays)
 
 
 def _build(file: Path, text: str, stored: Mapping[str, Array]) -> Format:
-    try:
-        header = json.loads(text)
-        version, name = header["version"], header["format"]
-        if type(version) is not int or version not in _RENAMED:
-            raise FileFormatError(
-                f"load: {file} has version {version!r}, this tnlib reads versions up to {VERSION}; "
-                "install a newer tnlib."
-            )
-        kind = format_class(name) if isinstance(name, str) else None
-        if kind is None or not issubclass(kind, Format):
-            raise FileFormatError(
-                f"load: {file} holds a format {name!r} that this tnlib does not know; install a newer tnlib."
-            )
-        attributes = {key: x for key, x in header.items() if key not in _RESERVED}
-        value: Format = kind.from_named_arrays(_decoded(header["complex"], stored), attributes)
-        _refuse_unknown(file, "arrays", stored, value.named_arrays())
-        expected = [_RENAMED[version].get(key, key) for key in value.attributes()]
-        _refuse_unknown(file, "keys", attributes, expected)
-        if not attributes.keys() >= set(expected):
-            raise KeyError(*sorted(set(expected) - attributes.keys()))
-        digest = header["digest"]
-    except FileFormatError:
-        raise
+    header = _header(file, text)
+    version, name = header["version"], header["format"]
+    if type(version) is not int or version not in _RENAMED:
+        raise FileFormatError(
+            f"load: {file} has version {version!r}, this tnlib reads versions up to {VERSION}; install a newer tnlib."
+        )
+    kind = format_class(name) if isinstance(name, str) else None
+    if kind is None or not issubclass(kind, Format):
+        raise FileFormatError(
+            f"load: {file} holds a format {name!r} that this tnlib does not know; install a newer tnlib."
+        )
+    attributes = {key: x for key, x in header.items() if key not in _RESERVED}
+    arrays = _decoded(file, header["complex"], stored)
+    try:  # a format takes arrays and attributes as they come; what it cannot use is damage
+        value: Format = kind.from_named_arrays(arrays, attributes)
     except TnlibError as problem:
         raise FileFormatError(f"load: {file} does not hold a valid {name}: {problem}") from None
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as problem:
-        reason = " ".join(f"{type(problem).__name__}: {problem}".split())
-        raise FileFormatError(f"load: {file} has a damaged tnlib header ({reason}); save it again.") from None
-    if digest != _digest({key: x for key, x in header.items() if key != "digest"}, stored):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        raise _damaged(file, f"{type(problem).__name__}: {problem}") from None
+    _refuse_unknown(file, "arrays", stored, value.named_arrays())
+    expected = [_RENAMED[version].get(key, key) for key in value.attributes()]
+    _refuse_unknown(file, "keys", attributes, expected)
+    if missing := sorted(set(expected) - attributes.keys()):
+        raise _damaged(file, f"no {missing[0]!r}")
+    if header["digest"] != _digest({key: x for key, x in header.items() if key != "digest"}, stored):
         raise FileFormatError(f"load: {file} was changed after it was saved; its digest differs, save it again.")
     return value
 
 
-def _decoded(pairs: Any, stored: Mapping[str, Array]) -> dict[str, Array]:
+def _header(file: Path, text: str) -> dict[str, Any]:
+    """Return the JSON object of a header, with all keys that every format has."""
+    try:
+        header = parse_json(text.encode())
+    except ValueError as problem:
+        raise _damaged(file, str(problem)) from None
+    if not isinstance(header, dict):
+        raise _damaged(file, f"a {type(header).__name__} in place of an object")
+    if missing := [key for key in _RESERVED if key not in header]:
+        raise _damaged(file, f"no {missing[0]!r}")
+    return header
+
+
+def _damaged(file: Path, reason: str) -> FileFormatError:
+    return FileFormatError(f"load: {file} has a damaged tnlib header ({' '.join(reason.split())}); save it again.")
+
+
+def _decoded(file: Path, pairs: Any, stored: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays of the format: those named in `pairs` are complex."""
-    if not isinstance(pairs, list) or not set(pairs) <= stored.keys():
-        raise ValueError(f"complex must list arrays, got {pairs!r}")
+    if not isinstance(pairs, list) or not all(isinstance(name, str) and name in stored for name in pairs):
+        raise _damaged(file, f"complex must list arrays, got {pairs!r}")
+    pairs = set(pairs)
     for name, a in stored.items():
         if a.dtype.name not in _STORED or (name in pairs and a.shape[-1:] != (2,)):
-            raise ValueError(f"{name} has dtype {a.dtype} and shape {a.shape}")
+            raise _damaged(file, f"{name} has dtype {a.dtype} and shape {a.shape}")
     return {name: _as_complex(a) if name in pairs else a for name, a in stored.items()}
 
 

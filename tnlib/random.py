@@ -1,6 +1,6 @@
 """Random values of every format: independent standard normal entries in all stored arrays.
 
-Parameters and errors of all functions:
+Parameters of all functions:
 
 shape
     (n[0], ..., n[d-1]), the sizes of the legs.
@@ -8,26 +8,30 @@ dtype
     float32, float64, complex64 or complex128; complex entries have variance 1 too.
 rng
     A numpy random generator or a seed for it; None always draws the same numbers.
-
-ArgumentError or ArgumentTypeError is raised if a size or rank is no positive integer, or there are too many or too few.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError
+from tnlib._format import refuse_unallocatable
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, as_sizes_of_each
 from tnlib.formats.cp.format import CP
+from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
+from tnlib.linalg.randomized import standard_normal
+
+__all__ = ["cp", "kronecker_terms", "low_rank", "tensor_train", "tt_matrix", "tucker"]
 
 Rng = np.random.Generator | int | None
 
@@ -57,7 +61,7 @@ def tensor_train(
     TensorTrain(shape 4 x 5 x 6, ranks (1, 3, 3, 1), 75 numbers, float64)
     """
     sizes = as_sizes("tensor_train", "shape", shape)
-    return TensorTrain(_cores("tensor_train", [(n,) for n in sizes], rank, dtype, rng))
+    return TensorTrain(_cores([(n,) for n in sizes], rank, _Normal("tensor_train", dtype, rng)))
 
 
 def tt_matrix(
@@ -77,7 +81,7 @@ def tt_matrix(
     (6, 20)
     """
     legs = list(zip(*as_leg_pairs("tt_matrix", row_shape, col_shape), strict=True))
-    return TTMatrix(_cores("tt_matrix", legs, rank, dtype, rng))
+    return TTMatrix(_cores(legs, rank, _Normal("tt_matrix", dtype, rng)))
 
 
 def tucker(
@@ -91,10 +95,9 @@ def tucker(
     >>> tnlib.random.tucker((4, 5, 6), 2, rng=0).ranks
     (2, 2, 2)
     """
-    sizes, generator, kind = as_sizes("tucker", "shape", shape), as_rng("tucker", rng), as_dtype("tucker", dtype)
+    sizes, normal = as_sizes("tucker", "shape", shape), _Normal("tucker", dtype, rng)
     inner = as_sizes_of_each("tucker", "ranks", ranks, len(sizes))
-    core = _normal(inner, kind, generator)
-    return Tucker(core, [_normal((n, r), kind, generator) for n, r in zip(sizes, inner, strict=True)])
+    return Tucker(normal(*inner), [normal(n, r) for n, r in zip(sizes, inner, strict=True)])
 
 
 def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> CP:
@@ -106,9 +109,8 @@ def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rn
     >>> tnlib.random.cp((4, 5, 6), 2, rng=0).ranks
     (2,)
     """
-    sizes, generator, kind = as_sizes("cp", "shape", shape), as_rng("cp", rng), as_dtype("cp", dtype)
-    components = as_count("cp", "rank", rank)
-    return CP(np.ones(components, kind), [_normal((n, components), kind, generator) for n in sizes])
+    sizes, components, normal = as_sizes("cp", "shape", shape), as_count("cp", "rank", rank), _Normal("cp", dtype, rng)
+    return CP(np.ones(components, normal.dtype), [normal(n, components) for n in sizes])
 
 
 def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> LowRank:
@@ -120,28 +122,51 @@ def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float
     >>> tnlib.random.low_rank((40, 50), 2, rng=0).n_parameters
     180
     """
-    sizes, generator, kind = as_sizes("low_rank", "shape", shape), as_rng("low_rank", rng), as_dtype("low_rank", dtype)
+    sizes, inner = as_sizes("low_rank", "shape", shape), as_count("low_rank", "rank", rank)
     if len(sizes) != 2:
         raise ArgumentError(f"low_rank: shape must be a pair (m, n), got {sizes}; for more legs use tensor_train.")
-    inner = as_count("low_rank", "rank", rank)
-    return LowRank(_normal((sizes[0], inner), kind, generator), _normal((inner, sizes[1]), kind, generator))
+    normal = _Normal("low_rank", dtype, rng)
+    return LowRank(normal(sizes[0], inner), normal(inner, sizes[1]))
 
 
-def _cores(
-    function: str, legs: Sequence[tuple[int, ...]], rank: int | Sequence[int], dtype: npt.DTypeLike, rng: Rng
-) -> list[Array]:
-    generator, kind = as_rng(function, rng), as_dtype(function, dtype)
-    bonds = [1, *as_sizes_of_each(function, "rank", rank, len(legs) - 1), 1]
+def kronecker_terms(
+    row_shape: Sequence[int], col_shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None
+) -> KroneckerTerms:
+    """Return a sum of `rank` Kronecker products of matrices (p, p') and (q, q').
+
+    `row_shape` is (p, q) and `col_shape` (p', q'), sizes of positions and features.
+
+    Examples
+    --------
+    >>> import tnlib
+    >>> tnlib.random.kronecker_terms((2, 3), (4, 5), 2, rng=0).shape
+    (6, 20)
+    """
+    rows, columns = as_leg_pairs("kronecker_terms", row_shape, col_shape)
+    if len(rows) != 2:
+        raise ArgumentError(
+            f"kronecker_terms: row_shape and col_shape must be pairs of positions and features, got {rows} and "
+            f"{columns}; for more legs use tt_matrix."
+        )
+    terms, normal = as_count("kronecker_terms", "rank", rank), _Normal("kronecker_terms", dtype, rng)
+    return KroneckerTerms(normal(terms, rows[0], columns[0]), list(normal(terms, rows[1], columns[1])))
+
+
+class _Normal:
+    """Draws arrays of independent standard normal entries for the public function of this name."""
+
+    def __init__(self, function: str, dtype: npt.DTypeLike, rng: Rng) -> None:
+        self.function, self.dtype, self._rng = function, as_dtype(function, dtype), as_rng(function, rng)
+
+    def __call__(self, *shape: int) -> Array:
+        refuse_unallocatable(self.function, shape, self.dtype)
+        return standard_normal(shape, self.dtype, self._rng)
+
+
+def _cores(legs: Sequence[tuple[int, ...]], rank: int | Sequence[int], normal: _Normal) -> list[Array]:
+    bonds = [1, *as_sizes_of_each(normal.function, "rank", rank, len(legs) - 1), 1]
     for k in range(1, len(legs)):  # a bond larger than the legs on one side of it allow is deficient
-        bonds[k] = min(bonds[k], bonds[k - 1] * int(np.prod(legs[k - 1])))
+        bonds[k] = min(bonds[k], bonds[k - 1] * math.prod(legs[k - 1]))
     for k in range(len(legs) - 1, 0, -1):
-        bonds[k] = min(bonds[k], bonds[k + 1] * int(np.prod(legs[k])))
-    shapes = [(bonds[k], *sizes, bonds[k + 1]) for k, sizes in enumerate(legs)]
-    return [(_normal(shape, kind, generator) / np.sqrt(shape[0])).astype(kind, copy=False) for shape in shapes]
-
-
-def _normal(shape: Sequence[int], dtype: np.dtype[np.generic], rng: np.random.Generator) -> Array:
-    draw = rng.standard_normal(shape)
-    if dtype.kind == "c":
-        return np.asarray((draw + 1j * rng.standard_normal(shape)) / np.sqrt(2), dtype)
-    return draw.astype(dtype, copy=False)
+        bonds[k] = min(bonds[k], bonds[k + 1] * math.prod(legs[k]))
+    return [normal(left, *n, right) / math.sqrt(left) for left, n, right in zip(bonds, legs, bonds[1:], strict=False)]

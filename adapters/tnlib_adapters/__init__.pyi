@@ -5,7 +5,9 @@ from .attention.frozen.residual_product import ResidualProduct as ResidualProduc
 from .attention.frozen.stack import FrozenPaths as FrozenPaths
 from .attention.frozen.stack import FrozenStack as FrozenStack
 from .attention.head_norm import HeadNorm as HeadNorm
+from .attention.latent_norm import LatentNorm as LatentNorm
 from .attention.learned_positions import PositionParts as PositionParts
+from .attention.relative_bias import RelativeBias as RelativeBias
 from .attention.rotary import Rotary as Rotary
 from .checkpoints.checkpoint import Checkpoint as Checkpoint
 from .checkpoints.checkpoint import open_checkpoint as open_checkpoint
@@ -21,10 +23,10 @@ from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
 from .transforms.folding import Folded as Folded
 from .transforms.folding import fold as fold
+from .transforms.folding import norm_divisors as norm_divisors
 from .transforms.freezing import freeze as freeze
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
-from .transforms.norm_folding import norm_divisors as norm_divisors
 from .transforms.rotation import rotate as rotate
 
 __all__: list[str]

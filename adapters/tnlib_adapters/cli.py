@@ -1,4 +1,4 @@
-"""The command line: reads arguments, shows progress and tables; all work is done elsewhere."""
+"""Command line: arguments, progress bars and tables; each command calls one public function."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from tnlib_adapters.compression.choices import LAYOUTS, METHODS, STORES, WHAT
-from tnlib_adapters.inspection.names import PAGE as INSPECT_PAGE
+from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
+from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.compare.by_layer import Comparison
-    from tnlib_adapters.compression.compare.on_text import TextComparison
-    from tnlib_adapters.compression.progress import Progress
+    from tnlib_adapters.compression.request import Progress
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
 _IN_HELP = (
@@ -31,46 +30,45 @@ _IN_HELP = (
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tnlib")
 def main() -> None:
-    """Attention weights of transformer checkpoints as low-rank tensors."""
+    """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
 
 
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--keep", type=float, metavar="FRACTION",
-              help="Fraction of the numbers in what is compressed that is still stored, in (0, 1].")  # fmt: skip
+              help="Fraction of the numbers of the compressed part that is stored, in (0, 1].")  # fmt: skip
 @click.option("--max-error", type=float, metavar="E",
-              help="The smallest size whose predicted error is within E: the relative error of the weights, or, with "
-              "--calibrate, 1 - cosine of the embeddings or nats a token of the predictions.")  # fmt: skip
+              help="Choose the smallest size with a predicted error of at most E: relative error of the weights; with "
+              "--calibrate, 1 - cosine of the embeddings or the divergence (nats a token).")  # fmt: skip
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-              help="What to compress; mlp: the matrices of the feed-forward layers; all: both, and the embeddings of "
-              "tokens.")  # fmt: skip
-@click.option("--method", type=click.Choice((*METHODS, "calibrated")), callback=lambda _context, _option, x: x or "",
+              help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, and the token "
+              "embeddings.")  # fmt: skip
+@click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
               show_default="calibrated with --calibrate, otherwise heads",
-              help="heads: each head's QK and OV operator as one; matrix: each weight; ttm, tucker, cp: the formats of "
-              "these names. With --calibrate all but cp see inputs; calibrated goes further, and fits.")  # fmt: skip
+              help=methods_help())  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file like what the model is to be used on: what matters on it is kept; calibrated fits "
-              "every layer to it. A tenth is held out to measure on. Needs torch, transformers.")  # fmt: skip
+              help="Calibration text file, representative of the model's use; a tenth is held out to measure on. Needs "
+              "torch and transformers.")  # fmt: skip
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
-              help="With --calibrate: where to keep what the text shows of the weights, for another size or after an "
-              "interruption.")  # fmt: skip
+              help="With --calibrate: file of the calibration statistics, to resume after an interruption or compress "
+              "to another size.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
-              help="factored: store the factors; transformers reads them after import "
-              "tnlib_adapters.transformers_plugin. dense: the multiplied-out weights under their old names, as "
-              "large as before; loads anywhere.")  # fmt: skip
+              help="factored: store the factors; transformers loads them after import "
+              "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
+              "original size; loads anywhere.")  # fmt: skip
 @click.option("--store", type=click.Choice(STORES), default="float", show_default=True,
-              help="float: factors in the dtype of the weights; int8: in one byte a number.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace OUT if it has files in it.")
-def compress(source: str, out: Path, **asked: Any) -> None:
-    """Write to OUT a smaller copy of the checkpoint IN, with a report of what that costs.
+              help="float: factors in the dtype of the weights; int8: one byte per number.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
+def compress(source: str, out: Path, **options: Any) -> None:
+    """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
-    How small is said by --keep or --max-error; with both, both are met.
+    The size is chosen by --keep or --max-error; with both, both are met.
     """
     with _command() as progress:
         from tnlib_adapters.compression.compress import compress as run
 
-        report = run(_folder(source), out, **asked, progress=progress)
+        report = run(_folder(source), out, **options, progress=progress)
     from tnlib_adapters.compression.report.terminal import show_report
 
     show_report(report, out)
@@ -79,47 +77,31 @@ def compress(source: str, out: Path, **asked: Any) -> None:
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
-              show_default=True, help="A fraction to try; may be given several times.")  # fmt: skip
-@click.option("--method", "methods", type=click.Choice((*METHODS, "calibrated")), multiple=True,
-              help="A method to try; may be given several times. All by default.")  # fmt: skip
+              show_default=True, help="Fraction to measure; may be given several times.")  # fmt: skip
+@click.option("--method", "methods", type=click.Choice(tuple(TABLE)), multiple=True,
+              help="Method to measure; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file: what is measured instead is what methods lose on a tenth of it, plain, whitened by the "
-              "rest and calibrated on it, in float and in int8, beside weights that are only rounded.")  # fmt: skip
+              help="Text file: measure errors on a held-out tenth of it, of plain, whitened and calibrated methods in "
+              "float and in int8, and of rounded weights.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
-              show_default=True, help="Where to write compare.csv and compare.png.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace FOLDER if it has files in it.")
+              show_default=True, help="Folder for compare.csv and compare.png.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace FOLDER if it is not empty.")
 def compare(
     source: str, keeps: tuple[float, ...], methods: tuple[str, ...], calibrate: Path | None, out: Path, force: bool
 ) -> None:
-    """Measure methods at several fractions on the attention of the checkpoint IN; it is not compressed.
+    """Compare methods at several fractions on the attention of the checkpoint IN, which is not changed.
 
-    Without a text that is the error of every layer's operators.
+    Without a text, errors are those of every layer's operators.
     """
     with _command() as progress:
-        from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.text import read_text
-        from tnlib_adapters.compression.compare.by_layer import compare as run
-        from tnlib_adapters.compression.compare.on_text import compare_on_text
-        from tnlib_adapters.compression.compare.pictures import draw_by_layer, draw_on_text
-        from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+        from tnlib_adapters.compression.compare.comparison_folder import write_comparison
 
-        text = None if calibrate is None else read_text("compare", "calibrate", calibrate)
-        folder, fractions = _folder(source), sorted(set(keeps), reverse=True)
-        checkpoint = open_checkpoint(folder)
-        check_target("compare", out, folder, force=force)
-        found: Comparison | TextComparison
-        if text is None:
-            found = run(checkpoint, fractions, methods, progress)
-            picture = draw_by_layer(found)
-        else:
-            found = compare_on_text(checkpoint, fractions, text, methods, progress)
-            picture = draw_on_text(found)
-        with whole_folder(out) as partial:
-            found.write_csv(partial / "compare.csv")
-            picture.savefig(partial / "compare.png", dpi=150)
+        comparison = write_comparison(
+            _folder(source), out, keeps=keeps, methods=methods, calibrate=calibrate, force=force, progress=progress
+        )
     from tnlib_adapters.compression.report.terminal import show_comparison
 
-    show_comparison(found, out)
+    show_comparison(comparison, out)
 
 
 @main.command(epilog=_IN_HELP)
@@ -127,34 +109,34 @@ def compare(
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.argument("text", metavar="TEXT", type=click.Path(path_type=Path))
 def evaluate(source: str, out: Path, text: Path) -> None:
-    """Measure on the text file TEXT how far OUT, a compression of the checkpoint IN, lies from it.
+    """Compare the outputs of the checkpoint IN and its compression OUT on the text file TEXT.
 
-    Of a model that embeds texts: the cosine of both embeddings of every line. Of one that predicts tokens: the
-    perplexity of both, and the divergence of their predictions in nats a token. Needs torch and transformers.
+    Embedding models: the cosine similarity of both embeddings of every line. Language models: the perplexity of
+    both, and the divergence of their predictions in nats per token. Needs torch and transformers.
     """
     with _command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
 
-        found = run(_folder(source), out, text, progress=progress)
+        evaluation = run(_folder(source), out, text, progress=progress)
     from tnlib_adapters.compression.report.terminal import show_evaluation
 
-    show_evaluation(found)
+    show_evaluation(evaluation)
 
 
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
-@click.option("--text", metavar="TEXT", help="Show what its heads attend to in this text.")
+@click.option("--text", metavar="TEXT", help="Show the attention patterns of its heads on this text.")
 @click.option("--text-file", type=click.Path(path_type=Path), metavar="FILE", help="The same, of a text file.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-inspect"), show_default=True,
               help=f"Folder for {INSPECT_PAGE}.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the folder if it has files in it.")
+@click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
 def inspect(source: str, text: str | None, text_file: Path | None, out: Path, force: bool) -> None:
-    """Write a page on what is inside the checkpoint IN: diagrams, compositions, spectra, patterns on a text."""
+    """Write an HTML page about the checkpoint IN: diagrams, head compositions, spectra, patterns on a text."""
     with _command() as progress:
         from tnlib_adapters.inspection.inspect import inspect as run
 
-        found = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
-    click.echo(found)
+        page = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
+    click.echo(page)
 
 
 def _folder(source: str) -> Path:
@@ -165,19 +147,21 @@ def _folder(source: str) -> Path:
 
 @contextlib.contextmanager
 def _command() -> Iterator[Progress]:
-    """Yield what shows progress; whatever ends the command leaves a sentence and no unfinished folder."""
-    with _errors(), _PoliteEnds() as ends, _progress(ends.check) as progress:
+    """Yield the progress callback; errors become one sentence, and signals unwind the stack."""
+    with _errors(), _Signals() as signals, _progress(signals.check) as progress:
         yield progress
 
 
-class _PoliteEnds:
-    """Lets an interrupt, a kill and a closed terminal unwind the stack."""
+class _Signals:
+    """Raise exceptions on SIGINT, SIGTERM and SIGHUP, so that the stack unwinds."""
 
     def __init__(self) -> None:
-        # other than by default where nohup, or a program that calls this one, has its own way with it
+        # handlers other than the defaults, of nohup or of a calling program, are not replaced
         defaults = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
         handlers = {getattr(signal, name): handler for name, handler in defaults.items() if hasattr(signal, name)}
-        self._replaced = {number: one for number, one in handlers.items() if signal.getsignal(number) == one}
+        self._replaced = {
+            number: default for number, default in handlers.items() if signal.getsignal(number) == default
+        }
         self._received: list[int] = []
 
     def __enter__(self) -> Self:
@@ -188,11 +172,11 @@ class _PoliteEnds:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
-        if kind is not None:  # a library that was being loaded may have put an ImportError of its own in its place
+        if kind is not None:  # a library being loaded may have replaced the exception by an ImportError
             self.check()
 
     def check(self) -> None:
-        """End now if a library has caught what was to end the command."""
+        """Raise again if a library has caught the exception."""
         if self._received:
             raise _end_by(self._received[0]) from None
 
@@ -207,24 +191,24 @@ def _end_by(number: int) -> BaseException:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn what a user can mend into one sentence and exit status 2."""
+    """Turn errors that the user can fix into one sentence and exit status 2."""
     from tnlib import TnlibError
 
     try:
         yield
-    except (TnlibError, ModuleNotFoundError) as problem:  # of an optional package, whoever needs it says so
+    except (TnlibError, ModuleNotFoundError) as problem:  # the message names the optional package
         click.echo(f"Error: {problem}", err=True)
         sys.exit(2)
     except OSError as problem:
-        what = f"{problem.strerror or problem}" + (f": {problem.filename}" if problem.filename else "")
-        click.echo(f"Error: the system refused a file, nothing was written ({what}).", err=True)
+        reason = f"{problem.strerror or problem}" + (f": {problem.filename}" if problem.filename else "")
+        click.echo(f"Error: the system refused a file, nothing was written ({reason}).", err=True)
         sys.exit(2)
 
 
 @contextlib.contextmanager
 def _progress(check: Callable[[], None]) -> Iterator[Progress]:
-    """Yield a function that shows (stage, done, total) as a bar on standard error; it calls `check` first."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws over ours when it loads a model
+    """Yield a function that calls `check` and shows (stage, done, total) as a bar on standard error."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars of transformers would overwrite ours
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -240,7 +224,7 @@ def _progress(check: Callable[[], None]) -> Iterator[Progress]:
 
     def show(stage: str, done: int, total: int) -> None:
         check()
-        bars.start()  # only now: a refusal that comes first stands alone, without an empty line
+        bars.start()  # not earlier: an error before the first step is printed without an empty line
         if stage not in tasks:
             tasks[stage] = bars.add_task(stage, total=total)
         bars.update(tasks[stage], completed=done)

@@ -71,6 +71,12 @@ OLDER: dict[str, dict[str, Any]] = {
     },
     "qwen2_window": {"rope_theta": 10000.0, "layer_types": ...},
     "qwen3": {"rope_theta": 10000.0, "layer_types": ...},
+    "qwen3_moe": {"rope_theta": 10000.0, "num_local_experts": ..., "num_experts": 5},
+    "mixtral": {"rope_theta": 1e6},
+    "deepseek_v3": {
+        "rope_theta": 100.0,
+        "rope_scaling": {"type": "yarn", "mscale": 0.8, "mscale_all_dim": 0.6, **models.YARN},
+    },
     "bloom": {"n_head": ..., "num_attention_heads": 4, "hidden_size": ..., "n_embed": 24},
 }
 

@@ -69,7 +69,7 @@ def test_forms_at_every_distance_give_the_scores(layers: Layers) -> None:
         for head in range(layer.n_heads):
             got = np.zeros((n, n))
             for far in np.unique(distance):
-                form = layer.scale * x1 @ bilinear.qk(head, int(far)).full() @ x1.T
+                form = layer.scale * undivided(layer, bilinear.qk(head, int(far)), head, int(far), x1)
                 got = np.where(distance == far, form, got)
             if layer.head_norm is not None:
                 got = got / norms(layer, x1, head)
@@ -77,6 +77,25 @@ def test_forms_at_every_distance_give_the_scores(layers: Layers) -> None:
                 got = layer.softcap * np.tanh(got / layer.softcap)
             seen = visible(scores[head])
             assert_close(got[seen], want[head][seen], np.float32, factor=256)
+
+
+def undivided(layer: Attention, form: Any, head: int, far: int, x1: np.ndarray) -> np.ndarray:
+    """Values of a form, with the divisions by latent vectors put back: rotated columns of keys have none."""
+    values: np.ndarray = x1 @ form.full() @ x1.T
+    if layer.latent_norm is None:
+        return values
+    assert layer.rotary is not None
+    planes = (layer.numerator().qk(head, far, plane=f).full() for f in range(len(layer.rotary.frequencies)))
+    rotated, x = sum(x1 @ plane @ x1.T for plane in planes), x1[:, :-1]
+    divided = rotated + (values - rotated) / root_mean_square(layer, x, "key_value")
+    return divided / root_mean_square(layer, x, "query")[:, None]
+
+
+def root_mean_square(layer: Attention, x: np.ndarray, of: str) -> np.ndarray:
+    """Root mean squares (n,) of the latent vectors of positions, 1 where there are none."""
+    assert layer.latent_norm is not None
+    down = getattr(layer.latent_norm, of)
+    return np.ones(len(x)) if down is None else np.sqrt(((x @ down) ** 2).mean(-1) + layer.latent_norm.eps)
 
 
 def norms(layer: Attention, x1: np.ndarray, head: int) -> np.ndarray:
@@ -92,15 +111,17 @@ def norms(layer: Attention, x1: np.ndarray, head: int) -> np.ndarray:
 
 def test_value_forms_give_the_outputs(layers: Layers) -> None:
     for layer, (_, patterns, x, outputs) in layers:
-        x1 = homogeneous(x).astype(np.float64)
-        written = sum(patterns[h] @ (x1 @ layer.ov(h)) for h in range(layer.n_heads))
+        x1, bilinear = homogeneous(x).astype(np.float64), layer.numerator()
+        divisors = 1 if layer.latent_norm is None else root_mean_square(layer, x1[:, :-1], "key_value")
+        written = sum(patterns[h] / divisors @ (x1 @ bilinear.ov(h)) for h in range(layer.n_heads))
         assert not written[:, -1].any()
         assert_close(written[:, :-1] + (0 if layer.b_O is None else layer.b_O), outputs, np.float32, factor=64)
 
 
 def test_frozen_gives_the_outputs_under_the_models_own_patterns(layers: Layers) -> None:
     for layer, (_, patterns, x, outputs) in layers:
-        assert_close(layer.frozen(patterns).apply(x), outputs, np.float32, factor=64)
+        frozen = layer.frozen(patterns, divisors=layer.value_divisors(x))
+        assert_close(frozen.apply(x), outputs, np.float32, factor=64)
 
 
 def test_tensors_over_distances_hold_the_forms(layers: Layers) -> None:
@@ -110,9 +131,9 @@ def test_tensors_over_distances_hold_the_forms(layers: Layers) -> None:
     for head in range(layer.n_heads):
         tensor = layer.qk_tensor(head, far)
         assert tensor.shape == (len(far), d + 1, d + 1)
-        sloped = layer.alibi is not None
-        waves = turning + (turning < dh) if turning else 1 + sloped
-        assert tensor.ranks == (waves, dh + sloped, dh + sloped)
+        shifted = layer.depends_on_distance and not turning
+        waves = turning + (turning < dh) if turning else 1 + shifted
+        assert tensor.ranks == (waves, dh + shifted, dh + shifted)
         dense = tensor.full()
         for k, distance in enumerate(far):
             assert_close(dense[k], layer.qk(head, int(distance)).full(), np.float32, factor=16)
@@ -121,9 +142,9 @@ def test_tensors_over_distances_hold_the_forms(layers: Layers) -> None:
 def test_operators_stay_factors(layers: Layers) -> None:
     layer = layers[0][0].numerator()
     d, dh = layer.d_model + 1, layer.d_head
-    rank = dh + (layer.alibi is not None)
+    rank = dh + (layer.depends_on_distance and layer.rotary is None)
     assert [a.shape for a in layer.qk(0, 1).arrays()] == [(d, rank), (rank, d)]
-    assert [a.shape for a in layer.ov(0).arrays()] == [(d, dh), (dh, d)]
+    assert [a.shape for a in layer.ov(0).arrays()] == [(d, layer.d_value), (layer.d_value, d)]
 
 
 def test_groups_hold_the_forms_of_their_heads(layers: Layers) -> None:
@@ -132,8 +153,8 @@ def test_groups_hold_the_forms_of_their_heads(layers: Layers) -> None:
     for kv_head in range(layer.kv_heads):
         queries, values = layer.qk_group(kv_head, 2), layer.ov_group(kv_head)
         assert (queries.shape, values.shape) == ((size * d, d), (d, size * d))
-        assert values.ranks == (layer.d_head,)
-        assert queries.ranks == (layer.d_head + (layer.alibi is not None),)
+        assert values.ranks == (layer.d_value,)
+        assert queries.ranks == (layer.d_head + (layer.depends_on_distance and layer.rotary is None),)
         for k, head in enumerate(range(kv_head * size, (kv_head + 1) * size)):
             mine = slice(k * d, (k + 1) * d)
             np.testing.assert_allclose(queries.full()[mine], layer.qk(head, 2).full(), rtol=1e-5, atol=1e-5)
@@ -169,14 +190,14 @@ def test_lengths_beyond_the_context_are_refused(saved: Any) -> None:
 
 def test_a_distance_is_asked_for_where_scores_depend_on_it(layers: Layers) -> None:
     layer = layers[0][0].numerator()
-    if layer.rotary is None and layer.alibi is None:
+    if not layer.depends_on_distance:
         np.testing.assert_array_equal(layer.qk(0).full(), layer.qk(0, 5).full())
         with refused(ArgumentError, "Attention.qk: plane", "rotary"):
             layer.qk(0, 0, plane=0)
         return
     with refused(ArgumentError, "Attention.qk: distance must be given", "rotary" if layer.rotary else "ALiBi"):
         layer.qk(0)
-    if layer.alibi is not None:
+    if layer.rotary is None:
         with refused(ArgumentError, "Attention.qk_tensor: plane", "rotary"):
             layer.qk_tensor(0, [1], plane=0)
 
@@ -210,6 +231,56 @@ def test_forms_of_normalised_heads_are_refused(saved: Any) -> None:
     for call in (lambda: layer.qk(0, 1), lambda: layer.qk_tensor(0, [1]), lambda: layer.qk_group(0, 1)):
         with refused(ArgumentError, "no bilinear form", "normalised", "numerator()"):
             call()
+
+
+def test_forms_of_normalised_latent_vectors_are_refused(saved: Any) -> None:
+    layer = open_checkpoint(saved("deepseek_v3")[1]).attention(0)
+    for call in (lambda: layer.qk(0, 1), lambda: layer.qk_tensor(0, [1]), lambda: layer.qk_group(0, 1)):
+        with refused(ArgumentError, "no bilinear form", "latent vectors", "numerator()"):
+            call()
+    for call in (lambda: layer.ov(0), lambda: layer.ov_group(0)):
+        with refused(ArgumentError, "Attention.ov: values", "latent vectors", "numerator()"):
+            call()
+    with refused(ArgumentError, "Attention.frozen: divisors must be given", "value_divisors"):
+        layer.frozen(np.ones((4, 3, 3)))
+    with refused(ArgumentError, "Attention.stacked: values", "5 and 10"):
+        layer.stacked()
+    assert "normalised latent vectors" in repr(layer)
+
+
+# ------------------------------------------------------------------------------------------------ relative biases
+
+
+@pytest.mark.parametrize(("n_bins", "max_distance"), [(32, 128), (12, 7), (64, 1000), (4, 2)])
+def test_bins_of_distances_are_those_of_the_model(n_bins: int, max_distance: int) -> None:
+    import torch
+    from tnlib_adapters.attention.relative_bias import RelativeBias
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = np.arange(-3000, 3000)
+    bias = RelativeBias(np.arange(float(n_bins))[None], max_distance)
+    of_model = T5Attention._relative_position_bucket(torch.from_numpy(-distances), True, n_bins, max_distance)
+    np.testing.assert_array_equal(bias.at(distances)[0], of_model.numpy())
+    assert bias.at(distances.reshape(60, 100)).shape == (1, 60, 100)
+
+
+def test_relative_biases_that_fit_no_layer_are_refused() -> None:
+    from tnlib_adapters.attention.relative_bias import RelativeBias
+    from tnlib_adapters.attention.rotary import Rotary
+
+    with refused(ArgumentError, "RelativeBias: table", "10 and 20"):
+        RelativeBias(np.ones((2, 10)), 20)
+    with refused(ArgumentError, "RelativeBias: table", "8 and 2"):
+        RelativeBias(np.ones((2, 8)), 2)
+    w, bias = np.random.default_rng(0).standard_normal((4, 1, 6, 4)), RelativeBias(np.ones((1, 8)), 5)
+    with refused(ArgumentError, "rotary and relative_bias exclude each other"):
+        Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), 1.0, relative_bias=bias, rotary=Rotary([1.0]))
+    with refused(ArgumentError, "Attention: relative_bias", "1 heads, got 2"):
+        two = RelativeBias(np.ones((2, 8)), 5)
+        Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), 1.0, relative_bias=two)
+    with refused(ArgumentTypeError, "Attention: relative_bias", "ndarray"):
+        wrong: Any = np.ones((1, 8))
+        Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), 1.0, relative_bias=wrong)
 
 
 # ------------------------------------------------------------------------------------------------ learned positions
@@ -249,7 +320,7 @@ def test_positions_are_those_the_model_adds(saved: Any) -> None:
 
 
 def test_positions_that_are_not_learned_are_refused(saved: Any) -> None:
-    for name, word in (("llama", "rotary"), ("bloom", "ALiBi")):
+    for name, word in (("llama", "rotary"), ("bloom", "ALiBi"), ("t5_encoder", "a relative bias")):
         checkpoint = open_checkpoint(saved(name)[1])
         with refused(ArgumentError, "Checkpoint.positions", checkpoint.architecture.model_type, "distance"):
             checkpoint.positions()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tnlib_adapters
+from tnlib_adapters.checkpoints.weight_stacks import mlp
 from tnlib_adapters.circuits import block_diagram, feed_forward_diagram
 
 import tnlib
@@ -58,10 +59,19 @@ def test_gates_and_biases(tmp_path: Path) -> None:
     assert "b$_" not in "".join(n.label for n in bare.nodes) + bare.title
 
 
+def test_one_expert_is_drawn(tmp_path: Path) -> None:
+    model = opened("mixtral", tmp_path)
+    diagram = feed_forward_diagram(model, 0)
+    assert diagram.title == "feed-forward with a gate, 24 to 40, one of 5 experts"
+    assert any("experts(norm x$_1$)" in n.label for n in block_diagram(model, 0).nodes)
+    with pytest.raises(tnlib.ArgumentError, match="whose layer 1 has experts instead"):
+        mlp(model, 1)
+
+
 def test_a_model_of_attention_alone() -> None:
     model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     assert [n.label for n in block_diagram(model, 0).nodes if n.kind == "text"] == [
-        "x$_1$ = x + attention(x)\nwhat attention adds to the stream, 4 heads, plus b$_O$"
+        "x$_1$ = x + attention(x)\nattention output, 4 heads, plus b$_O$"
     ]
     with pytest.raises(tnlib.ArgumentError, match="mlp: checkpoint must have feed-forward layers"):
         feed_forward_diagram(model, 0)

@@ -193,6 +193,7 @@ def test_greedy_text_is_what_the_forward_pass_prefers(model: Any, tokenizer: Any
 # ------------------------------------------------------------------------------------- compress, reload and generate
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_compressed_it_still_predicts_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any, text: str, windows: np.ndarray

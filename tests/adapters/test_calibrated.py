@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -18,12 +19,11 @@ from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.methods.uncalibrated import turns  # noqa: E402
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.factors.products import Products  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Projections  # noqa: E402
-from tnlib_adapters.instrument.block_replacement import install  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import fit_layers  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import fit_layers, install  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
 
@@ -94,7 +94,7 @@ def test_biases_fold_without_a_trace(folders, name):
     before, after = open_running(folders[name]), open_running(folders[name])
     checkpoint = open_checkpoint(folders[name])
     folded = [
-        fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not turns(checkpoint))
+        fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not has_rotary_or_norms(checkpoint))
         for k in range(checkpoint.n_layers)
     ]
     for one in folded:
@@ -162,7 +162,12 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
         assert two["cosine, mean"] > one["cosine, mean"]
 
 
-@pytest.mark.parametrize(("name", "layout"), [("bert", "dense"), *((name, "factored") for name in NAMES)])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    mostly_slow(
+        [("bert", "dense"), *((name, "factored") for name in NAMES)], [("bert", "dense"), (NAMES[1], "factored")]
+    ),
+)
 def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_path, without_pictures):
     report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.6, calibrate=text, layout=layout)
     assert 0.59 <= report.kept <= 0.6

@@ -103,9 +103,9 @@ def test_compositions_name_what_is_missing(model: Checkpoint) -> None:
     for moments in (3, np.array(1.0)):
         with refused(TypeError, "compositions: moments must be a list of matrices"):
             circuits.compositions(model, "K", moments=moments)  # type: ignore[arg-type]
-    with refused(TypeError, "stream_moments: seen must be a Forward", "run(model, tokens)"):
+    with refused(TypeError, "stream_moments: forward must be a Forward", "run(model, tokens)"):
         circuits.stream_moments(model)  # type: ignore[arg-type]
-    with refused(TypeError, "heat_map: found must be Compositions"):
+    with refused(TypeError, "heat_map: compositions must be Compositions"):
         circuits.heat_map(model)  # type: ignore[arg-type]
 
 
@@ -172,7 +172,7 @@ def test_a_choice_is_a_name(model: Checkpoint, seen: Forward, wrong: Any) -> Non
         circuits.subspace_overlaps(model, "O", wrong)
     with refused(ValueError, "term_diagram: name must be one of"):
         circuits.term_diagram(wrong, *heads)
-    with refused(ValueError, "PatternScores.largest: doing must be"):
+    with refused(ValueError, "PatternScores.largest: kind must be"):
         circuits.pattern_scores(seen.patterns, TOKENS).largest(wrong, 1)
     with refused(ValueError, "find_circuit: by must be"):
         circuits.find_circuit(model, TOKENS, MASK, loss_increase=1.0, by=wrong)
@@ -204,7 +204,7 @@ def test_patterns_are_a_list_of_layers() -> None:
 
 def test_what_a_vocabulary_reads_has_its_width(model: Checkpoint) -> None:
     words = circuits.read_vocabulary(model)
-    for read in (lambda columns: words.read(columns, None), lambda columns: words.read_apart(columns, None)):
+    for read in (lambda columns: words.read(columns, None), lambda columns: words.read_by_source(columns, None)):
         for columns in (np.ones((64, 2)), np.ones(65), None, "a"):
             with refused((ValueError, TypeError), "columns must", "got"):  # type: ignore[arg-type]
                 read(columns)
@@ -214,3 +214,32 @@ def test_what_a_vocabulary_reads_has_its_width(model: Checkpoint) -> None:
     for token in (None, "a", 1.5):
         with refused(TypeError, "Vocabulary.name: token must be an integer"):
             words.name(token)  # type: ignore[arg-type]
+
+
+def test_names_of_version_0_1_keep_working(model: Checkpoint) -> None:
+    tokens = np.array([5, 6, 7, 5, 6, 7])
+    terms, words = circuits.ten_terms(model, tokens), circuits.read_vocabulary(model)
+    circuit = circuits.find_circuit(model, tokens, np.arange(6) > 3, loss_increase=9.0)
+    scores, forward = circuits.repeat_scores(model, n_sequences=1, length=4), run(model, tokens)
+    columns = np.ones((65, 1))
+    with pytest.warns(DeprecationWarning, match="TenTerms.remainder"):
+        assert terms.rest is terms.remainder
+    with pytest.warns(DeprecationWarning, match="Circuit.effects"):
+        assert circuit.worth is circuit.effects
+    with pytest.warns(DeprecationWarning, match="Vocabulary.read_by_source"):
+        np.testing.assert_array_equal(words.read_apart(columns, None)[0], words.read_by_source(columns, None)[0])
+    with pytest.warns(DeprecationWarning, match="largest: doing= is deprecated; use kind="):
+        assert scores.largest(doing="previous", n=1) == scores.largest("previous", 1)
+    with pytest.warns(DeprecationWarning, match="stream_moments: seen= is deprecated; use forward="):
+        assert len(circuits.stream_moments(seen=forward)) == 2
+    with pytest.warns(DeprecationWarning, match="heat_map: found= is deprecated; use compositions="):
+        circuits.heat_map(found=circuits.compositions(model, "K"))
+    for old, new in (
+        ("Features", "SingularVectors"),
+        ("singular_features", "singular_vectors"),
+        ("TokenFeature", "TokenVectors"),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"circuits.{old} is deprecated; use"):
+            assert getattr(circuits, old) is getattr(circuits, new)
+    with pytest.warns(DeprecationWarning, match="read_head: features= is deprecated; use n_vectors="):
+        assert len(circuits.read_head(model, 1, 2, features=2).qk_tokens) == 2

@@ -48,6 +48,7 @@ def attend(layer: Attention, x: np.ndarray, *, identity: bool = False) -> np.nda
 # ----------------------------------------------------------------------------------------------------- streams in parts
 
 ARCHITECTURES = ["gptj", "gpt_neox", "opt_after", "llama_biases", "gemma2", "bloom", "opt_narrow"]
+ARCHITECTURES += ["mixtral", "deepseek_v3", "t5_encoder"]
 
 
 @pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n in architecture_models.MODELS])
@@ -164,12 +165,12 @@ def test_ten_terms_and_the_rest_are_the_model(model: Checkpoint, identity: bool)
     layer = read_weights(model).blocks[1].branches[0].layer
     assert isinstance(layer, Attention)
     want = x + attend(layer, x, identity=True) if identity else seen.residuals[2][0]
-    total = found.arrays.sum(axis=0) + found.rest
+    total = found.arrays.sum(axis=0) + found.remainder
     assert np.linalg.norm(total - want) <= 1e-10 * np.linalg.norm(want)
     if identity:
-        assert np.linalg.norm(found.rest) <= 1e-10 * np.linalg.norm(want)
+        assert np.linalg.norm(found.remainder) <= 1e-10 * np.linalg.norm(want)
     else:
-        assert np.linalg.norm(found.rest) > 0.01 * np.linalg.norm(want)
+        assert np.linalg.norm(found.remainder) > 0.01 * np.linalg.norm(want)
     assert_close(found.by_head.sum(axis=1), found.arrays[2:], factor=1e4)
     split = slice(0, 3) if identity else slice(2, 3)  # under softmax values alone are additive
     assert_close(found.by_pair.sum(axis=1)[split], found.by_head[1:4][split], factor=1e6)

@@ -13,7 +13,7 @@ from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.compare.by_layer import Comparison, Row, compare
-from tnlib_adapters.compression.compare.pictures import draw_by_layer
+from tnlib_adapters.compression.compare.comparison_folder import draw_by_layer
 from tnlib_adapters.compression.methods.table import METHODS
 
 from tnlib import ArgumentError

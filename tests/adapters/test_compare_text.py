@@ -19,8 +19,8 @@ from oracles import refused
 from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
 from tnlib_adapters.compression.calibration.text import hold_out
-from tnlib_adapters.compression.compare.on_text import ROUNDED, ROWS, compare_on_text
-from tnlib_adapters.compression.compare.pictures import draw_on_text
+from tnlib_adapters.compression.compare.comparison_folder import draw_on_text
+from tnlib_adapters.compression.compare.on_text import ROUNDED, compare_on_text, comparison_rows
 
 from tnlib import ArgumentError
 
@@ -40,7 +40,7 @@ def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) 
     found = compare_on_text(open_checkpoint(folders[name]), [keep], text)
     assert not found.refused
     rows = {row.method: row for row in found.rows}
-    assert list(rows) == [*ROUNDED, *ROWS]
+    assert list(rows) == [*ROUNDED, *comparison_rows()]
     file, held = tmp_path / "text.txt", tmp_path / "held.txt"
     file.write_text(text)
     held.write_text(hold_out(text)[1])

@@ -14,7 +14,7 @@ from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.compression.compare.by_layer import Comparison, compare
-from tnlib_adapters.compression.compare.pictures import draw_by_layer
+from tnlib_adapters.compression.compare.comparison_folder import draw_by_layer
 from tnlib_adapters.compression.methods.table import METHODS
 
 from tnlib import ArgumentError

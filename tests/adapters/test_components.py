@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tnlib_adapters.compression.calibration.moments import triangular_root
-from tnlib_adapters.compression.methods.components import components
+from tnlib_adapters.compression.methods.components import components, triangular_root
 
 
 def loss(change: np.ndarray, x: np.ndarray, p: np.ndarray) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -246,6 +247,52 @@ def test_a_folded_gpt2_is_centred(tmp_path: Any) -> None:
     np.testing.assert_allclose(found.chance[0, :, 1], 1 / np.sqrt(11), rtol=1e-5)  # its biases start as zeros
 
 
+@pytest.fixture(scope="module")
+def gpt2_with_norms(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A GPT-2 whose norm weights and biases, and all other biases, are far from their initial values."""
+    tf.set_seed(1)
+    model = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=20, n_positions=8, n_embd=12, n_layer=3, n_head=3))
+    rng = np.random.default_rng(2)
+    for name, parameter in model.named_parameters():
+        if "ln_" in name or name.endswith("bias"):
+            values = (
+                rng.lognormal(0, 1.5, parameter.shape) if name.endswith("weight") else rng.normal(size=parameter.shape)
+            )
+            parameter.data.copy_(torch.from_numpy(values))
+    folder = tmp_path_factory.mktemp("gpt2")
+    model.save_pretrained(folder)
+    return open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+def test_norms_of_a_checkpoint_are_folded(kind: Any, gpt2_with_norms: Checkpoint) -> None:
+    found, want = compositions(gpt2_with_norms, kind), compositions(fold(gpt2_with_norms).checkpoint, kind)
+    np.testing.assert_allclose(found.multiples, want.multiples, rtol=1e-5)
+    pairs, folded_pairs = ([pair[:2] for pair in scores.largest(27)] for scores in (found, want))
+    assert pairs == folded_pairs
+    as_stored = compositions([gpt2_with_norms.attention(k) for k in range(3)], kind, centred=True)
+    assert [pair[:2] for pair in as_stored.largest(27)] != pairs, "the norm weights change the ranking"
+    assert as_stored.notes == ()
+    assert "folded: 7 norms, into the weights that read from them" in found.notes
+    assert "note: folded: value biases of 3 layers, into the output biases" in repr(found)
+
+
+@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+def test_moments_are_those_of_the_model_before_folding(kind: Any, gpt2_with_norms: Checkpoint) -> None:
+    folded, tokens = fold(gpt2_with_norms).checkpoint, np.arange(16).reshape(2, 8)
+    found, want = (
+        compositions(model, kind, moments=stream_moments(run(model, tokens))) for model in (gpt2_with_norms, folded)
+    )
+    np.testing.assert_allclose(found.scores, want.scores, rtol=1e-4)
+
+
+def test_overlaps_fold_norms_as_well(gpt2_with_norms: Checkpoint) -> None:
+    found = circuits.subspace_overlaps(gpt2_with_norms, "O", "K")
+    want = circuits.subspace_overlaps(fold(gpt2_with_norms).checkpoint, "O", "K")
+    np.testing.assert_allclose(found.overlaps, want.overlaps, atol=1e-5)
+    assert "note: folded: 7 norms" in repr(found)
+
+
 def test_the_picture_names_every_head(model: Checkpoint) -> None:
     figure = heat_map(compositions(model, "K"))
     ax = figure.axes[0]
@@ -274,7 +321,7 @@ def test_wrong_arguments_are_refused(model: Checkpoint) -> None:
         compositions(stack, "V", moments=[np.eye(7), np.eye(7)])
     with refused(ValueError, "moments of layer 1 must be symmetric"):
         compositions(stack, "V", moments=[np.eye(8), np.triu(np.ones((8, 8)))])
-    with refused(ValueError, "heat_map: found must have pairs"):
+    with refused(ValueError, "heat_map: compositions must have pairs"):
         heat_map(compositions(layers(1), "Q"))
     with refused(ValueError, "normalised", "numerator"):
         compositions(layers(2, head_norm=HeadNorm(np.ones(3), np.ones(3), 1e-6)), "K")

@@ -27,6 +27,7 @@ from compressed_folders import (
 )
 from oracles import refused
 from safetensors.numpy import load_file, save_file
+from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
@@ -112,7 +113,7 @@ def hidden(folder: Path) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------- what is promised
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.7, 0.5])
+@pytest.mark.parametrize("keep", mostly_slow([1.0, 0.7, 0.5], [0.5]))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_keep_counts_every_number_that_is_stored(
@@ -484,7 +485,7 @@ def test_the_least_that_a_refusal_names_suffices(tmp_path: Path) -> None:
 
 def test_the_page_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real page: pictures inside it, every head of every layer, nothing fetched from elsewhere."""
-    from tnlib_adapters.compression.report.page import write_page
+    from tnlib_adapters.compression.report.html import write_page
 
     monkeypatch.setattr(_module(), "write_page", write_page)
     source = builtin_copy(tmp_path / "a <b> & c")

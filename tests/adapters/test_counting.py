@@ -19,7 +19,13 @@ def test_the_attention_of_every_architecture(name: str, saved: Any) -> None:
     assert len(numbers) == checkpoint.n_layers
     for layer, n in enumerate(numbers):
         read = checkpoint.projections(layer)
-        assert n == sum(a.size for a in (*read.weights.values(), *read.biases.values()))
+        if "deepseek" in name:  # maps to and from latent vectors, of fewer numbers than their products
+            stored = checkpoint.folder.tensors.items()
+            assert n == sum(
+                info.size for key, info in stored if f"layers.{layer}.self_attn" in key and "norm" not in key
+            )
+        else:
+            assert n == sum(a.size for a in (*read.weights.values(), *read.biases.values()))
     sizes, n_other = stored_bytes(checkpoint)
     assert sizes["attention"] == 4 * sum(numbers)
     assert sizes["other"] == 4 * n_other

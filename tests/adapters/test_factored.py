@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,9 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, normal, refused
 from tnlib_adapters import builtin_path, open_checkpoint
-from tnlib_adapters.factors.attention_factors import (
-    KEY,
-    Piece,
-    describe,
-    descriptions,
-    expand,
-    part_name,
-    stack,
-    unstack,
-)
-from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
+from tnlib_adapters.factors.expansion import expand
+from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, describe, descriptions, part_name
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes, stack, unstack
 
 import tnlib
 from tnlib import FileFormatError
@@ -30,6 +23,7 @@ from tnlib import FileFormatError
 D, HEADS = 12, 3
 DH = D // HEADS
 SIZES = Sizes(n_layers=2, n_heads=HEADS, d_model=D)
+LAYERS = ["layers.0.attention", "layers.1.attention"]
 
 
 def draw(*shape: int) -> np.ndarray:
@@ -45,7 +39,7 @@ def weights() -> Projections:
 
 def test_expansion_is_in_double_precision() -> None:
     left, right = draw(D, 5), draw(5, D)
-    found = expand([Piece("low_rank", "k", {"left": left, "right": right})], SIZES)
+    found = expand([FactoredMatrix("low_rank", "k", {"left": left, "right": right})], SIZES)
     assert found.weights["k"].dtype == np.float64
     assert_close(found.weights["k"], left.astype(float) @ right.astype(float))
     assert not found.biases
@@ -53,12 +47,14 @@ def test_expansion_is_in_double_precision() -> None:
 
 def test_dense() -> None:
     weight = draw(D, D)
-    np.testing.assert_array_equal(expand([Piece("dense", "o", {"weight": weight})], SIZES).weights["o"], weight)
+    np.testing.assert_array_equal(
+        expand([FactoredMatrix("dense", "o", {"weight": weight})], SIZES).weights["o"], weight
+    )
 
 
 def test_ttm() -> None:
     cores = [draw(1, 3, 4, 5), draw(5, 4, 3, 1)]  # (3 4) x (4 3)
-    found = expand([Piece("ttm", "v", {"core0": cores[0], "core1": cores[1]})], SIZES).weights["v"]
+    found = expand([FactoredMatrix("ttm", "v", {"core0": cores[0], "core1": cores[1]})], SIZES).weights["v"]
     wide = [core.astype(float) for core in cores]
     assert_close(found, np.einsum("amnb,bpqc->mpnq", *wide).reshape(D, D))
 
@@ -77,7 +73,7 @@ def test_formats_of_all_four_projections(kind: str) -> None:
     else:
         arrays = {"stack": draw(*shape)}
         dense = arrays["stack"].astype(float)
-    found = expand([Piece(kind, "qkvo", arrays)], SIZES).weights
+    found = expand([FactoredMatrix(kind, "qkvo", arrays)], SIZES).weights
     for p, name in enumerate("qkv"):
         for h in range(HEADS):
             assert_close(found[name][:, h * DH : (h + 1) * DH], dense[p, h])
@@ -92,7 +88,7 @@ def test_heads_fill_the_first_columns_of_their_slots(ranks: tuple[int, ...], bia
     r, rows = sum(ranks), D + int(biases)
     qk = {"left": draw(rows, r), "right": draw(r, rows) + 1}
     vo = {"left": draw(rows, r) + 2, "right": draw(r, D) + 3}
-    found = expand([Piece("heads", "qk", qk, ranks), Piece("heads", "vo", vo, ranks)], SIZES)
+    found = expand([FactoredMatrix("heads", "qk", qk, ranks), FactoredMatrix("heads", "vo", vo, ranks)], SIZES)
     assert set(found.weights) == set(NAMES)
     assert set(found.biases) == (set("qkv") if biases else set())
     q, k, v = (np.concatenate([found.weights[n], found.biases[n][None]]) if biases else found.weights[n] for n in "qkv")
@@ -110,8 +106,8 @@ def wide(a: np.ndarray) -> np.ndarray:
 
 
 def test_pieces_of_one_layer_add_up() -> None:
-    pieces = [Piece("dense", name, {"weight": draw(D, D) * i}) for i, name in enumerate("qkv")]
-    found = expand([*pieces, Piece("low_rank", "o", {"left": draw(D, 1), "right": draw(1, D)})], SIZES)
+    pieces = [FactoredMatrix("dense", name, {"weight": draw(D, D) * i}) for i, name in enumerate("qkv")]
+    found = expand([*pieces, FactoredMatrix("low_rank", "o", {"left": draw(D, 1), "right": draw(1, D)})], SIZES)
     assert set(found.weights) == set(NAMES)
 
 
@@ -132,7 +128,9 @@ def test_stacks_of_some_projections(of: str) -> None:
         sizes = Sizes(n_layers=1, n_heads=HEADS, d_model=D, kv_heads=kv_heads, d_head=DH)
         shapes = {n: (sizes.widths[n], D) if n == "o" else (D, sizes.widths[n]) for n in of}
         whole = {name: normal(shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
-        found = expand([Piece("stack", of, {"stack": stack(Projections(whole, {}), sizes, of)})], sizes).weights
+        found = expand(
+            [FactoredMatrix("stack", of, {"stack": stack(Projections(whole, {}), sizes, of)})], sizes
+        ).weights
         assert set(found) == set(of)
         for name, weight in whole.items():
             np.testing.assert_array_equal(found[name], weight)
@@ -148,20 +146,22 @@ def test_a_stack_is_that_of_the_attention_layer() -> None:
 
 
 def test_a_piece_describes_itself_and_is_found_again_after_json() -> None:
-    piece = Piece("heads", "qk", {"left": draw(D + 1, 3), "right": draw(3, D + 1)}, (1, 2, 0))
+    parts = {"left": draw(D + 1, 3), "right": draw(3, D + 1)}
+    piece = FactoredMatrix("heads", "qk", parts, (1, 2, 0), module=LAYERS[0])
     assert piece.n_parameters == 2 * 3 * (D + 1)
-    config = json.loads(json.dumps({KEY: describe([[piece], []], "heads")}))
-    assert descriptions(config) == [
+    config = json.loads(json.dumps({KEY: describe([piece], LAYERS, "heads")}))
+    assert config[KEY]["layers"] == [
         [{"kind": "heads", "of": "qk", "shapes": {"left": [13, 3], "right": [3, 13]}, "ranks": [1, 2, 0]}],
         [],
     ]
+    assert descriptions(config, LAYERS) == [piece.describe()]
     assert config[KEY]["quant_method"] == "tnlib"
     assert config[KEY]["method"] == "heads"
 
 
 def test_an_ordinary_checkpoint_describes_no_pieces() -> None:
-    assert descriptions({}) is None
-    assert descriptions({KEY: None}) is None
+    assert descriptions({}, LAYERS) is None
+    assert descriptions({KEY: None}, LAYERS) is None
 
 
 def test_part_names() -> None:
@@ -172,7 +172,7 @@ GOOD = {"kind": "low_rank", "of": "q", "shapes": {"left": [12, 3], "right": [3, 
 
 
 def section(**changes: Any) -> dict[str, Any]:
-    return {"quant_method": "tnlib", "version": 1, "method": "matrix", "layers": [[GOOD]]} | changes
+    return {"quant_method": "tnlib", "version": 1, "method": "matrix", "layers": [[GOOD], []]} | changes
 
 
 def without(key: str) -> dict[str, Any]:
@@ -187,11 +187,11 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "no version": ({"quant_method": "tnlib", "layers": []}, "version None"),
     "no layers": (section(layers=None), "damaged"),
     "layers by name": (section(layers={"0": []}), "damaged"),
-    "layer that is no list": (section(layers=[GOOD]), "damaged"),
-    "piece that is no object": (section(layers=[["q"]]), "damaged"),
-    **{f"no {key}": (section(layers=[[without(key)]]), "damaged") for key in GOOD},
+    "layer that is no list": (section(layers=[GOOD, []]), "damaged"),
+    "piece that is no object": (section(layers=[["q"], []]), "damaged"),
+    **{f"no {key}": (section(layers=[[without(key)], []]), "damaged") for key in GOOD},
     **{
-        f"{key} is {value!r}": (section(layers=[[GOOD | {key: value}]]), "damaged")
+        f"{key} is {value!r}": (section(layers=[[GOOD | {key: value}], []]), "damaged")
         for key, value in [
             ("kind", "eval"),
             ("kind", ["low_rank"]),
@@ -215,31 +215,33 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 def test_damaged_descriptions_are_refused(case: str) -> None:
     damaged, word = DAMAGED[case]
     with refused(FileFormatError, "open_checkpoint", word):
-        descriptions({KEY: damaged})
+        descriptions({KEY: damaged}, LAYERS)
 
 
 LOW_RANK = {"left": np.ones((D, 2)), "right": np.ones((2, D))}
 HEADS_QK = {"left": np.ones((D, 6)), "right": np.ones((6, D))}
 
-IMPOSSIBLE: dict[str, Piece] = {
-    "part missing": Piece("low_rank", "q", {"left": np.ones((D, 2))}),
-    "parts of other names": Piece("ttm", "q", {"a": np.ones((1, D, D, 1))}),
-    "no parts": Piece("tucker", "qkvo", {}),
-    "inner sizes differ": Piece("low_rank", "q", {"left": np.ones((D, 2)), "right": np.ones((3, D))}),
-    "outer sizes differ": Piece("low_rank", "q", {"left": np.ones((D - 1, 2)), "right": np.ones((2, D))}),
-    "two projections in one matrix": Piece("low_rank", "qk", LOW_RANK),
-    "no projection": Piece("dense", "", {"weight": np.ones((D, D))}),
-    "three projections in pairs": Piece("heads", "qkv", HEADS_QK, (2, 2, 2)),
-    "one projection in pairs": Piece("heads", "q", HEADS_QK, (2, 2, 2)),
-    "heads without ranks": Piece("heads", "qk", HEADS_QK),
-    "too few ranks": Piece("heads", "qk", HEADS_QK, (3, 3)),
-    "a rank that runs into the next head": Piece("heads", "qk", HEADS_QK, (5, 1, 0)),
-    "ranks that do not add up": Piece("heads", "qk", HEADS_QK, (1, 1, 1)),
-    "two projections in a stack of four": Piece("stack", "qk", {"stack": np.ones((4, HEADS, D, DH))}),
-    "a stack of two": Piece("stack", "qkvo", {"stack": np.ones((2, HEADS, D, DH))}),
-    "a stack of other heads": Piece("stack", "qkvo", {"stack": np.ones((4, HEADS + 1, D, DH))}),
-    "a flat stack": Piece("stack", "qkvo", {"stack": np.ones((4, D * D))}),
-    "cores that do not join": Piece("ttm", "q", {"core0": np.ones((1, 3, 3, 2)), "core1": np.ones((3, 4, 4, 1))}),
+IMPOSSIBLE: dict[str, FactoredMatrix] = {
+    "part missing": FactoredMatrix("low_rank", "q", {"left": np.ones((D, 2))}),
+    "parts of other names": FactoredMatrix("ttm", "q", {"a": np.ones((1, D, D, 1))}),
+    "no parts": FactoredMatrix("tucker", "qkvo", {}),
+    "inner sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D, 2)), "right": np.ones((3, D))}),
+    "outer sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D - 1, 2)), "right": np.ones((2, D))}),
+    "two projections in one matrix": FactoredMatrix("low_rank", "qk", LOW_RANK),
+    "no projection": FactoredMatrix("dense", "", {"weight": np.ones((D, D))}),
+    "three projections in pairs": FactoredMatrix("heads", "qkv", HEADS_QK, (2, 2, 2)),
+    "one projection in pairs": FactoredMatrix("heads", "q", HEADS_QK, (2, 2, 2)),
+    "heads without ranks": FactoredMatrix("heads", "qk", HEADS_QK),
+    "too few ranks": FactoredMatrix("heads", "qk", HEADS_QK, (3, 3)),
+    "a rank that runs into the next head": FactoredMatrix("heads", "qk", HEADS_QK, (5, 1, 0)),
+    "ranks that do not add up": FactoredMatrix("heads", "qk", HEADS_QK, (1, 1, 1)),
+    "two projections in a stack of four": FactoredMatrix("stack", "qk", {"stack": np.ones((4, HEADS, D, DH))}),
+    "a stack of two": FactoredMatrix("stack", "qkvo", {"stack": np.ones((2, HEADS, D, DH))}),
+    "a stack of other heads": FactoredMatrix("stack", "qkvo", {"stack": np.ones((4, HEADS + 1, D, DH))}),
+    "a flat stack": FactoredMatrix("stack", "qkvo", {"stack": np.ones((4, D * D))}),
+    "cores that do not join": FactoredMatrix(
+        "ttm", "q", {"core0": np.ones((1, 3, 3, 2)), "core1": np.ones((3, 4, 4, 1))}
+    ),
 }
 
 
@@ -252,7 +254,7 @@ def test_factors_that_do_not_fit_are_refused(case: str) -> None:
 
 # ----------------------------------------------------------------------------------------- in a checkpoint's folder
 
-Pieces = list[list[Piece]]
+Pieces = list[list[FactoredMatrix]]
 
 
 def as_heads(path: Path) -> Pieces:
@@ -262,7 +264,7 @@ def as_heads(path: Path) -> Pieces:
         p = open_checkpoint(path).projections(layer)
         q, k, v = (np.concatenate([p.weights[n], p.biases[n][None]]) for n in "qkv")
         qk, vo = {"left": q, "right": k.T}, {"left": v, "right": p.weights["o"]}
-        layers.append([Piece("heads", "qk", qk, (16,) * 4), Piece("heads", "vo", vo, (16,) * 4)])
+        layers.append([FactoredMatrix("heads", "qk", qk, (16,) * 4), FactoredMatrix("heads", "vo", vo, (16,) * 4)])
     return layers
 
 
@@ -272,7 +274,7 @@ def as_matrices(path: Path) -> Pieces:
         p = open_checkpoint(path).projections(layer)
         fits = {name: tnlib.svd(weight).value for name, weight in p.weights.items()}
         parts = {name: {"left": fit.u * fit.s, "right": fit.vh} for name, fit in fits.items()}
-        layers.append([Piece("low_rank", name, arrays) for name, arrays in parts.items()])
+        layers.append([FactoredMatrix("low_rank", name, arrays) for name, arrays in parts.items()])
     return layers
 
 
@@ -292,7 +294,8 @@ def write_factored(folder: Path, layers: Pieces) -> None:
                     tensors[f"{base}.{part_name(piece.of, part)}"] = values.astype(np.float32)
 
     change_tensors(folder, change)
-    change_config(folder, **{KEY: describe(layers, "test")})
+    placed = [replace(one, module=LAYERS[layer]) for layer, pieces in enumerate(layers) for one in pieces]
+    change_config(folder, **{KEY: describe(placed, LAYERS, "test")})
 
 
 @pytest.fixture
@@ -339,7 +342,7 @@ AT_OPENING: Mapping[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     ),
     "projection in no piece": (without_piece, ("layers.1.attention.value.weight", "missing")),
     "another count of layers": (
-        lambda f: change_config(f, **{KEY: describe([[]], "test")}),
+        lambda f: change_config(f, **{KEY: describe([], LAYERS[:1], "test")}),
         ("config.json", "2 layers", "got 1"),
     ),
     "bias of another shape": (

@@ -87,10 +87,10 @@ def test_what_transformers_saves_is_opened(name: str, dtype: str, sharded: bool,
 @pytest.mark.parametrize("name", ["gpt2", "gpt2_lm", "bert", "bert_masked"])
 def test_projections_go_back_into_the_tensors_they_came_from(name: str, saved: Any) -> None:
     checkpoint = open_checkpoint(saved(name)[1])
-    row, sizes, prefix = checkpoint.architecture, checkpoint.sizes, checkpoint.prefix
+    attention = checkpoint.wiring.layers[1].attention
     stored = {name: info.read() for name, info in checkpoint.folder.tensors.items()}
-    seen = put_together(row, sizes, prefix, 1, take_apart(row, sizes, prefix, 1, stored.get))
-    assert len(seen) == 2 * len(row.projections)
+    seen = put_together(attention, take_apart(attention, stored.get))
+    assert len(seen) == 2 * len(attention.projections)
     for tensor, values in seen.items():
         np.testing.assert_array_equal(values, stored[tensor])
         assert values.flags.c_contiguous
@@ -218,7 +218,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "config is a list": (lambda f: (f / CONFIG).write_text("[]"), (CONFIG, "JSON object", "list")),
     "unknown architecture": (
         lambda f: change_config(f, model_type="mamba"),
-        ("model_type", "bert, bloom, falcon", "tnlib_attention_only", "'mamba'"),
+        ("model_type", "bert, bloom, deepseek_v2", "tnlib_attention_only", "'mamba'"),
     ),
     "no architecture": (lambda f: change_config(f, model_type=...), ("model_type", "bert, bloom", "None")),
     "architecture is a list": (lambda f: change_config(f, model_type=["bert"]), ("model_type", "['bert']")),

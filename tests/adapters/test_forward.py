@@ -14,7 +14,7 @@ from checkpoint_folders import CONFIG, builtin_copy, change_config, change_tenso
 from oracles import assert_close, refused, unchanged
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.factors.attention_factors import KEY, Piece, describe
+from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, describe
 from tnlib_adapters.reference.layers import ACTIVATIONS
 from tnlib_adapters.reference.model import Forward, loss, run
 from tnlib_adapters.reference.weights import Weights, read_weights
@@ -149,19 +149,19 @@ def test_the_built_in_architecture_written_out(weights: Weights) -> None:
 def test_a_checkpoint_of_factors_computes_the_same(weights: Weights, tmp_path: Path) -> None:
     folder = builtin_copy(tmp_path / "factored")
     names = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    pieces: list[list[Piece]] = [[], []]
+    pieces: list[FactoredMatrix] = []
 
     def factor(tensors: dict[str, np.ndarray]) -> None:
         for layer in range(2):
             for short, module in names.items():
                 weight = tensors.pop(f"layers.{layer}.attention.{module}.weight")
                 arrays = {"left": weight.T, "right": np.eye(64, dtype=np.float32)}
-                pieces[layer].append(Piece("low_rank", short, arrays))
+                pieces.append(FactoredMatrix("low_rank", short, arrays, module=f"layers.{layer}.attention"))
                 for part, a in arrays.items():
                     tensors[f"layers.{layer}.attention.tnlib.{short}_{part}"] = a
 
     change_tensors(folder, factor)
-    change_config(folder, **{KEY: describe(pieces, "matrix")})
+    change_config(folder, **{KEY: describe(pieces, ["layers.0.attention", "layers.1.attention"], "matrix")})
     tokens = np.random.default_rng(0).integers(0, 128, size=(2, 96))
     got, want = run(open_checkpoint(folder), tokens).hidden, run(weights, tokens).hidden
     for ours, theirs in zip(got, want, strict=True):
@@ -268,11 +268,17 @@ def test_an_unknown_activation_is_refused(saved: Any, tmp_path: Path) -> None:
         read_weights(open_checkpoint(folder))
 
 
-@pytest.mark.parametrize("eps", [None, "1e-5", 0.0, -1e-5, float("nan")])
+@pytest.mark.parametrize("eps", [None, "1e-5", 0.0, -1e-5, 1e300])
 def test_an_impossible_epsilon_is_refused(eps: Any, saved: Any, tmp_path: Path) -> None:
     folder = spoiled(saved, "gpt2", tmp_path, layer_norm_epsilon=eps)
     with refused(FileFormatError, "layer_norm_epsilon", CONFIG, repr(eps)):
         read_weights(open_checkpoint(folder))
+
+
+def test_a_config_with_nan_is_no_json(saved: Any, tmp_path: Path) -> None:
+    folder = spoiled(saved, "gpt2", tmp_path, layer_norm_epsilon=float("nan"))
+    with refused(FileFormatError, CONFIG, "NaN"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import change_tensors
+from checkpoint_folders import change_config, change_tensors
 from oracles import assert_close, refused
 from tnlib_adapters import open_checkpoint
 from tnlib_adapters.reference.model import Forward, loss, run
@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 models = pytest.importorskip("architecture_models")
 
 NAMES = sorted(models.MODELS)
-WITHOUT_LOGITS = {"roberta", "llama_base", "vit"}
+WITHOUT_LOGITS = {"roberta", "llama_base", "vit", "t5_encoder", "t5_encoder_gated"}
 
 
 def layer_by_layer(got: Forward, want: Any, factor: float) -> None:
@@ -38,6 +38,15 @@ def test_everything_agrees_with_the_model(name: str, saved: Any, recorded: Any) 
     layer_by_layer(got, want, factor=256)
     if want.logits is not None:
         assert_close(got.logits, want.logits, np.float32, factor=256)
+
+
+@pytest.mark.parametrize("name", ["t5_encoder", "t5_encoder_gated"])
+def test_configs_that_name_no_activation(name: str, saved: Any, recorded: Any, tmp_path: Any) -> None:
+    import shutil
+
+    folder = shutil.copytree(saved(name)[1], tmp_path / "older")
+    change_config(folder, dense_act_fn=..., is_gated_act=...)
+    assert_close(run(open_checkpoint(folder), recorded(name).tokens).hidden, recorded(name).hidden, np.float32, 256)
 
 
 def test_models_without_unembedding_end_in_hidden_states(saved: Any) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal
+from tnlib_adapters.compression.methods.factorisation import Factorised
+from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.head_products import Heads, ValueHeads
-from tnlib_adapters.compression.methods.table import METHODS, TURNED, Factorised, Method
+from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.tensor_stacks import TuckerStack
-from tnlib_adapters.factors.attention_factors import expand, stack, unstack
-from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
+from tnlib_adapters.factors.expansion import expand
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes, stack, unstack
 
 D, HEADS, KV, DH = 12, 6, 2, 5
 GROUP = HEADS // KV
@@ -44,25 +49,26 @@ def of_group(one: Projections, kind: str, kv_head: int) -> np.ndarray:
 
 
 def multiplied_out(found: Factorised, choice: list[int], before: Projections) -> Projections:
-    return before.updated(expand(found.pieces(choice), SIZES))
+    return before.updated(expand(found.matrices(choice), SIZES))
 
 
 def last(found: Factorised) -> list[int]:
     return [len(curve.costs) - 1 for curve in found.curves]
 
 
-ALL = [*METHODS.items(), ("heads, turned", TURNED["heads"])]
+ALL = [(name, functools.partial(factorise_layer, row)) for name, row in METHODS.items()]
+ALL += [("heads, turned", functools.partial(factorise_layer, METHODS["heads"], rotary=True))]
 each_method = pytest.mark.parametrize("method", [m for _, m in ALL], ids=[name for name, _ in ALL])
 
 
 @pytest.mark.parametrize("biases", ["qkvo", "qkv", ""])
 @each_method
-def test_costs_count_every_factor(method: Method, biases: str) -> None:
+def test_costs_count_every_factor(method: Callable[..., Factorised], biases: str) -> None:
     before = layer(biases)
     found = method(before, SIZES)
     n_weights = sum(w.size for w in before.weights.values())
     for choice in ([0] * len(found.curves), [k // 2 for k in last(found)], last(found)):
-        pieces = found.pieces(choice)
+        pieces = found.matrices(choice)
         promised = sum(int(curve.costs[k]) for curve, k in zip(found.curves, choice, strict=True))
         assert sum(a.size for piece in pieces for a in piece.arrays.values()) == promised
         held = expand(pieces, SIZES).biases
@@ -72,7 +78,7 @@ def test_costs_count_every_factor(method: Method, biases: str) -> None:
 
 
 @each_method
-def test_the_largest_options_are_the_model(method: Method) -> None:
+def test_the_largest_options_are_the_model(method: Callable[..., Factorised]) -> None:
     before = layer()
     found = method(before, SIZES)
     after = multiplied_out(found, last(found), before)

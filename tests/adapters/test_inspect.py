@@ -19,11 +19,11 @@ from html_pages import check_page, pictures
 from oracles import normal
 from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.compression.progress import quiet
+from tnlib_adapters.compression.request import quiet
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.inspection.heads import effective_rank, gauge_report
+from tnlib_adapters.inspection.head_measurements import effective_rank, gauge_report
+from tnlib_adapters.inspection.inspect import page_of
 from tnlib_adapters.inspection.measure import n_shown
-from tnlib_adapters.inspection.page import page_of
 from tnlib_adapters.inspection.tokens import Tokens, read_tokens
 from tnlib_adapters.reference.model import run
 
@@ -145,6 +145,7 @@ def test_tokens_with_markup_stay_text(builtin: Any) -> None:
     assert "Only the first 8 tokens" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -254,10 +255,16 @@ def test_large_models_show_as_many_layers_as_take_seconds() -> None:
     assert n_shown(Sizes(1, 96, 12288)) == 1
 
 
+@pytest.mark.slow
 def test_the_page_of_a_large_model_says_what_it_leaves_out(
     saved: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("measure._MOST_WORK", "measure._MOST_NUMBERS", "reading._MOST_COPIED", "reading._MOST_WORK")
+    names = (
+        "measure._MOST_WORK",
+        "measure._MOST_NUMBERS",
+        "head_measurements._MOST_COPIED",
+        "head_measurements._MOST_WORK",
+    )
     for name in names:
         monkeypatch.setattr(f"tnlib_adapters.inspection.{name}", 1.0)
     source = saved("gpt2_lm")[1]
@@ -274,7 +281,7 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
         assert any(said in note for note in quick.notes)
         assert said in page.text
 
-    monkeypatch.setattr("tnlib_adapters.inspection.head_sections._MOST_PANELS", 4)
+    monkeypatch.setattr("tnlib_adapters.inspection.sections._MOST_PANELS", 4)
     seen = inspect(source, tmp_path / "seen", text="3 4 5 3 4 5")
     assert [len(one) for one in seen.patterns] == [4, 4, 4], "the text runs through all layers"
     patterns = sections(seen.page.read_text(encoding="utf-8"))["patterns"]

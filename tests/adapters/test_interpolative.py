@@ -1,10 +1,13 @@
 """Products stored without the numbers that their gauge frees."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tnlib_adapters.factors.attention_factors import Piece, descriptions, expand
+from tnlib_adapters.factors.expansion import expand
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, descriptions
 from tnlib_adapters.factors.interpolative import pack, unpack
 from tnlib_adapters.factors.projections import Sizes
 
@@ -42,13 +45,13 @@ D, HEADS, DH = 12, 3, 4
 SIZES = Sizes(1, HEADS, D)
 
 
-def packed(name: str, rank: int, rows: int = D, **more: object) -> tuple[Piece, np.ndarray]:
+def packed(name: str, rank: int, rows: int = D, **more: object) -> tuple[FactoredMatrix, np.ndarray]:
     """A piece of a made-up projection, and the product it stands for."""
     rng = np.random.default_rng(rank)
     left, right = rng.standard_normal((rows, rank)), rng.standard_normal((rank, D))
     rest, new, chosen = pack(left, right)
     arrays = {"left": rest, "right": new, **more.pop("arrays", {})}  # type: ignore[dict-item]
-    return Piece("interpolative", name, arrays, rows=chosen, **more), left @ right  # type: ignore[arg-type]
+    return FactoredMatrix("interpolative", name, arrays, rows=chosen, **more), left @ right  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 5, D])
@@ -73,16 +76,15 @@ def test_pieces_expand_to_the_products_they_were_made_from(rank):
 
 def test_a_piece_is_read_as_it_was_described():
     piece, _ = packed("q", 4, rows=D + 1, biases="q")
-    section = {"quant_method": "tnlib", "version": 1, "layers": [[piece.describe()]]}
-    read = descriptions({"quantization_config": section})
+    piece = replace(piece, module="attention")
+    section = {"quant_method": "tnlib", "version": 1, "layers": [[piece.describe().to_json()]]}
+    read = descriptions({"quantization_config": section}, ["attention"])
     assert read is not None
-    assert Piece.read(read[0][0], piece.arrays.__getitem__) == piece
+    assert read[0].read(piece.arrays.__getitem__) == piece
 
 
 @pytest.mark.parametrize("rows", [(0, 1, 2), (0, 1, 2, 99), (0, 1, 2, 3, 4)])
 def test_rows_that_do_not_fit_are_refused(rows):
-    from dataclasses import replace
-
     piece, _ = packed("q", 4)
     with pytest.raises(FileFormatError, match="cannot be multiplied out as 'interpolative'"):
         expand([replace(piece, rows=rows)], SIZES)

@@ -143,6 +143,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_the_dense_layout_needs_nothing_of_ours(folders: Folders) -> None:
     cases = [(m, CLASSES[m][-1], how) for m in ("bert_masked", "gpt2_lm") for how in METHODS]
     wanted = [(str(folders(m, how, "dense")), cls) for m, cls, how in cases]
@@ -188,7 +189,7 @@ def test_multiplied_out_and_saved_it_is_an_ordinary_model(
     again = load(tmp_path / "again", cls)
     assert_same_state(state(again), state(loaded), 0)
     np.testing.assert_array_equal(output(again), output(loaded))
-    assert open_checkpoint(tmp_path / "again").pieces is None
+    assert open_checkpoint(tmp_path / "again").factored is None
     assert compress(tmp_path / "again", tmp_path / "smaller", keep=0.4).kept <= 0.4
     assert digest(folders(model, method)) == untouched
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from compressed_folders import Dense
 from oracles import normal
+from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.factors.attention_factors import Piece, expand
+from tnlib_adapters.factors.expansion import expand
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS = 12, 3
@@ -41,7 +43,7 @@ def blocks(method: str, layer: Dense) -> list[np.ndarray]:
     return [layer.weights[name] for name in NAMES] if method in ("matrix", "ttm") else [layer.stack()]
 
 
-def true_errors(method: str, some: Projections, pieces: list[Piece]) -> np.ndarray:
+def true_errors(method: str, some: Projections, pieces: list[FactoredMatrix]) -> np.ndarray:
     found = expand(pieces, SIZES)
     after = dense(Projections({**some.weights, **found.weights}, {**some.biases, **found.biases}))
     pairs = zip(blocks(method, dense(some)), blocks(method, after), strict=True)
@@ -53,32 +55,32 @@ def true_errors(method: str, some: Projections, pieces: list[Piece]) -> np.ndarr
 def test_errors_in_single_precision(method: str, biases: str) -> None:
     """As in double precision, up to the roundoff of the factors."""
     some = projections(biases, "float32")
-    found = METHODS[method](some, SIZES)
+    found = factorise_layer(METHODS[method], some, SIZES)
     for step in range(max(len(curve.costs) for curve in found.curves)):
         choice = [(step + b) % len(curve.costs) for b, curve in enumerate(found.curves)]
         said = [float(curve.errors[k]) for k, curve in zip(choice, found.curves, strict=True)]
-        np.testing.assert_allclose(said, true_errors(method, some, found.pieces(choice)), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(said, true_errors(method, some, found.matrices(choice)), rtol=0, atol=1e-6)
 
 
 @each_method
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_factors_have_the_dtype_of_the_weights_at_every_option(method: str, dtype: str) -> None:
-    found = METHODS[method](projections(dtype=dtype), SIZES)
+    found = factorise_layer(METHODS[method], projections(dtype=dtype), SIZES)
     for choice in ([0] * len(found.curves), [1] * len(found.curves), [len(c.costs) - 1 for c in found.curves]):
-        assert {a.dtype for piece in found.pieces(choice) for a in piece.arrays.values()} == {np.dtype(dtype)}
+        assert {a.dtype for piece in found.matrices(choice) for a in piece.arrays.values()} == {np.dtype(dtype)}
 
 
 @pytest.mark.parametrize("method", ["matrix", "ttm", "tucker", "cp"])
 def test_the_last_option_is_the_weights_themselves(method: str) -> None:
     some = projections()
-    found = METHODS[method](some, SIZES)
-    for name, weight in expand(found.pieces([len(curve.costs) - 1 for curve in found.curves]), SIZES).weights.items():
+    found = factorise_layer(METHODS[method], some, SIZES)
+    for name, weight in expand(found.matrices([len(curve.costs) - 1 for curve in found.curves]), SIZES).weights.items():
         np.testing.assert_array_equal(weight, some.weights[name])
 
 
 def test_heads_that_vanish() -> None:
     some = projections()
-    pieces = METHODS["heads"](some, SIZES).pieces([0, 2, 0, 0, 0, 0])
+    pieces = factorise_layer(METHODS["heads"], some, SIZES).matrices([0, 2, 0, 0, 0, 0])
     found = expand(pieces, SIZES)
     qk, ov = dense(Projections({**some.weights, **found.weights}, {**some.biases, **found.biases})).operators()
     assert [bool(operator.any()) for operator in qk] == [False, True, False]
@@ -91,9 +93,9 @@ def test_heads_that_vanish() -> None:
 
 def test_a_head_is_truncated_alike_alone_and_among_others() -> None:
     some = projections()
-    found = METHODS["heads"](some, SIZES)
-    alone = true_errors("heads", some, found.pieces([2, 0, 0, 0, 0, 0]))
-    among = true_errors("heads", some, found.pieces([2, 3, 4, 1, 2, 3]))
+    found = factorise_layer(METHODS["heads"], some, SIZES)
+    alone = true_errors("heads", some, found.matrices([2, 0, 0, 0, 0, 0]))
+    among = true_errors("heads", some, found.matrices([2, 3, 4, 1, 2, 3]))
     assert alone[0] == pytest.approx(among[0], abs=1e-13)
     assert 0 < alone[0] < 1
 
@@ -101,9 +103,11 @@ def test_a_head_is_truncated_alike_alone_and_among_others() -> None:
 @each_method
 def test_zero_weights_come_back_as_zeros(method: str) -> None:
     zeros, none = np.zeros((D, D), np.float32), np.zeros(D, np.float32)
-    found = METHODS[method](Projections(dict.fromkeys(NAMES, zeros), dict.fromkeys(NAMES, none)), SIZES)
+    found = factorise_layer(
+        METHODS[method], Projections(dict.fromkeys(NAMES, zeros), dict.fromkeys(NAMES, none)), SIZES
+    )
     for choice in ([0] * len(found.curves), [len(curve.costs) - 1 for curve in found.curves]):
-        pieces = found.pieces(choice)
+        pieces = found.matrices(choice)
         assert sum(p.n_parameters for p in pieces) == sum(
             int(curve.costs[k]) for k, curve in zip(choice, found.curves, strict=True)
         )
@@ -117,7 +121,7 @@ def test_what_is_zero_errs_nowhere(method: str) -> None:
     some = projections(biases="")
     names = NAMES if method == "tucker" else ("v",)
     some = Projections({**some.weights, **{name: np.zeros((D, D)) for name in names}}, {})
-    curves = METHODS[method](some, SIZES).curves
+    curves = factorise_layer(METHODS[method], some, SIZES).curves
     zero = {"heads": slice(HEADS, None), "matrix": slice(2, 3), "ttm": slice(2, 3), "tucker": slice(None)}[method]
     assert curves[zero]
     for curve in curves[zero]:

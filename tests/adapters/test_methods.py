@@ -11,11 +11,14 @@ import pytest
 from compressed_folders import Dense, relative, tail
 from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
+from tnlib_adapters.compression.methods.factorisation import Factorised
+from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.head_products import Heads
-from tnlib_adapters.compression.methods.matrices import Matrices, TTMatrices, refuse_unsplittable, split_evenly
-from tnlib_adapters.compression.methods.table import METHODS, REFUSE, Factorised
+from tnlib_adapters.compression.methods.matrices import refuse_unsplittable, split_evenly
+from tnlib_adapters.compression.methods.table import METHODS, TABLE
 from tnlib_adapters.compression.methods.tensor_stacks import CPStack, TuckerStack
-from tnlib_adapters.factors.attention_factors import Piece, expand
+from tnlib_adapters.factors.expansion import expand
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS = 12, 3
@@ -38,7 +41,7 @@ def dense(projections: Projections) -> Dense:
     return Dense(*wide, n_heads=HEADS)
 
 
-def multiplied_out(pieces: Sequence[Piece], before: Projections) -> Dense:
+def multiplied_out(pieces: Sequence[FactoredMatrix], before: Projections) -> Dense:
     found = expand(pieces, SIZES)
     return dense(Projections({**before.weights, **found.weights}, {**before.biases, **found.biases}))
 
@@ -64,22 +67,26 @@ def choices(found: Factorised, block: int) -> list[list[int]]:
 
 
 def test_the_command_line_offers_every_method() -> None:
-    assert tuple(METHODS) == cli.METHODS
-    assert set(REFUSE) <= set(METHODS)
+    for command in (cli.compress, cli.compare):
+        (option,) = [one for one in command.params if "--method" in one.opts]
+        assert tuple(option.type.choices) == tuple(TABLE)
+        assert set(METHODS) < set(TABLE)
+    for row in TABLE.values():
+        assert f"{row.name}: {row.help}" in next(one.help for one in cli.compress.params if "--method" in one.opts)
 
 
 @pytest.mark.parametrize("biases", ["qkvo", "o", ""])
 @pytest.mark.parametrize("method", METHODS)
 def test_costs_count_every_factor(method: str, biases: str) -> None:
     before = layer(biases=biases)
-    found = METHODS[method](before, SIZES)
+    found = factorise_layer(METHODS[method], before, SIZES)
     for block, curve in enumerate(found.curves):
         assert curve.costs.dtype.kind == "i"
         assert len(curve.costs) == len(curve.errors)
         assert (np.diff(curve.costs) > 0).all()
         assert (np.diff(curve.errors) <= 0).all()
         for choice in choices(found, block)[:: 1 if method != "cp" else 9]:
-            pieces = found.pieces(choice)
+            pieces = found.matrices(choice)
             promised = sum(int(c.costs[k]) for c, k in zip(found.curves, choice, strict=True))
             assert sum(a.size for piece in pieces for a in piece.arrays.values()) == promised
             held = expand(pieces, SIZES).biases
@@ -93,12 +100,12 @@ def test_costs_count_every_factor(method: str, biases: str) -> None:
 def test_errors_are_the_true_ones(method: str, biases: str) -> None:
     """Curves hold squared relative errors; for cp they are a stand-in, known only once a rank is fitted."""
     before = layer(biases=biases)
-    found = METHODS[method](before, SIZES)
+    found = factorise_layer(METHODS[method], before, SIZES)
     wanted = blocks(method, dense(before))
     assert len(found.curves) == len(wanted)
     for block in range(len(wanted)):
         for option, choice in enumerate(choices(found, block)):
-            got = blocks(method, multiplied_out(found.pieces(choice), before))
+            got = blocks(method, multiplied_out(found.matrices(choice), before))
             for b, (a, other) in enumerate(zip(wanted, got, strict=True)):
                 assert relative(a, other) ** 2 == pytest.approx(
                     found.curves[b].errors[choice[b]], rel=1e-6, abs=1e-13
@@ -108,8 +115,8 @@ def test_errors_are_the_true_ones(method: str, biases: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_largest_options_are_the_model(method: str) -> None:
     before = layer(np.float32)
-    found = METHODS[method](before, SIZES)
-    after = multiplied_out(found.pieces(last(found)), before)
+    found = factorise_layer(METHODS[method], before, SIZES)
+    after = multiplied_out(found.matrices(last(found)), before)
     for a, b in zip(dense(before).operators(), after.operators(), strict=True):
         for one, other in zip(a, b, strict=True):
             assert relative(one, other) < 4e-7
@@ -119,10 +126,10 @@ def test_the_largest_options_are_the_model(method: str) -> None:
 def test_arguments_stay_as_they_are_and_answers_repeat(method: str) -> None:
     before = layer(np.float32)
     with unchanged(*before.weights.values(), *before.biases.values()):
-        found = METHODS[method](before, SIZES)
-        pieces = found.pieces([k // 2 for k in last(found)])
-    again = METHODS[method](before, SIZES)
-    for one, other in zip(pieces, again.pieces([k // 2 for k in last(again)]), strict=True):
+        found = factorise_layer(METHODS[method], before, SIZES)
+        pieces = found.matrices([k // 2 for k in last(found)])
+    again = factorise_layer(METHODS[method], before, SIZES)
+    for one, other in zip(pieces, again.matrices([k // 2 for k in last(again)]), strict=True):
         assert one.describe() == other.describe()
         for part, a in one.arrays.items():
             assert a.dtype == np.float32, f"{part} is {a.dtype}, the weights are float32"
@@ -133,7 +140,7 @@ def test_arguments_stay_as_they_are_and_answers_repeat(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_scale_changes_no_curve(method: str, scale: float) -> None:
     """Squares of such float32 leave their range."""
-    ours, theirs = (METHODS[method](layer(np.float32, scale=s), SIZES) for s in (1.0, scale))
+    ours, theirs = (factorise_layer(METHODS[method], layer(np.float32, scale=s), SIZES) for s in (1.0, scale))
     for a, b in zip(ours.curves, theirs.curves, strict=True):
         np.testing.assert_array_equal(a.costs, b.costs)
         np.testing.assert_allclose(a.errors, b.errors, rtol=1e-3, atol=1e-7)
@@ -144,10 +151,10 @@ def test_zero_and_deficient_weights(method: str) -> None:
     zero = Projections({name: np.zeros((D, D), "f4") for name in NAMES}, {})
     one = Projections({name: np.outer(normal((D,), seed=1), normal((D,), seed=2)) for name in NAMES}, {})
     for before in (zero, one):
-        found, warned = quietly(lambda before=before: METHODS[method](before, SIZES))
+        found, warned = quietly(lambda before=before: factorise_layer(METHODS[method], before, SIZES))
         assert not warned
         for choice in ([0] * len(found.curves), last(found)):
-            after = multiplied_out(found.pieces(choice), before)
+            after = multiplied_out(found.matrices(choice), before)
             assert all(np.isfinite(w).all() for w in after.weights.values())
         for a, b in zip(dense(before).operators(), after.operators(), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-10)
@@ -173,7 +180,7 @@ def test_no_random_operator_of_that_rank_does_better() -> None:
     found = Heads(before, SIZES)
     wanted = blocks("heads", dense(before))
     for rank in range(1, DH):
-        got = blocks("heads", multiplied_out(found.pieces([rank] * len(wanted)), before))
+        got = blocks("heads", multiplied_out(found.matrices([rank] * len(wanted)), before))
         for operator, truncated in zip(wanted, got, strict=True):
             assert np.linalg.matrix_rank(truncated, rtol=1e-9) == rank
             ours = relative(operator, truncated)
@@ -189,7 +196,7 @@ def test_no_random_operator_of_that_rank_does_better() -> None:
 def test_ranks_are_each_heads_own() -> None:
     before = layer()
     found = Heads(before, SIZES)
-    qk, vo = found.pieces([0, 4, 1, 2, 3, 0])
+    qk, vo = found.matrices([0, 4, 1, 2, 3, 0])
     assert (qk.of, qk.ranks) == ("qk", (0, 4, 1))
     assert (vo.of, vo.ranks) == ("vo", (2, 3, 0))
     assert qk.arrays["left"].shape == (D + 1, 5)
@@ -197,7 +204,7 @@ def test_ranks_are_each_heads_own() -> None:
 
 
 def test_both_sides_of_a_truncated_head_have_one_size() -> None:
-    for piece in Heads(layer(np.float32), SIZES).pieces([2] * 6):
+    for piece in Heads(layer(np.float32), SIZES).matrices([2] * 6):
         left, right = (piece.arrays[part].astype(float) for part in ("left", "right"))
         np.testing.assert_allclose(np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1), rtol=1e-5)
 
@@ -205,7 +212,7 @@ def test_both_sides_of_a_truncated_head_have_one_size() -> None:
 def test_a_bias_on_one_side_only() -> None:
     before = layer(biases="k")
     found = Heads(before, SIZES)
-    after = multiplied_out(found.pieces(last(found)), before)
+    after = multiplied_out(found.matrices(last(found)), before)
     assert set(after.biases) == {"k"}
     for a, b in zip(dense(before).operators()[0], after.operators()[0], strict=True):
         assert relative(a, b) < 1e-12
@@ -216,7 +223,7 @@ def test_a_bias_on_one_side_only() -> None:
 
 def test_matrices_are_truncated_at_the_tail_of_their_singular_values() -> None:
     before = layer(seed=5)
-    found = Matrices(before, SIZES)
+    found = factorise_layer(METHODS["matrix"], before, SIZES)
     for name, curve in zip(NAMES, found.curves, strict=True):
         s = np.linalg.svd(before.weights[name], compute_uv=False)
         np.testing.assert_array_equal(curve.costs[:-1], 2 * D * np.arange(1, len(curve.costs)))
@@ -230,7 +237,7 @@ def test_matrices_are_truncated_at_the_tail_of_their_singular_values() -> None:
 def test_tt_matrices_are_sums_of_kronecker_products() -> None:
     """The spectrum is that of the weight with its legs paired, (i1 j1) (i2 j2)."""
     before = layer(seed=6)
-    found = TTMatrices(before, SIZES)
+    found = factorise_layer(METHODS["ttm"], before, SIZES)
     (m, n), (p, q) = split_evenly(D), split_evenly(D)
     assert (m, n) == (3, 4)
     for name, curve in zip(NAMES, found.curves, strict=True):
@@ -244,8 +251,8 @@ def test_tt_matrices_are_sums_of_kronecker_products() -> None:
 def test_a_kronecker_product_is_one_term() -> None:
     a, b = normal((3, 3), seed=1), normal((4, 4), seed=2)
     before = Projections(dict.fromkeys(NAMES, np.kron(a, b)), {})
-    found = TTMatrices(before, SIZES)
-    after = multiplied_out(found.pieces([0] * 4), before)
+    found = factorise_layer(METHODS["ttm"], before, SIZES)
+    after = multiplied_out(found.matrices([0] * 4), before)
     for weight in after.weights.values():
         assert relative(np.kron(a, b), weight) < 1e-14
 
@@ -302,14 +309,14 @@ def test_a_stack_of_low_rank_is_found(method: Callable[..., Factorised], allowed
     found = method(before, SIZES)
     rank_two = {TuckerStack: 16 + 2 * (4 + HEADS + D + DH), CPStack: 2 * (1 + 4 + HEADS + D + DH)}[method]
     option = list(found.curves[0].costs).index(rank_two)
-    after = multiplied_out(found.pieces([option]), before)
+    after = multiplied_out(found.matrices([option]), before)
     assert relative(x, after.stack()) < allowed
 
 
 def test_cp_says_nothing_of_convergence() -> None:
     """The report measures the error that was reached."""
     found = CPStack(layer(), SIZES)
-    _, warned = quietly(lambda: found.pieces([3]))
+    _, warned = quietly(lambda: found.matrices([3]))
     assert warned == []
 
 
@@ -317,6 +324,6 @@ def test_more_components_of_cp_err_less() -> None:
     before = layer(seed=8)
     found = CPStack(before, SIZES)
     x = dense(before).stack()
-    errors = [relative(x, multiplied_out(found.pieces([option]), before).stack()) for option in (0, 4, 12)]
+    errors = [relative(x, multiplied_out(found.matrices([option]), before).stack()) for option in (0, 4, 12)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.75 * errors[0]

@@ -16,9 +16,10 @@ from oracles import assert_close, contract, normal, refused, unchanged
 torch = pytest.importorskip("torch")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from tnlib_adapters.factors.attention_factors import EXPAND  # noqa: E402
+from tnlib_adapters.factors.expansion import EXPAND  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import SHAPES  # noqa: E402
 from tnlib_adapters.transformers_plugin import CPLinear, FactoredLinear, LowRankLinear, TTLinear, TuckerLinear  # noqa: E402
-from tnlib_adapters.transformers_plugin.attention_layers import MAKE  # noqa: E402
+from tnlib_adapters.transformers_plugin.factored_modules import MAKE  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -323,6 +324,7 @@ def test_representation() -> None:
     assert repr(CASES["low rank"].layer()) == "LowRankLinear(in_features=12, out_features=10, numbers=66)"
 
 
+@pytest.mark.slow
 @one_of_each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 def test_compiled_without_a_break(case: Case) -> None:
@@ -369,4 +371,4 @@ def test_input_of_another_width_is_refused(case: Case) -> None:
 
 
 def test_every_kind_of_factors_is_read_and_computed_with() -> None:
-    assert list(EXPAND) == list(MAKE)
+    assert list(EXPAND) == list(MAKE) == list(SHAPES)

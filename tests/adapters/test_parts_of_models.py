@@ -95,7 +95,7 @@ def test_one_head_is_a_slice_of_its_layer(name: str, saved: Any) -> None:
             if mine is not None:
                 np.testing.assert_array_equal(mine[0], theirs[head // size if array[-1] in "KV" else head])
         np.testing.assert_array_equal(one.numerator().qk(0, 3).full(), whole.numerator().qk(head, 3).full())
-        np.testing.assert_array_equal(one.ov(0).full(), whole.ov(head).full())
+        np.testing.assert_array_equal(one.numerator().ov(0).full(), whole.numerator().ov(head).full())
 
 
 def test_heads_that_do_not_exist_are_refused(saved: Any) -> None:

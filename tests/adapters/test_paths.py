@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import sys
 from collections.abc import Callable
@@ -81,10 +82,11 @@ def test_relative_paths(source: Path, place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_folder_and_files_behind_links(source: Path, place: Path, tmp_path: Path) -> None:
-    """Model hubs keep the files of a folder as links into a store."""
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    for path in source.iterdir():
+    """Model hubs keep the files of a folder as links into a store of blobs."""
+    blobs, hub = tmp_path / "models--a/blobs", tmp_path / "models--a/snapshots/main"
+    shutil.copytree(source, blobs)
+    hub.mkdir(parents=True)
+    for path in blobs.iterdir():
         (hub / path.name).symlink_to(path)
     untouched = digest(source), digest(hub)
     for number, one in enumerate((link(tmp_path / "link", source), hub)):

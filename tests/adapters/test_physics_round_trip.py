@@ -110,6 +110,7 @@ def test_a_ground_state_of_quimb_comes_back_through_tenpy_and_a_file(
         np.testing.assert_allclose(spectra(state), values, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_ground_state_of_tenpy_with_charges_comes_back_through_quimb_and_a_file(
     tenpy_state: MPS, model: XXZChain, quimb_operator: Any, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ pytest.importorskip("tokenizers")
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
 from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.methods.int8_baseline import plain_bytes, round_weights, verdict  # noqa: E402
+from tnlib_adapters.compression.report.report import verdict  # noqa: E402
+from tnlib_adapters.compression.sizes import plain_bytes, round_weights  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -14,12 +14,11 @@ from compressed_folders import Dense, dense_layers, n_attention, relative
 from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.methods.factorisation import Factorisation
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.compression.methods.uncalibrated import factorise
-from tnlib_adapters.compression.plan import Plan
+from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.compression.request import check_keep
-from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.expansion import expand
 
 from tnlib import ArgumentError
 
@@ -44,14 +43,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def stored_numbers(plan: Plan, found: Factorisation) -> list[int]:
     return [
         sum(a.size for piece in pieces for a in piece.arrays.values()) + layer.fixed
-        for pieces, layer in zip(plan.layers, found.layers, strict=True)
+        for pieces, layer in zip(plan.matrices.values(), found.parts.values(), strict=True)
     ]
 
 
 def expanded(folder: Path, plan: Plan) -> list[Dense]:
     checkpoint = open_checkpoint(folder)
     layers = []
-    for before, pieces in zip(dense_layers(folder), plan.layers, strict=True):
+    for before, pieces in zip(dense_layers(folder), plan.matrices.values(), strict=True):
         new = expand(pieces, checkpoint.sizes)
         layers.append(Dense({**before.weights, **new.weights}, {**before.biases, **new.biases}, before.n_heads))
     return layers
@@ -79,7 +78,7 @@ def test_keep_is_met(model: str, method: str, found: Any) -> None:
             continue
         met += 1
         numbers = stored_numbers(plan, factorisation)
-        assert list(plan.layer_numbers) == numbers
+        assert list(plan.numbers.values()) == numbers
         assert plan.n_after == sum(numbers)
         assert plan.n_before == n_before
         assert plan.kept == sum(numbers) / n_before
@@ -148,8 +147,8 @@ def refusal(factorisation: Factorisation, keep: float) -> str | None:
 def sums(factorisation: Factorisation) -> np.ndarray:
     """Every count of numbers that some combination of options stores."""
     reached = np.zeros(factorisation.n_before + 1, bool)
-    reached[sum(layer.fixed for layer in factorisation.layers)] = True
-    for layer in factorisation.layers:
+    reached[sum(layer.fixed for layer in factorisation.parts.values())] = True
+    for layer in factorisation.parts.values():
         for curve in layer.curves:
             shifted = np.zeros_like(reached)
             for cost in curve.costs:
@@ -205,7 +204,7 @@ def test_layers_share_one_budget(tmp_path: Path) -> None:
 
     change_tensors(folder, make_low)
     plan = factorise(open_checkpoint(folder), "matrix").plan(0.7)
-    first, second = plan.layer_numbers
+    first, second = plan.numbers.values()
     assert first < 0.5 * second
     assert 0.69 <= plan.kept <= 0.7
 

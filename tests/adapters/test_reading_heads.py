@@ -21,7 +21,7 @@ from tnlib_adapters.circuits import (
     form_maximum,
     read_head,
     read_vocabulary,
-    singular_features,
+    singular_vectors,
 )
 from tnlib_adapters.circuits.heads.effective_head import stream_head
 from tnlib_adapters.files.token_names import token_names
@@ -98,7 +98,7 @@ def test_directions_meet_tokens_as_in_the_model(name: str, opened: Callable[[str
 
 def test_features_are_the_decomposition(model: Checkpoint) -> None:
     operator = model.attention(1).qk(2)
-    found = singular_features(operator)
+    found = singular_vectors(operator)
     assert_close((found.left * found.values) @ found.right, operator.full(), np.float32)
     assert len(found) == len(found.values) == 16
     assert found.spans == ()
@@ -112,26 +112,26 @@ def test_equal_values_are_one_span() -> None:
     turn[1:4, 1:4] = isometry(3, 3, seed=2)
     operators = [tnlib.LowRank(left @ t * s, t.T @ right.T) for t in (np.eye(5), turn)]
     for operator in operators:
-        found = singular_features(operator)
+        found = singular_vectors(operator)
         assert [g.stop - g.start for g in found.groups] == [1, 3, 1]
         assert found.spans == (slice(1, 4),)
         projector = left[:, 1:4] @ left[:, 1:4].T
         assert norm(found.left[:, 1:4] @ found.left[:, 1:4].T - projector) < 1e-12
     near = tnlib.LowRank(left * [5.0, 3.01, 3.0, 2.99, 1.0], right.T)
-    assert singular_features(near).spans == ()
-    assert singular_features(near, rtol=0.01).spans == (slice(1, 4),)
+    assert singular_vectors(near).spans == ()
+    assert singular_vectors(near, rtol=0.01).spans == (slice(1, 4),)
 
 
 def test_spans_name_tokens_that_no_basis_decides(opened: Callable[[str], Opened]) -> None:
     """A head whose values are all equal has one span; its tokens are the longest projections."""
-    from tnlib_adapters.circuits.tokens.token_features import read_tokens
+    from tnlib_adapters.circuits.heads.head_reading import read_tokens
 
     checkpoint, weights = opened("llama")
     words = read_vocabulary(checkpoint)
     d = checkpoint.sizes.d_model
     basis, other = isometry(d + 1, 4), isometry(d + 1, 4, seed=1)
     form = tnlib.LowRank(basis, other.T)
-    (feature,) = read_tokens(singular_features(form), words, None, writes=False, count=3, tokens=4)
+    (feature,) = read_tokens(singular_vectors(form), words, None, writes=False, count=3, tokens=4)
     assert feature.number == slice(0, 4)
     lengths = np.linalg.norm(homogeneous(token_rows(weights)) @ basis, axis=1)
     want = np.argsort(-lengths)[:4]
@@ -143,14 +143,14 @@ def test_spans_name_tokens_that_no_basis_decides(opened: Callable[[str], Opened]
 @pytest.mark.parametrize("scale", [1e-150, 1.0, 1e150])
 def test_what_is_roundoff_is_no_feature(scale: float) -> None:
     left = normal((20, 5)) @ normal((5, 8), seed=1)
-    found = singular_features(tnlib.LowRank(scale * left, normal((8, 20), seed=2)))
+    found = singular_vectors(tnlib.LowRank(scale * left, normal((8, 20), seed=2)))
     assert len(found) == 5
     assert found.left.shape == (20, 5)
     assert found.right.shape == (5, 20)
 
 
 def test_a_zero_head_has_no_features() -> None:
-    found = singular_features(tnlib.LowRank(np.zeros((5, 2)), np.zeros((2, 5))))
+    found = singular_vectors(tnlib.LowRank(np.zeros((5, 2)), np.zeros((2, 5))))
     assert len(found) == len(found.values) == found.effective_rank == 0
     assert form_maximum(tnlib.LowRank(np.zeros((5, 2)), np.zeros((2, 5)))).value == 0
 
@@ -207,7 +207,7 @@ def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str],
 def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tnlib_adapters.circuits.tokens.copying_scores import circuit_copying
+    from tnlib_adapters.circuits.tokens.token_circuits import circuit_copying
 
     random_model("gpt2_untied").double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
@@ -247,9 +247,7 @@ def test_the_previous_token_head_reads_positions(model: Checkpoint) -> None:
 def test_blocks_of_the_vocabulary_add_up(
     name: str, opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tnlib_adapters.circuits.tokens.copying_scores as token_copying
-    import tnlib_adapters.circuits.tokens.direct_path as direct_path
-    import tnlib_adapters.circuits.tokens.embeddings as ends
+    import tnlib_adapters.circuits.tokens.token_circuits as token_circuits
     import tnlib_adapters.circuits.tokens.vocabulary as vocabulary
 
     checkpoint, _ = opened(name)
@@ -261,10 +259,9 @@ def test_blocks_of_the_vocabulary_add_up(
         return [found.eigenvalues, found.ranks, pairs.successors, pairs.probabilities, words.variance, *moments]
 
     whole = everything()
-    for module in (ends, token_copying, vocabulary):
+    for module in (token_circuits, vocabulary):
         monkeypatch.setattr(module, "_BLOCK", 7)
-    for module in (direct_path, token_copying):
-        monkeypatch.setattr(module, "_CELLS", 150)
+    monkeypatch.setattr(token_circuits, "_CELLS", 150)
     for got, want in zip(everything(), whole, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
 
@@ -276,7 +273,7 @@ def test_blocks_of_the_vocabulary_add_up(
 def test_heads_of_any_architecture_are_read(name: str, opened: Callable[[str], Opened]) -> None:
     checkpoint, _ = opened(name)
     turning = checkpoint.attention(0).rotary is not None or checkpoint.attention(0).alibi is not None
-    found = read_head(checkpoint, 1, -1, distance=2 if turning else None, features=2, tokens=3)
+    found = read_head(checkpoint, 1, -1, distance=2 if turning else None, n_vectors=2, tokens=3)
     text = repr(found)
     assert text.startswith("head ")
     assert (found.layer, found.head) == (1, 3)
@@ -294,7 +291,7 @@ def test_folded_norms_change_no_reading(name: str, opened: Callable[[str], Opene
     checkpoint, _ = opened(name)
     folded = fold(checkpoint).checkpoint
     at = None if name == "gpt2_untied" else 2
-    one, other = (read_head(c, 1, 2, distance=at, features=1) for c in (checkpoint, folded))
+    one, other = (read_head(c, 1, 2, distance=at, n_vectors=1) for c in (checkpoint, folded))
     assert_close(other.qk.values, one.qk.values, np.float32)
     assert other.qk_tokens[0].left.positive[0][0] == one.qk_tokens[0].left.positive[0][0]
     assert (bigrams(checkpoint, k=2).successors == bigrams(folded, k=2).successors).all()
@@ -309,7 +306,7 @@ def test_a_compressed_model_is_read(tmp_path: Path) -> None:
 
 def test_ends_of_a_feature_are_the_extreme_tokens(opened: Callable[[str], Opened]) -> None:
     checkpoint, weights = opened("gpt2_untied")
-    found = read_head(checkpoint, 0, 1, features=1, tokens=50)
+    found = read_head(checkpoint, 0, 1, n_vectors=1, tokens=50)
     bare = without_weights(token_rows(weights), branches(weights)[0].before)
     along = homogeneous(bare) @ found.qk.left[:, 0]
     assert [token for token, _ in found.qk_tokens[0].left.positive] == list(np.argsort(-along))
@@ -358,6 +355,60 @@ def test_folders_without_a_tokenizer_have_numbers(model: Checkpoint, tmp_path: P
         token_names(tmp_path)
 
 
+def tokenizer(**changes: Any) -> str:
+    content = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<new>"}], "decoder": None}
+    return json.dumps({key: value for key, value in (content | changes).items() if value is not ...})
+
+
+DAMAGED = {
+    "list": ("tokenizer.json", "[]", "a JSON object"),
+    "null": ("tokenizer.json", "null", "a JSON object"),
+    "model that is null": ("tokenizer.json", tokenizer(model=None), "in model,"),
+    "model that is a list": ("tokenizer.json", tokenizer(model=[]), "in model,"),
+    "vocabulary that is null": ("tokenizer.json", tokenizer(model={"vocab": None}), "in model.vocab,"),
+    "number that is text": ("tokenizer.json", tokenizer(model={"vocab": {"a": "0"}}), "an integer"),
+    "number that is a truth": ("tokenizer.json", tokenizer(model={"vocab": {"a": True}}), "an integer"),
+    "number that is negative": ("tokenizer.json", tokenizer(model={"vocab": {"a": -1}}), "an integer"),
+    "number of many digits": ("tokenizer.json", tokenizer(model={"vocab": {"a": 10**90}}), "an integer"),
+    "piece without a score": ("tokenizer.json", tokenizer(model={"vocab": [["a"]]}), "in model.vocab[0],"),
+    "piece that is a number": ("tokenizer.json", tokenizer(model={"vocab": [["a", 0], [1, 1]]}), "in model.vocab[1],"),
+    "piece of two letters": ("tokenizer.json", tokenizer(model={"vocab": ["ab"]}), "in model.vocab[0],"),
+    "added tokens that are null": ("tokenizer.json", tokenizer(added_tokens=None), "in added_tokens,"),
+    "added token that is text": ("tokenizer.json", tokenizer(added_tokens=["a"]), "in added_tokens[0],"),
+    "added token without a number": (
+        "tokenizer.json",
+        tokenizer(added_tokens=[{"content": "a"}]),
+        "added_tokens[0].id",
+    ),
+    "added token without text": ("tokenizer.json", tokenizer(added_tokens=[{"id": 0}]), "added_tokens[0].content"),
+    "repeated key": ("tokenizer.json", '{"model": {"vocab": {"a": 0, "a": 1}}}', "duplicate key 'a'"),
+    "deep": ("tokenizer.json", tokenizer(decoder=0).replace(": 0}", ": " + "[" * 900 + "]" * 900 + "}"), "nested"),
+    "deeper": ("tokenizer.json", "[" * 100_000, "nested"),
+    "lone surrogate": ("vocab.json", '{"\\ud800": 0}', "surrogates"),
+    "list of words": ("vocab.json", '["a"]', "a JSON object"),
+    "words without numbers": ("vocab.json", '{"a": null}', "an integer"),
+    "number as a fraction": ("vocab.json", '{"a": 1.0}', "an integer"),
+    "not a number": ("vocab.json", '{"a": NaN}', "JSON"),
+    "bytes": ("vocab.json", b'{"\xff": 0}', "utf-8"),
+    "lines of bytes": ("vocab.txt", b"a\n\xff\n", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_tokenizers_are_refused_by_file_and_place(case: str, tmp_path: Path) -> None:
+    name, content, says = DAMAGED[case]
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with refused(tnlib.FileFormatError, f"token_names: {file} must", says, "save the tokenizer again"):
+        token_names(tmp_path)
+
+
+def test_lines_end_where_a_line_ends(tmp_path: Path) -> None:
+    """Some characters separate lines for str.splitlines alone; they are words of multilingual vocabularies."""
+    (tmp_path / "vocab.txt").write_bytes("a\r\n\u2028\n\x85\n\n##b".encode())
+    assert token_names(tmp_path) == {0: "a", 1: "\u2028", 2: "\x85", 3: "", 4: "##b"}
+
+
 # --------------------------------------------------------------------------------------------------------- arguments
 
 
@@ -374,8 +425,8 @@ def test_wrong_arguments_are_refused(model: Checkpoint, opened: Callable[[str], 
         copying(opened("bert")[0], 0, 0)
     with refused(ValueError, "copying_scores: model must have an unembedding", "bert"):
         copying_scores(opened("bert")[0])
-    with refused(TypeError, "singular_features: operator must be a LowRank", "ndarray"):
-        singular_features(np.eye(3))  # type: ignore[arg-type]
+    with refused(TypeError, "singular_vectors: operator must be a LowRank", "ndarray"):
+        singular_vectors(np.eye(3))  # type: ignore[arg-type]
     with refused(TypeError, "form_maximum: form must be a LowRank"):
         form_maximum(np.eye(3))  # type: ignore[arg-type]
     with refused(ValueError, "form_maximum: form must be square", "(3, 2)"):

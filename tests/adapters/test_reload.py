@@ -294,6 +294,7 @@ def test_layers_without_biases_get_none(bias: bool, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ and the rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "method"), [("gpt2_lm", "heads"), ("bert_masked", "calibrated")])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 def test_compiled_without_a_break(model: str, method: str, folders: Folders) -> None:

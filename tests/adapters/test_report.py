@@ -185,7 +185,7 @@ def test_loss_of_the_built_in_model_before_and_after(tmp_path: Path, monkeypatch
 
 @pytest.mark.usefixtures("without_pictures")
 def test_models_whose_text_is_not_at_hand_have_no_such_measure(saved: Any, tmp_path: Path) -> None:
-    from tnlib_adapters.compression.evaluation.quality import measure_quality
+    from tnlib_adapters.compression.evaluation.evaluate import measure_quality
 
     checkpoint = open_checkpoint(saved("bert")[1])
     assert measure_quality(checkpoint, checkpoint) == {}
@@ -208,6 +208,7 @@ def test_the_forward_pass_is_one_in_both_layouts(method: str, name: str, folder_
 # ------------------------------------------------------------------------------------------------------------- page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["heads", "cp"])
 def test_a_page_of_an_odd_model(method: str, tmp_path: Path) -> None:
     """A layer of zeros: nothing to divide by, and still a page without warnings."""

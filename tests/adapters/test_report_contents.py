@@ -14,8 +14,9 @@ from checkpoint_folders import builtin_copy
 from compressed_folders import attention_tensors, dense_layers, n_attention, read_tensors, relative
 from html_pages import Page, check_page, pictures
 from random_checkpoints import random_folder
+from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
-from tnlib_adapters.compression.report.page import write_page
+from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
 
 REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
@@ -186,7 +187,7 @@ def head(layer: int, index: int, error: float = 0.0, spectrum: tuple[float, ...]
     return HeadReport(layer, index, error, error, list(spectrum), list(spectrum), kept, kept)
 
 
-@pytest.mark.parametrize("n_layers", [1, 4])
+@pytest.mark.parametrize("n_layers", mostly_slow([1, 4], [1]))
 @pytest.mark.parametrize(
     "values",
     [{}, {"error": 1.7}, {"spectrum": (0.0, 0.0)}, {"kept": 0}, {"kept": 2}, {"spectrum": (1e-30,), "kept": 1}],

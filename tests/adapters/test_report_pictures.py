@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tnlib_adapters import builtin_path, compress
-from tnlib_adapters.compression.report.pictures import error_curve, error_maps, spectra
-from tnlib_adapters.compression.report.report import Report
-from tnlib_adapters.compression.report.summary import summarise
+from tnlib_adapters.compression.report.figures import error_curve, error_maps, spectra
+from tnlib_adapters.compression.report.report import Report, summarise
 
 CURVE = {"kept": [0.1, 0.5, 0.9], "predicted": [0.5, 0.1, 0.01]}
 
@@ -93,7 +92,7 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
 def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:
     lines = {name: (before, after) for name, before, after in summarise(replace(plain, layout="dense"))}
     assert lines["numbers in the attention"] == (f"{plain.n_before:,}",) * 2
-    assert lines["numbers of the factors it was multiplied from"] == ("", f"{plain.n_after:,}")
+    assert lines["numbers in the factors"] == ("", f"{plain.n_after:,}")
 
 
 def test_odd_names_of_measures_are_left_alone(plain: Report) -> None:

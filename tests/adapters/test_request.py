@@ -12,8 +12,9 @@ import pytest
 from oracles import refused
 from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.choices import BY_TEXT, METHODS, WHAT
-from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
+from tnlib_adapters.compression.request import WHAT, Request
 
 from tnlib import ArgumentError
 

@@ -15,7 +15,7 @@ from tnlib_adapters.architectures.rope import read_frequencies
 from tnlib_adapters.architectures.table import ARCHITECTURES
 from tnlib_adapters.attention.rotary import Rotary
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 
 D, DH = 12, 8
 positions = st.integers(-1000, 1000)
@@ -346,3 +346,10 @@ def test_distances_may_be_any_integers() -> None:
     )
     with refused(ArgumentTypeError, "distances"):
         one.qk_tensor(0, [True])
+
+
+@pytest.mark.parametrize("theta", ["default", [1e4], True, -1.0])
+def test_a_base_that_is_no_positive_number_is_refused(theta: Any) -> None:
+    config = {"rope_theta": theta, "hidden_size": 16, "num_attention_heads": 2}
+    with refused(FileFormatError, "f: rope_theta", "positive number"):
+        read_frequencies(ARCHITECTURES["llama"], config, 8, None, "f")

@@ -21,8 +21,10 @@ LM = ["gpt2_lm", "gpt2_untied", "gptj", "gpt_neox", "gpt_neox_sequential", "opt"
 LM += [
     "llama_biases",
     "mistral_whole",
+    "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3_moe_normalised",
     "gemma",
     "gemma2",
     "gemma3",
@@ -31,11 +33,12 @@ LM += [
     "falcon",
     "falcon_new",
 ]
-LM += ["falcon_new_one_norm", "falcon_biases", "falcon_alibi", "bloom"]
-OTHERS = ["gpt2", "bert", "bert_masked", "roberta", "opt_after", "llama_base", "vit"]
+LM += ["falcon_new_one_norm", "falcon_biases", "falcon_alibi", "bloom", "deepseek_v2_direct", "deepseek_v3"]
+OTHERS = ["gpt2", "bert", "bert_masked", "roberta", "opt_after", "llama_base", "vit", "t5_encoder_gated"]
 
 # Norms that stand in front of what reads from them, and are gone after folding: the architectures that can be rotated.
 PLAIN = ["llama", "llama_tied", "llama_biases", "mistral_whole", "qwen2", "qwen3", "gemma", "phi3"]
+PLAIN += ["mixtral", "qwen3_moe_normalised", "deepseek_v2_direct", "deepseek_v3"]
 LAYER_NORM = ["gpt2_lm", "gpt2_untied", "gptj", "gpt_neox", "opt", "opt_narrow", "phi", "falcon", "falcon_new"]
 
 
@@ -64,11 +67,10 @@ def outputs(model: Any, x: np.ndarray) -> np.ndarray:
 
 
 def reloaded(model: Any, checkpoint: Any, out: Path) -> Any:
-    import torch
+    from transformers_models import loaded_like
 
     save_checkpoint(checkpoint, out)
-    attention = model.config._attn_implementation
-    return type(model).from_pretrained(out, dtype=torch.float64, attn_implementation=attention).eval()
+    return loaded_like(model, out)
 
 
 def examples(model: Any) -> np.ndarray:
@@ -164,11 +166,11 @@ def test_the_stream_is_centred_where_layer_norms_read_it(name: str, doubled: Any
         ("gpt2", ["the final norm"]),
         ("llama_base", ["norm.weight: the model ends in it"]),
         ("vit", ["layernorm.weight: the model ends in it"]),
-        ("qwen2", ["value biases", "has no bias to take them up"]),
+        ("qwen2", ["value biases", "has no bias to absorb them"]),
         ("qwen3", ["norms of queries and keys"]),
-        ("gemma2", ["behind a map that writes"]),
+        ("gemma2", ["applied to the output of a layer"]),
         ("bloom", ["word_embeddings_layernorm.weight: its output is the stream", "ln_f.bias: "]),
-        ("gpt2_lm", ["ln_f.bias: lm_head.weight has no bias to take it up"]),
+        ("gpt2_lm", ["ln_f.bias: lm_head.weight has no bias to absorb it"]),
     ],
 )
 def test_what_cannot_be_folded_is_said(name: str, words: list[str], doubled: Any) -> None:
@@ -239,7 +241,7 @@ def test_rotations_that_keep_the_ones_under_layer_norms(name: str, doubled: Any,
         turned = rotate(checkpoint, sign * with_ones(d))
         assert_same(outputs(reloaded(model, turned, tmp_path / out), x), outputs(model, x), SINGLE)
         assert_same(run(turned, x).logits, run(checkpoint, x).logits)  # type: ignore[arg-type]
-    with refused(ValueError, "rotate: rotation must keep the vector of ones", "LayerNorm"):
+    with refused(ValueError, "rotate: rotation must preserve the vector of ones", "LayerNorm"):
         rotate(checkpoint, isometry(d, d))
 
 
@@ -274,7 +276,7 @@ def test_hidden_states_come_out_rotated(doubled: Any) -> None:
 def test_norms_that_single_out_coordinates_are_refused(name: str, doubled: Any) -> None:
     checkpoint = open_checkpoint(doubled(name)[1])
     checkpoint = fold(checkpoint).checkpoint if name in ("gemma2", "bloom") else checkpoint
-    remedy = "with fold" if name in ("llama", "gpt2_lm") else "cannot be rotated"
+    remedy = "call fold first" if name in ("llama", "gpt2_lm") else "cannot be rotated"
     with refused(ValueError, "rotate: the weights of a norm must all be equal", remedy):
         rotate(checkpoint, with_ones(24))
 
@@ -321,9 +323,35 @@ def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
-    with refused(ValueError, "save_checkpoint: out", "empty"):
-        save_checkpoint(open_checkpoint(builtin_path()), builtin_copy(tmp_path / "there"))
+def test_a_folder_that_holds_something_is_replaced_by_force_alone(tmp_path: Path) -> None:
+    there = builtin_copy(tmp_path / "there")
+    (there / "old.txt").write_text("old")
+    with refused(ValueError, "save_checkpoint: OUT", "empty"):
+        save_checkpoint(open_checkpoint(builtin_path()), there)
+    assert (there / "old.txt").read_text() == "old"
+    save_checkpoint(open_checkpoint(builtin_path()), there, force=True)
+    assert not (there / "old.txt").exists()
+
+
+def test_nothing_is_written_where_writing_fails(tmp_path: Path) -> None:
+    """Numbers too large for their dtype are found while tensors are written."""
+    folder = builtin_copy(tmp_path / "model")
+    change_tensors(folder, lambda t: t.update({"embed.weight": np.full_like(t["embed.weight"], 3e38)}))
+    rotated = rotate(open_checkpoint(folder), isometry(64, 64))
+    with pytest.raises(ValueError, match=r"embed\.weight"):
+        save_checkpoint(rotated, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_subfolders_come_along(tmp_path: Path) -> None:
+    """The pooling of a sentence transformer is a folder of its own; the same weights in other formats are not."""
+    folder = builtin_copy(tmp_path / "model")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text("{}")
+    (folder / "rust_model.ot").write_text("weights")
+    save_checkpoint(fold(open_checkpoint(folder)).checkpoint, tmp_path / "out")
+    assert (tmp_path / "out/1_Pooling/config.json").read_text() == "{}"
+    assert not (tmp_path / "out/rust_model.ot").exists()
 
 
 def test_small_files_and_the_config_are_carried_along(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal
-from tnlib_adapters.compression.calibration.moments import Inputs
 from tnlib_adapters.compression.calibration.whitening import Whitened
-from tnlib_adapters.compression.methods.shared_bases import SharedBases
-from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.compression.methods.components import Inputs
+from tnlib_adapters.compression.methods.tensor_stacks import SharedBases
+from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 D, HEADS, DH, N = 12, 4, 3, 300
@@ -49,7 +49,7 @@ def test_curves_are_the_true_errors_on_the_inputs(kv_heads: int) -> None:
     for block, curve in enumerate(found.curves):
         for option in range(0, whole[block] + 1, 7 if block == 0 else 1):
             choice = [*whole[:block], option, *whole[block + 1 :]]
-            pieces = found.pieces(choice)
+            pieces = found.matrices(choice)
             promised = sum(int(c.costs[k]) for c, k in zip(found.curves, choice, strict=True))
             assert sum(a.size for piece in pieces for a in piece.arrays.values()) == promised
             got = errors(before, expand(pieces, sizes(kv_heads)), x, y)
@@ -61,7 +61,7 @@ def test_the_basis_is_the_best_of_its_rank() -> None:
     """Where only the leg of the inputs is cut: Eckart and Young on both weights side by side, each of norm 1."""
     before, seen, x, y = layer()
     found = Whitened("tucker", before, sizes(), seen, turned=False)
-    options = [found.pieces([k, 0, 0])[0] for k in range(len(found.curves[0].costs) - 1)]
+    options = [found.matrices([k, 0, 0])[0] for k in range(len(found.curves[0].costs) - 1)]
     side_by_side = np.hstack([x @ before.weights[n] / np.linalg.norm(x @ before.weights[n]) for n in "qk"])
     s = np.linalg.svd(side_by_side, compute_uv=False)
     cut = [(k, shape[2]) for k, one in enumerate(options) if (shape := one.arrays["core"].shape)[:2] == (2, HEADS)]
@@ -79,7 +79,7 @@ def test_nothing_truncated_is_the_model(kv_heads: int) -> None:
         SharedBases(before, sizes(kv_heads)),
         Whitened("tucker", before, sizes(kv_heads), seen, turned=False),
     ):
-        pieces = found.pieces([len(curve.costs) - 1 for curve in found.curves])
+        pieces = found.matrices([len(curve.costs) - 1 for curve in found.curves])
         for name, weight in expand(pieces, sizes(kv_heads)).weights.items():
             assert relative(before.weights[name], weight) < 1e-14
 
@@ -88,4 +88,4 @@ def test_weights_of_zero() -> None:
     zero = Projections({name: np.zeros((D, D)) for name in "qkvo"}, {})
     _, seen, _, _ = layer()
     found = Whitened("tucker", zero, sizes(), seen, turned=False)
-    assert not any(weight.any() for weight in expand(found.pieces([0, 0, 0]), sizes()).weights.values())
+    assert not any(weight.any() for weight in expand(found.matrices([0, 0, 0]), sizes()).weights.values())

@@ -37,6 +37,7 @@ def test_for_the_copying_heads_of_layer_one_they_do_not(d: int) -> None:
     assert found.similarity(found.best, other) < 0.9
 
 
+@pytest.mark.slow
 def test_nor_for_twelve_heads_of_a_trained_encoder(minilm_path: Path) -> None:
     attention = open_checkpoint(minilm_path).attention(0)
     found = spectral_reduction(attention.W_V @ attention.W_O, 1, variables="abb", n_starts=12)

@@ -150,7 +150,7 @@ def test_the_table_is_printed() -> None:
     table = compare_formats(View("a stack", normal((4, 5, 6)), ("a", "b", "c")), keep=0.1, formats=("svd", "cp"))
     lines = repr(table).splitlines()
     assert lines[0] == "a stack: a 4 x b 5 x c 6, float64, at most 12 numbers"
-    assert "more than that even at rank 1" in repr(table)
+    assert "exceeds the limit at rank 1" in repr(table)
     assert len(lines) == 4
 
 

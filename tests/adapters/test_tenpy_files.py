@@ -222,14 +222,28 @@ DAMAGED = {
     "class for a tensor": (with_attribute("tensors/1", "class", "Popen"), ["Array", "Popen"]),
     "text that is none": (with_attribute("boundary_condition", "type", "bytes"), ["'bytes'"]),
     "no tensors": (without("tensors"), ["'tensors'", "no such thing"]),
-    "one tensor less": (without("tensors/5"), ["6 entries", "found 5"]),
-    "no norm": (lambda opened: opened.attrs.__delitem__("norm"), ["KeyError", "norm"]),
-    "endless list": (with_attribute("tensors", "len", 10**15), ["entries in /tensors"]),
+    "one tensor less": (without("tensors/5"), ["6 entries", "got 5"]),
+    "no norm": (lambda opened: opened.attrs.__delitem__("norm"), ["'norm'", "got None"]),
+    "endless list": (with_attribute("tensors", "len", 10**15), ["/tensors", "entries"]),
     "group for a number": (lambda o: (o.__delitem__("sites/0/perm"), o.create_group("sites/0/perm")), ["type"]),
     "link to another file": (linked_out("singular_values"), ["link to elsewhere"]),
     "numbers in another file": (raw_bytes_of("tensors/0/block_inds"), ["link to elsewhere"]),
     "block of another shape": (replaced("tensors/2/blocks/0", np.ones((9, 9, 9))), ["fit its legs", "(9, 9, 9)"]),
-    "block in no place": (replaced("tensors/2/block_inds", np.full((8, 3), 99)), ["IndexError"]),
+    "block in no place": (replaced("tensors/2/block_inds", np.full((6, 3), 99)), ["places", "[99, 99, 99]"]),
+    "block before its leg": (replaced("tensors/2/block_inds", np.full((6, 3), -1)), ["places", "[-1, -1, -1]"]),
+    "more places than blocks": (replaced("tensors/2/block_inds", np.zeros((8, 3), int)), ["places of 6 blocks"]),
+    "places that are no integers": (replaced("tensors/2/block_inds", np.zeros((6, 3))), ["integers", "float64"]),
+    "empty slices": (replaced("tensors/2/legs/0/slices", np.zeros(0, int)), ["integers", "(0,)"]),
+    "slices in a table": (replaced("tensors/2/legs/0/slices", np.zeros((2, 2), int)), ["integers", "(2, 2)"]),
+    "form of one power": (
+        lambda o: (o["canonical_form/0"].__delitem__("1"), o["canonical_form/0"].attrs.__setitem__("len", 1)),
+        ["two powers"],
+    ),
+    "form beyond measure": (replaced("canonical_form/0/0", 1e300, "float"), ["two powers", "1e+300"]),
+    "norm whose modulus overflows": (with_attribute("/", "norm", complex(1e308, 1e308) * 1.5), ["finite norm"]),
+    "norm that is text": (with_attribute("/", "norm", "1"), ["'norm'", "'1'"]),
+    "length that is text": (with_attribute("tensors", "len", "6"), ["'len'"]),
+    "grouped that is a list": (with_attribute("/", "grouped", [1, 1]), ["'grouped'"]),
     "legs that go back": (replaced("tensors/2/legs/0/slices", np.array([0, 5, 2])), ["ascending"]),
     "permutation of another size": (replaced("sites/0/perm", np.arange(3)), ["a permutation of its entries"]),
     "permutation that is none": (replaced("sites/0/perm", np.array([1, 1])), ["a permutation of its entries"]),
@@ -237,6 +251,10 @@ DAMAGED = {
     "fewer forms": (
         lambda o: (o["canonical_form"].__delitem__("5"), o["canonical_form"].attrs.__setitem__("len", 5)),
         ["a site, a form"],
+    ),
+    "one singular value for a bond": (
+        lambda o: (replaced("singular_values/2", np.ones(1))(o), replaced("canonical_form/1/1", 0.0, "float")(o)),
+        ["singular values on bond 2", "got 1"],
     ),
     "infinite": (replaced("boundary_condition", "infinite", "str"), ["finite boundary conditions", "'infinite'"]),
     "infinite norm": (with_attribute("/", "norm", np.inf), ["finite norm"]),
@@ -251,6 +269,19 @@ def test_a_damaged_file_is_refused_in_one_sentence(case: str, stored: Path) -> N
         damage(opened)
     with oracles.refused(tnlib.FileFormatError, "tenpy.read: ", str(stored), *words):
         read(stored)
+
+
+def test_a_vidal_form_whose_bonds_differ_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.h5"
+    write(path, tnlib.vidal(tnlib.tt_svd(np.eye(2)).value))
+    with h5py.File(path, "r+") as opened:
+        for name in ("tensors/0/blocks/0", "tensors/0/legs/2/slices"):
+            attributes, a = dict(opened[name].attrs), opened[name][()]
+            del opened[name]
+            opened[name] = a[..., :1] if a.ndim == 3 else np.array([0, 1])
+            opened[name].attrs.update(attributes)
+    with oracles.refused(tnlib.FileFormatError, "tenpy.read: ", str(path), "one size on both sides of every bond"):
+        read(path)
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:

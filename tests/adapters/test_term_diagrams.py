@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from tnlib_adapters.circuits import OpenLayer, split_stream, term_diagram
-from tnlib_adapters.circuits.paths.two_layer_terms import NAMES
+from tnlib_adapters.circuits.paths.attention_layer import NAMES
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal, unchanged
-from tnlib_adapters.compression.methods.matrices import TTMatrices
-from tnlib_adapters.compression.methods.weighted_ttm import WeightedTTMatrices
-from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.compression.methods.factorise import PerWeight, factorise_layer
+from tnlib_adapters.compression.methods.matrices import WeightedTTMatrix
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 D, HEADS, N = 12, 3, 400
@@ -32,12 +33,16 @@ def inputs(seed: int = 20) -> np.ndarray:
     return normal((N, D), seed=seed) @ (normal((D, D), seed=seed + 1) * 0.7 ** np.arange(D)[:, None])
 
 
-def fitted(of: Projections, x: np.ndarray) -> WeightedTTMatrices:
-    return WeightedTTMatrices(of, dict.fromkeys(NAMES, x.T @ x))
+def fitted(of: Projections, x: np.ndarray) -> PerWeight:
+    return fitted_to(of, x.T @ x)
+
+
+def fitted_to(of: Projections, moments: np.ndarray) -> PerWeight:
+    return PerWeight(of, lambda _, weight: WeightedTTMatrix(weight, moments))
 
 
 def at(method: Any, rank: int) -> dict[str, np.ndarray]:
-    return dict(expand(method.pieces([rank - 1] * 4), SIZES).weights)
+    return dict(expand(method.matrices([rank - 1] * 4), SIZES).weights)
 
 
 def apart(weight: np.ndarray) -> np.ndarray:
@@ -49,10 +54,10 @@ def apart(weight: np.ndarray) -> np.ndarray:
 def test_nothing_is_left_for_either_core_alone(rank: int) -> None:
     """With one core as it is, the best other one is a linear least-squares problem, solved here with all inputs."""
     before, x = weights(), inputs()
-    found, plain = fitted(before, x), TTMatrices(before, SIZES)
+    found, plain = fitted(before, x), factorise_layer(METHODS["ttm"], before, SIZES)
     for name in NAMES:
         weight = before.weights[name]
-        (piece,) = [one for one in found.pieces([rank - 1] * 4) if one.of == name]
+        (piece,) = [one for one in found.matrices([rank - 1] * 4) if one.of == name]
         first, second = piece.arrays["core0"][0], piece.arrays["core1"][..., 0]  # i j r, r i j
         wanted = x @ weight
         got = relative(wanted, x @ at(found, rank)[name])
@@ -74,7 +79,7 @@ def test_moments_that_are_a_product_have_a_closed_form(rank: int) -> None:
     roots = [normal((n, n), seed=30 + n) for n in ROWS]
     root = np.kron(*roots)
     before = weights()
-    found = WeightedTTMatrices(before, dict.fromkeys(NAMES, root.T @ root))
+    found = fitted_to(before, root.T @ root)
     for name, weight in at(found, rank).items():
         s = np.linalg.svd(apart(root @ before.weights[name]), compute_uv=False)
         assert relative(root @ before.weights[name], root @ weight) == pytest.approx(tail(s, rank), rel=1e-5)
@@ -82,10 +87,10 @@ def test_moments_that_are_a_product_have_a_closed_form(rank: int) -> None:
 
 def test_all_directions_alike_is_the_plain_method() -> None:
     before = weights()
-    found, plain = WeightedTTMatrices(before, dict.fromkeys(NAMES, 7 * np.eye(D))), TTMatrices(before, SIZES)
+    found, plain = fitted_to(before, 7 * np.eye(D)), factorise_layer(METHODS["ttm"], before, SIZES)
     for name, weight in at(found, 3).items():
         assert relative(at(plain, 3)[name], weight) < 1e-4
-    unseen = WeightedTTMatrices(before, dict.fromkeys(NAMES, np.zeros((D, D))))
+    unseen = fitted_to(before, np.zeros((D, D)))
     for name, weight in at(unseen, 3).items():
         assert relative(at(plain, 3)[name], weight) < 1e-4
 
@@ -109,12 +114,12 @@ def test_curves_cost_what_is_stored_and_err_what_is_measured() -> None:
         assert (np.diff(curve.errors) <= 0).all()
         for option in range(whole[block] + 1):
             choice = [*whole[:block], option, *whole[block + 1 :]]
-            pieces = found.pieces(choice)
+            pieces = found.matrices(choice)
             assert sum(a.size for a in pieces[block].arrays.values()) == curve.costs[option]
             error = relative(x @ before.weights[name], x @ expand(pieces, SIZES).weights[name]) ** 2
             assert error <= 1.3 * curve.errors[option] + 1e-14
     assert found.fixed == D
-    for name, weight in expand(found.pieces(whole), SIZES).weights.items():
+    for name, weight in expand(found.matrices(whole), SIZES).weights.items():
         np.testing.assert_array_equal(weight, before.weights[name])
 
 
@@ -122,7 +127,7 @@ def test_curves_cost_what_is_stored_and_err_what_is_measured() -> None:
 def test_any_size_of_weights_and_inputs(scale: float) -> None:
     before, x = weights(), inputs()
     small, want = fitted(weights(np.float32, scale), 1e-3 * x), at(fitted(before, x), 2)
-    assert {part.dtype for piece in small.pieces([1] * 4) for part in piece.arrays.values()} == {np.dtype(np.float32)}
+    assert {part.dtype for piece in small.matrices([1] * 4) for part in piece.arrays.values()} == {np.dtype(np.float32)}
     for name, weight in at(small, 2).items():
         assert relative(want[name], weight / scale) < 0.05
 
@@ -138,7 +143,7 @@ def test_weights_of_zero_and_inputs_in_a_plane() -> None:
 
 
 def test_first_cores_are_isometric_and_rows_of_the_second_orthogonal() -> None:
-    for piece in fitted(weights(), inputs()).pieces([3] * 4):
+    for piece in fitted(weights(), inputs()).matrices([3] * 4):
         first, second = piece.arrays["core0"].reshape(-1, 4), piece.arrays["core1"].reshape(4, -1)
         np.testing.assert_allclose(first.T @ first, np.eye(4), atol=1e-12)
         gram = second @ second.T
@@ -150,7 +155,7 @@ def test_arguments_stay_as_they_are_and_answers_repeat() -> None:
     before, x = weights(np.float32), inputs()
     moments = x.T @ x
     with unchanged(*before.weights.values(), moments):
-        one = WeightedTTMatrices(before, dict.fromkeys(NAMES, moments)).pieces([2] * 4)
-    for a, b in zip(one, fitted(before, x).pieces([2] * 4), strict=True):
+        one = fitted_to(before, moments).matrices([2] * 4)
+    for a, b in zip(one, fitted(before, x).matrices([2] * 4), strict=True):
         for part, core in a.arrays.items():
             np.testing.assert_array_equal(core, b.arrays[part])

@@ -289,7 +289,7 @@ def test_wrong_arguments_are_refused(model: Checkpoint, opened: Callable[[str], 
         pattern_scores([np.ones((1, 4, 4))], [1, 2, 3])
     with refused(ValueError, "pattern_scores: patterns must hold at least one layer"):
         pattern_scores([], [1, 2, 3])
-    with refused(ValueError, "PatternScores.largest: doing", "'copying'"):
+    with refused(ValueError, "PatternScores.largest: kind", "'copying'"):
         repeat_scores(model, n_sequences=1, length=4).largest("copying", 1)  # type: ignore[arg-type]
     with refused(ValueError, "run: tokens must hold at most 96"):
         repeat_scores(model, length=49)

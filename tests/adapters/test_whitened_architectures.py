@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.whitening import factorise_whitened  # noqa: E402
+from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
@@ -32,7 +32,7 @@ def write(source: Path, out: Path, method: str, *, layout: str = "factored", in_
     widths = (checkpoint.sizes.d_model + 1, checkpoint.sizes.widths["o"])
     x, y = (normal((200, n), seed=n) @ np.diag(0.9 ** np.arange(n)) for n in widths)
     seen = {f"{k}.{part}": a.T @ a for k in range(checkpoint.n_layers) for part, a in (("x", x), ("y", y))}
-    plan = factorise_whitened(checkpoint, method, seen).plan(0.5)
+    plan = factorise(checkpoint, method, inputs=seen).plan(0.5)
     out.mkdir()
     for _ in write_checkpoint(checkpoint, plan, layout, out, in_int8=in_int8):
         pass

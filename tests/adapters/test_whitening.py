@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -17,10 +18,11 @@ import tnlib_adapters.transformers_plugin  # registers the layout
 from oracles import refused
 from running_models import made_up_text
 from tnlib_adapters import evaluate, open_checkpoint
-from tnlib_adapters.compression.calibration.moments import Inputs
 from tnlib_adapters.compression.calibration.whitening import Whitened, inputs_of_text
+from tnlib_adapters.compression.methods.components import Inputs
+from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 from tnlib import ArgumentError
@@ -70,13 +72,13 @@ def errors(old: Projections, new: Projections, x: np.ndarray, y: np.ndarray) -> 
 
 def at(method: Any, old: Projections, rank: int, sizes: Sizes = SIZES) -> Projections:
     options = [min(rank, len(curve.costs) - 2) for curve in method.curves]
-    return old.updated(expand(method.pieces(options), sizes))
+    return old.updated(expand(method.matrices(options), sizes))
 
 
 def test_matrices_err_least_on_the_inputs() -> None:
     """Eckart and Young after whitening, and what the curve says is what the inputs show."""
     old, inputs, x, y = layer()
-    white, plain = Whitened("matrix", old, SIZES, inputs, turned=False), METHODS["matrix"](old, SIZES)
+    white, plain = Whitened("matrix", old, SIZES, inputs, turned=False), factorise_layer(METHODS["matrix"], old, SIZES)
     for option in (0, 2, 4):
         on_white, on_plain = (errors(old, at(one, old, option), x, y) for one in (white, plain))
         for name, curve in zip("qkvo", white.curves, strict=True):
@@ -91,7 +93,7 @@ def test_matrices_err_least_on_the_inputs() -> None:
 
 def test_heads_err_least_on_pairs_of_inputs() -> None:
     old, inputs, x, y = layer(1)
-    white, plain = Whitened("heads", old, SIZES, inputs, turned=False), METHODS["heads"](old, SIZES)
+    white, plain = Whitened("heads", old, SIZES, inputs, turned=False), factorise_layer(METHODS["heads"], old, SIZES)
     names = [f"{kind}{head}" for kind in ("qk", "vo") for head in range(HEADS)]
     for rank in (1, 2, 3):
         on_white, on_plain = (errors(old, at(one, old, rank), x, y) for one in (white, plain))
@@ -104,7 +106,7 @@ def test_heads_err_least_on_pairs_of_inputs() -> None:
 def test_nothing_truncated_is_nothing_changed(method: str) -> None:
     old, inputs, _, _ = layer(2)
     whole = Whitened(method, old, SIZES, inputs, turned=False)
-    new = old.updated(expand(whole.pieces([len(curve.costs) - 1 for curve in whole.curves]), SIZES))
+    new = old.updated(expand(whole.matrices([len(curve.costs) - 1 for curve in whole.curves]), SIZES))
     for head in range(HEADS):
         own = slice(head * DH, (head + 1) * DH)
         for one, two in (("q", "k"), ("v", "o")):
@@ -128,7 +130,7 @@ def test_inputs_that_never_leave_a_plane(method: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", ["matrix", "heads", "ttm", "tucker"])
+@pytest.mark.parametrize("method", mostly_slow(["matrix", "heads", "ttm", "tucker"], ["heads", "ttm"]))
 def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
     method: str, name: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:

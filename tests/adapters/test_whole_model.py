@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -21,9 +23,10 @@ from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
-from tnlib_adapters.compression.methods.int8_baseline import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
-from tnlib_adapters.factors.module_factors import is_embedding, multiply_out  # noqa: E402
+from tnlib_adapters.compression.sizes import plain_bytes  # noqa: E402
+from tnlib_adapters.factors.expansion import expand, is_embedding  # noqa: E402
+from tnlib_adapters.factors.projections import Sizes  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
@@ -59,12 +62,12 @@ def test_a_matrix_without_a_text_is_truncated_as_it_is() -> None:
     one = Matrix("m", w, 5, components(w))
     s = np.linalg.svd(w, compute_uv=False)
     for rank in (0, 1, 7):
-        (piece,) = one.pieces([rank])
+        (piece,) = one.matrices([rank])
         gone = np.linalg.norm(w - piece.arrays["left"] @ piece.arrays["right"]) ** 2 / np.linalg.norm(w) ** 2
         assert gone == pytest.approx(np.sum(s[rank:] ** 2) / np.sum(s**2), rel=1e-9)
         assert gone == pytest.approx(one.curves[0].errors[rank], rel=1e-9)
         assert one.curves[0].costs[rank] == piece.n_parameters
-    (whole,) = one.pieces([len(one.curves[0].costs) - 1])
+    (whole,) = one.matrices([len(one.curves[0].costs) - 1])
     assert whole.kind == "dense"
     assert whole.arrays["whole"] is w
 
@@ -73,9 +76,9 @@ def test_what_the_gauge_frees_is_not_stored() -> None:
     w = np.random.default_rng(2).standard_normal((30, 20))
     plain, gauged = Matrix("m", w, 5, components(w)), Matrix("m", w, 5, components(w), gauged=True)
     for rank in (0, 1, 7):
-        (one,), (other,) = plain.pieces([rank]), gauged.pieces([rank])
+        (one,), (other,) = plain.matrices([rank]), gauged.matrices([rank])
         assert other.n_parameters == gauged.curves[0].costs[rank] == one.n_parameters - rank**2 + rank
-        whole = multiply_out([other.arrays["left"], other.arrays["right"]], other.rows)
+        whole = expand([dataclasses.replace(other, module="m")], Sizes(1, 1, 1)).weights["m"]
         np.testing.assert_allclose(whole, one.arrays["left"] @ one.arrays["right"], atol=1e-12)
     assert len(gauged.curves[0].costs) > len(plain.curves[0].costs)
     assert (gauged.curves[0].costs[:-1] < w.size).all()
@@ -104,14 +107,14 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     names = names_of(checkpoint, "all")
     _, matrices = calibrated_parts(checkpoint, before, before.batches(text), what="all")
     from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
-    from tnlib_adapters.factors.module_factors import on_rows
+    from tnlib_adapters.factors.expansion import on_rows
 
     for chosen in (names[1], names[-1]):
         one = matrices[names.index(chosen)]
         left, right = one.components.left, one.components.right
         loss = float(one.curves[0].errors[0] - one.curves[0].errors[1])  # of the component that matters most
         turn, module = 0.05, find_module(after.model, chosen)
-        change = on_rows(before.row, chosen, turn * np.outer(left[:, 0], right[0]))
+        change = on_rows(before.wiring, chosen, turn * np.outer(left[:, 0], right[0]))
         with torch.no_grad():
             module.weight -= torch.from_numpy(np.ascontiguousarray(change)).float()
         measured = evaluate_running(before, after, text).error
@@ -162,6 +165,37 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     assert not [n for n, _ in dense.named_parameters() if n.endswith((".left", ".right", ".whole", "_scale"))]
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("what", ["mlp", "all"])
+@pytest.mark.parametrize("store", ["float", "int8"])
+def test_tt_matrices_outside_the_attention(
+    store: str, what: str, calibrated: bool, folders: Any, text: Path, tmp_path: Path
+) -> None:
+    """The feed-forward weights are TT-matrices, the embeddings, whose rows are looked up, products of low rank."""
+    source, out = folders["bert"], tmp_path / "out"
+    options = {"calibrate": text} if calibrated else {}
+    report = tnlib_adapters.compress(source, out, keep=0.5, method="ttm", what=what, store=store, **options)
+    assert 0.49 <= report.kept <= 0.5
+    if not calibrated:
+        assert report.measured == pytest.approx(report.predicted, abs=0.02)
+    wiring, modules = open_checkpoint(source).wiring, read_config(out)["quantization_config"]["modules"]
+    kinds = {is_embedding(wiring, name): told["kind"] for name, told in modules.items() if told["kind"] != "dense"}
+    assert kinds == {False: "ttm"} | ({True: "low_rank"} if what == "all" else {})
+    tokens = some_tokens(out)
+    wanted = run(open_checkpoint(out), tokens).hidden
+    model = AutoModel.from_pretrained(out).eval()
+    np.testing.assert_allclose(hidden(model, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    dense = model.dequantize().eval()
+    np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("method", ["heads", "tucker", "cp"])
+def test_methods_of_the_attention_refuse_other_weights(method: str, tmp_path: Path) -> None:
+    with refused(ArgumentError, "compress: what='mlp' works with method", repr(method), "pass method='matrix'"):
+        tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", keep=0.5, what="mlp", method=method)
+    assert not list(tmp_path.iterdir())
+
+
 def some_tokens(folder: Path) -> np.ndarray:
     """Tokens that a truncated table has not left with next to nothing, which a norm would make of rounding errors."""
     checkpoint = open_checkpoint(folder)
@@ -210,7 +244,7 @@ def test_fitted_factors_reload_and_compute_the_same(
     source, out = folders[name], tmp_path / "out"
     report = tnlib_adapters.compress(source, out, keep=0.3, what="all", store=store, calibrate=text)
     before, modules = open_checkpoint(source), read_config(out)["quantization_config"]["modules"]
-    assert {told["kind"] for name, told in modules.items() if not is_embedding(before.architecture, name)} <= {
+    assert {told["kind"] for name, told in modules.items() if not is_embedding(before.wiring, name)} <= {
         "interpolative",
         "dense",
     }
@@ -233,7 +267,7 @@ def test_fitted_factors_reload_and_compute_the_same(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("what", ["mlp", "all"])
+@pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
 def test_the_fit_of_a_block_brings_it_nearer(
     what: str, name: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from compressed_folders import (
 )
 from oracles import refused
 from safetensors.numpy import load_file, save_file
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import builtin_path, compress, open_checkpoint, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.write import _encoded as encoded
 
@@ -355,38 +356,52 @@ def test_other_files_come_along_and_other_weights_do_not(tmp_path: Path) -> None
 
 
 def test_links_become_files_and_hidden_files_stay(tmp_path: Path) -> None:
-    """A download cache holds links to blobs elsewhere; OUT stands on its own."""
-    source, blobs = builtin_copy(tmp_path / "in"), tmp_path / "blobs"
+    """A hub's cache holds links into its store of blobs; OUT stands on its own."""
+    (tmp_path / "models--a--b/snapshots").mkdir(parents=True)
+    source, blobs = builtin_copy(tmp_path / "models--a--b/snapshots/main"), tmp_path / "models--a--b/blobs"
     blobs.mkdir()
     for name in (WEIGHTS, CONFIG, "README.md"):
         shutil.move(source / name, blobs / name)
-        (source / name).symlink_to(Path("..") / "blobs" / name)
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared/vocab.txt").write_text("a")
-    (tmp_path / "shared/round").symlink_to(source)
-    (source / "1_Tokens").symlink_to(tmp_path / "shared")
+        (source / name).symlink_to(Path("../../blobs") / name)
+    (source / "tokens").mkdir()
+    (source / "tokens/vocab.txt").write_text("a")
+    (source / "tokens/round").symlink_to(source)
+    (source / "1_Tokens").symlink_to("tokens")
     (source / ".git").mkdir()
     (source / ".git/config").write_text("private")
     (source / ".cache.txt").write_text("private")
     untouched = digest(source)
-    compress(source, tmp_path / "out", keep=0.5)
-    links = [path for path in source.iterdir() if path.is_symlink()]
-    assert len(links) == 4
+    assert compress(source, tmp_path / "out", keep=0.5).left_out == []
     shutil.rmtree(blobs)
     files = list((tmp_path / "out").rglob("*"))
     assert not any(path.is_symlink() for path in files)
-    expected = {WEIGHTS, CONFIG, "README.md", "1_Tokens", "vocab.txt", "tnlib_report.json", "tnlib_report.html"}
-    assert {path.name for path in files} == expected
+    expected = {WEIGHTS, CONFIG, "README.md", "1_Tokens", "tokens", "vocab.txt"}
+    assert {path.name for path in files} == expected | {"tnlib_report.json", "tnlib_report.html"}
     open_checkpoint(tmp_path / "out").attention(0)
     assert digest(source) == untouched
 
 
-def test_a_link_to_nowhere_is_no_file_that_could_be_left_out(tmp_path: Path) -> None:
-    source = builtin_copy(tmp_path / "in")
+@pytest.mark.parametrize("write", ["compress", "save_checkpoint"])
+def test_what_is_no_file_of_the_folder_is_not_copied(write: str, tmp_path: Path) -> None:
+    """A link to a private folder, to an endless file or to nowhere, and a pipe that nobody writes to."""
+    source, elsewhere = builtin_copy(tmp_path / "in"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "id_rsa").write_text("private")
+    (source / "docs").symlink_to(elsewhere)
+    (source / "notes.txt").symlink_to(elsewhere / "id_rsa")
+    (source / "merges.txt").symlink_to("/dev/zero")
     (source / "vocab.txt").symlink_to("nowhere")
-    with pytest.raises(FileNotFoundError, match=r"vocab\.txt"):
-        compress(source, tmp_path / "out", keep=0.5)
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    os.mkfifo(source / "added_tokens.json")
+    (source / "tokens.txt").write_text("a")
+    (source / "special.txt").symlink_to("tokens.txt")
+    if write == "compress":
+        left_out = compress(source, tmp_path / "out", keep=0.5).left_out
+        assert sorted(left_out) == ["added_tokens.json", "docs", "merges.txt", "notes.txt", "vocab.txt"]
+    else:
+        save_checkpoint(open_checkpoint(source), tmp_path / "out")
+    found = {path.name for path in (tmp_path / "out").rglob("*")} - {"tnlib_report.json", "tnlib_report.html"}
+    assert found == {WEIGHTS, CONFIG, "README.md", "tokens.txt", "special.txt"}
+    assert (tmp_path / "out/special.txt").read_text() == "a"
 
 
 def test_config_keeps_what_it_said(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib_adapters._moved")
 
 LAYERS = [
     ["tnlib._errors", "tnlib._typing", "tnlib._moved"],
-    ["tnlib._validate", "tnlib._deprecation", "tnlib._files"],
+    ["tnlib._validate", "tnlib._deprecation", "tnlib._keywords", "tnlib._files", "tnlib._json"],
     ["tnlib._fit", "tnlib._registry"],
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],
@@ -185,6 +185,10 @@ def test_no_module_hides_a_public_name() -> None:
     assert hidden(MODULES) == [], "rename each of these files"
 
 
+def test_models_are_read_through_their_wiring() -> None:
+    assert row_readers(MODULES) == [], "read checkpoint.wiring"
+
+
 def test_the_library_knows_nothing_of_transformers() -> None:
     foreign = {"torch", "transformers", "tnlib_adapters", "click", "rich"}
     found = {
@@ -195,6 +199,25 @@ def test_the_library_knows_nothing_of_transformers() -> None:
         if other.split(".")[0] in foreign
     }
     assert found == set()
+
+
+def row_readers(modules: dict[str, Path]) -> list[str]:
+    """Modules that read rows of the architecture table and are not there to: the wiring holds what rows say.
+
+    Messages may print an attribute `architecture`.
+    """
+    rows = {f"tnlib_adapters.architectures.{name}" for name in ("architecture", "table", "config_rules", "rope")}
+    allowed = ("tnlib_adapters.architectures.", "tnlib_adapters.checkpoints.checkpoint")
+    readers = []
+    for name, path in modules.items():
+        if name.startswith(allowed) or not name.startswith("tnlib_adapters."):
+            continue
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        printed = [node.value for node in nodes if isinstance(node, ast.FormattedValue)]
+        reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "architecture"]
+        if rows & {*ours(name, path, modules)} or any(node not in printed for node in reads):
+            readers.append(name)
+    return readers
 
 
 BAD = {
@@ -237,6 +260,21 @@ def test_an_import_that_points_up_is_found(case: str, tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     assert want in upward(find_modules({"tnlib": tmp_path, "tnlib_adapters": tmp_path / "adapters"}))
+
+
+def test_a_module_that_reads_a_row_is_found(tmp_path: Path) -> None:
+    texts = {
+        "architectures/table": "",
+        "circuits/import_of_the_table": "from tnlib_adapters.architectures.table import ARCHITECTURES",
+        "circuits/attribute": "def f(checkpoint):\n    row = checkpoint.architecture\n    return row.stored",
+        "circuits/message": "def f(weights):\n    return f'a {weights.architecture}'",
+    }
+    for name, text in texts.items():
+        file = tmp_path / "tnlib_adapters" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    readers = row_readers(find_modules({"tnlib_adapters": tmp_path}))
+    assert readers == ["tnlib_adapters.circuits.attribute", "tnlib_adapters.circuits.import_of_the_table"]
 
 
 def test_cycles_and_roots_are_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import oracles
 import pytest
 
 import tnlib
-from tnlib._deprecation import deprecated_module, renamed_arguments
+from tnlib._deprecation import deprecated_module, renamed_arguments, renamed_names
 
 
 @renamed_arguments(value="t", legs="axis")
@@ -48,3 +48,13 @@ def test_the_first_argument_of_every_verb() -> None:
         assert next(iter(inspect.signature(getattr(tnlib, name)).parameters)) == "t"
     for name in ("inner", "distance", "kron"):
         assert list(inspect.signature(getattr(tnlib, name)).parameters)[:2] == ["a", "b"]
+
+
+def test_an_old_name_of_a_class_or_function_warns_and_is_the_new_one() -> None:
+    load = renamed_names("tnlib._errors", {"OldError": "ArgumentError"})
+    with pytest.warns(
+        DeprecationWarning, match=r"tnlib\._errors\.OldError is deprecated; use tnlib\._errors\.Argument"
+    ):
+        assert load("OldError") is tnlib.ArgumentError
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        load("nothing")

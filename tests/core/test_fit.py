@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import oracles
@@ -124,3 +128,39 @@ def test_warnings_have_categories_of_their_own() -> None:
 def test_roundoff_depends_on_precision_and_steps() -> None:
     assert roundoff(np.dtype(np.float32)) > 1e8 * roundoff(np.dtype(np.float64))
     assert roundoff(np.dtype(np.complex64), 4) == pytest.approx(2 * roundoff(np.dtype(np.float32)))
+
+
+@pytest.mark.parametrize("name", ["full", "norm", "ranks", "cores"])
+def test_what_only_the_value_has(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"use fit\.value\.{name}"):
+        getattr(tnlib.tt_svd(np.ones((2, 3))), name)
+
+
+def test_other_missing_attributes() -> None:
+    fit = tnlib.tt_svd(np.ones((2, 3)))
+    with pytest.raises(AttributeError, match=r"no attribute 'rank'$"):
+        getattr(fit, "rank")  # noqa: B009 - mypy knows that it is missing
+    assert copy.deepcopy(fit).error == fit.error
+    assert pickle.loads(pickle.dumps(fit)).error == fit.error
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("decompose", [tnlib.svd, tnlib.tt_svd, tnlib.tucker, lambda x, **how: tnlib.cp(x, 1, **how)])
+def test_subnormal_results_are_not_certified(decompose: Callable[..., tnlib.Fit[Any]], dtype: str) -> None:
+    """The singular value of six ones is 2.45 times the least number, and is stored as 2."""
+    x = np.full((3, 2), np.finfo(dtype).smallest_subnormal, dtype)
+    fit = decompose(x, rtol=0.1)
+    assert not fit.certified
+    assert "subnormal" in fit.notes[-1]
+    assert decompose(x * np.ldexp(np.ones(1, dtype), 60 if dtype == "float32" else 200), rtol=0.1).certified
+
+
+@pytest.mark.parametrize("decompose", [tnlib.svd, tnlib.tucker, lambda x: tnlib.cp(x, 1)])
+def test_a_norm_beyond_the_dtype(decompose: Callable[..., object]) -> None:
+    with oracles.refused(ValueError, "norm of", "float32", "64 bits"):
+        decompose(np.full((4, 4), 3e38, np.float32))
+
+
+def test_a_train_of_a_norm_beyond_the_dtype() -> None:
+    x = np.full((4, 4), 3e38, np.float32)
+    np.testing.assert_allclose(tnlib.tt_svd(x).value.full(), x, rtol=1e-6)

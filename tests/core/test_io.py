@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pickle
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,39 @@ def test_headers_that_json_gives_up_on(good: Path, text: str) -> None:
         tnlib.load(good)
 
 
+@pytest.mark.parametrize("depth", [101, 300, 900, 990])
+@pytest.mark.parametrize("key", ["note", "version", "format", "complex", "center", "digest"])
+def test_headers_nested_deeper_than_python_follows(good: Path, key: str, depth: int) -> None:
+    """json.loads reads some of them; json.dumps and repr exhaust the stack."""
+    header, arrays = read(good)
+    text = json.dumps(header | {key: "DEEP"}).replace('"DEEP"', "[" * depth + "]" * depth)
+    write(good, text, arrays)
+    with oracles.refused(tnlib.FileFormatError, f"load: {good} has a damaged tnlib header", "nested deeper"):
+        tnlib.load(good)
+
+
+@pytest.mark.parametrize("key", ["version", "format", "complex", "center", "digest", "n" * 10**6])
+def test_messages_are_short_whatever_the_file_holds(good: Path, key: str) -> None:
+    header, arrays = read(good)
+    for long in ("a" * 10**6, ["b"] * 10**5):
+        write(good, header | {key: long}, arrays)
+        with pytest.raises(tnlib.FileFormatError) as caught:
+            tnlib.load(good)
+        assert len(str(caught.value)) <= 1000
+        assert str(caught.value).startswith(f"load: {good}")
+        assert str(caught.value).endswith(".")  # the remedy remains
+
+
+def test_more_legs_than_numpy_has(good: Path) -> None:
+    header, _ = read(good)
+    text = {"__metadata__": {"tnlib": json.dumps(header)}}
+    text["x"] = {"dtype": "F64", "shape": [1] * 70, "data_offsets": [0, 8]}
+    raw = json.dumps(text).encode()
+    good.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(8))
+    with oracles.refused(tnlib.FileFormatError, "load: ", str(good), "safetensors file"):
+        tnlib.load(good)
+
+
 @pytest.mark.parametrize("scale", [10**400, float("nan"), float("inf"), "1", None, 1.5])
 def test_scales_that_are_none(good: Path, scale: Any) -> None:
     header, arrays = read(good)
@@ -426,6 +460,8 @@ def test_scales_at_the_edge_of_the_range_are_kept_bit_for_bit(dtype: np.dtype, t
 
 # ------------------------------------------------------------------------------------------------- whole or not
 
+LOW_RANK = tnlib.LowRank(np.ones((2, 1)), np.ones((1, 2)))
+
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
@@ -453,6 +489,74 @@ def test_a_file_goes_into_a_folder_that_exists_and_does_not_replace_one(tmp_path
     with oracles.refused(ValueError, "save: path must name a file", str(tmp_path)):
         tnlib.save(tmp_path, value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str, linked: bool) -> None:
+    path = there = tmp_path / "there"
+    if kind == "pipe":
+        os.mkfifo(there)
+    elif kind == "socket":
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(there))
+        server.close()
+    else:
+        there = Path(os.devnull)
+    if linked or kind == "device":  # a link to the device: only root can make one
+        path = tmp_path / "link"
+        path.symlink_to(there)
+    before = there.stat()
+    with oracles.refused(ValueError, "save: path must name a regular file", str(path)):
+        tnlib.save(path, LOW_RANK)
+    with oracles.refused(ValueError, "Picture.save: path must name a regular file"):
+        (tmp_path / "link.svg").symlink_to(there)
+        tnlib.draw(LOW_RANK).save(tmp_path / "link.svg")
+    assert (there.stat().st_ino, there.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert {p.name for p in tmp_path.iterdir()} <= {"there", "link", "link.svg"}
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    there, link, chain = tmp_path / "folder" / "there", tmp_path / "link", tmp_path / "chain"
+    link.symlink_to("folder/there")
+    chain.symlink_to(link)
+    tnlib.save(link, LOW_RANK)  # the file does not exist yet
+    assert there.is_file()
+    there.write_text("old")
+    tnlib.save(chain, LOW_RANK)
+    assert link.is_symlink()
+    assert chain.is_symlink()
+    assert not there.is_symlink()
+    oracles.assert_same_bits(tnlib.load(there), LOW_RANK)
+    assert [p.name for p in (tmp_path / "folder").iterdir()] == ["there"]
+
+
+def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    with oracles.refused(ValueError, "save: path must name a regular file", "circular link"):
+        tnlib.save(tmp_path / "circle", LOW_RANK)
+    (tmp_path / "dangling").symlink_to("none/file")
+    with oracles.refused(FileNotFoundError, "save: the folder of path", "none"):
+        tnlib.save(tmp_path / "dangling", LOW_RANK)
+    assert (tmp_path / "circle").is_symlink()
+    assert (tmp_path / "dangling").is_symlink()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_an_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(mode)
+    tnlib.save(path, LOW_RANK)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    oracles.assert_same_bits(tnlib.load(path), LOW_RANK)
+
+
+def test_the_longest_names_are_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    tnlib.save(path, LOW_RANK)
+    oracles.assert_same_bits(tnlib.load(path), LOW_RANK)
 
 
 def test_a_write_that_fails_leaves_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

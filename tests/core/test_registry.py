@@ -20,7 +20,7 @@ FORMATS = {
     "round": f"{TRAINS}, Tucker, SVD, LowRank or KroneckerTerms",
     "inner": f"{TRAINS}, Tucker, CP, LowRank or KroneckerTerms",
     "kron": ALL,
-    "outer": "TensorTrain, Tucker, CP or SVD",
+    "outer": "TensorTrain, Tucker, CP, SVD or LowRank",
     "canonical_form": f"{TRAINS}, Tucker, CP, SVD or LowRank",
     "contract_vectors": "TensorTrain, Tucker or CP",
     "schmidt_values": "KroneckerTerms",
@@ -41,7 +41,7 @@ def test_every_reference_resolves() -> None:
     kinds = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Format) and not isabstract(kind)}
     conversions = [f"to_{kind.__name__}" for kind in kinds]
     for kind in kinds:
-        for verb in (*FORMATS, "entries", "diagram", "sweep_steps", *conversions):
+        for verb in (*FORMATS, "entries", "diagram", *conversions):
             implementation = _registry.implementation(verb, kind)  # imports it
             assert implementation is None or callable(implementation), (kind, verb)
         assert _registry.implementation("diagram", kind)
@@ -57,17 +57,17 @@ class Derived(Base):
 
 
 def test_a_class_has_the_verbs_of_its_bases() -> None:
-    _registry.register(Base, first=abs)
-    _registry.register(Derived, second=len)
-    assert _registry.implementation("first", Derived) is abs
-    assert _registry.implementation("second", Derived) is len
-    assert _registry.implementation("second", Base) is None
-    _registry.register(Derived, first=len)  # known to be another one before
-    assert _registry.implementation("first", Derived) is len
-    assert _registry.implementation("first", Base) is abs
+    _registry.register(Base, to_First=abs)
+    _registry.register(Derived, to_Second=len)
+    assert _registry.implementation("to_First", Derived) is abs
+    assert _registry.implementation("to_Second", Derived) is len
+    assert _registry.implementation("to_Second", Base) is None
+    _registry.register(Derived, to_First=len)  # known to be another one before
+    assert _registry.implementation("to_First", Derived) is len
+    assert _registry.implementation("to_First", Base) is abs
     assert _registry.format_class("Derived") is Derived
     assert _registry.format_class("NoSuchFormat") is None
-    assert _registry.list_formats("first") == "a Base or Derived"
+    assert _registry.list_formats("to_First") == "a Base or Derived"
     assert _registry.list_formats("no such verb") == "a format"
 
 
@@ -100,6 +100,8 @@ def test_names_of_classes_are_taken_once() -> None:
         _registry.register(cls)
     with oracles.refused(TypeError, "register: kind must be a class", "3"):
         _registry.register(3)  # type: ignore[arg-type]
+    with oracles.refused(ValueError, "register: a verb must be to_<Class> or one of canonical_form", "got rnd"):
+        _registry.register(Base, rnd=abs)
 
 
 def test_a_class_that_is_defined_again_takes_the_place_of_the_first() -> None:

@@ -120,6 +120,7 @@ def test_single_precision(method: str, spectrum: str, shape: str, dtype: str) ->
         assert_within(oracles.METHODS[method](x, rtol), x, spectra, rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_arrays_large_enough_for_row_samples_and_kernels(spectrum: str) -> None:
     x = tensor(spectrum, "large", "float64")

@@ -40,11 +40,6 @@ def draw(value: Any) -> Picture:
         logarithm of the dimension. Arrows on bonds point to the centre of a train; of more than 30 cores, both ends and
         the neighbours of the centre are drawn.
 
-    Raises
-    ------
-    ArgumentTypeError
-        If `value` is of another type.
-
     References
     ----------
     R. Penrose, "Applications of negative dimensional tensors", Combinatorial Mathematics and its Applications (1971).

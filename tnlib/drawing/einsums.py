@@ -27,7 +27,7 @@ def einsum_diagram(equation: str, tensors: Mapping[str, Any], layout: str | None
 
     An index of three tensors, or of two and the result, runs through a copy tensor. An index of one tensor that is not
     in the result ends in a copy tensor of one leg: a vector of ones. The kinds of tensors are measured; an identity
-    matrix is drawn as a plain line.
+    matrix is drawn as a plain line. The open legs are the indices of the result.
 
     Parameters
     ----------
@@ -40,16 +40,6 @@ def einsum_diagram(equation: str, tensors: Mapping[str, Any], layout: str | None
     layout
         Lines of labels and names of indices, separated by spaces, with "." for an empty cell. An open leg points to the
         cell of its index; a copy tensor stands in the cell of its index. By default all tensors stand in one row.
-
-    Returns
-    -------
-    Diagram
-        For `tnlib.draw`; its open legs are the indices of the result.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If terms and tensors do not match, or a tensor is missing from the layout.
 
     Examples
     --------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tnlib._errors import ArgumentError
-from tnlib.drawing.diagram import Diagram, Leg, join, text
+from tnlib.drawing.diagram import Diagram, join, text
 from tnlib.drawing.draw import as_diagram
 from tnlib.drawing.glyphs import visible_text
 from tnlib.drawing.paint import bubble_padding
@@ -19,22 +19,14 @@ _NODE_RADIUS = 0.32
 def equation(*parts: Any, title: str = "") -> Diagram:
     """Return a diagram of values in a row with signs between them: `equation(left, "=", right)`.
 
+    Each part is drawn as by `tnlib.draw`, without its title, vertically centred.
+
     Parameters
     ----------
     parts
         Strings for signs ("=", "+", any text that matplotlib renders), and values that `tnlib.draw` accepts.
     title
         Text above the equation.
-
-    Returns
-    -------
-    Diagram
-        For `tnlib.draw`. Each part is drawn as by `tnlib.draw`, without its title, vertically centred.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If all parts are signs, or `tnlib.draw` does not accept a part.
 
     Examples
     --------
@@ -64,7 +56,7 @@ def _extent(diagram: Diagram) -> tuple[float, float]:
         spans.append((node.position[0] - radius, node.position[0] + radius))
     for leg in diagram.legs:
         if leg.end is not None:
-            width = _leg_text_width(leg)
+            width = _LEG_LETTER * max(_count_letters(leg.name), len(leg.size_text)) + 0.06
             dx = leg.end[0] - (leg.via[-1] if leg.via else diagram.nodes[leg.a].position)[0]
             before, behind = (0.5, 0.5) if abs(dx) < 0.3 else (0.0, 1.0) if dx > 0 else (1.0, 0.0)
             spans.append((leg.end[0] - before * width, leg.end[0] + behind * width))
@@ -73,10 +65,6 @@ def _extent(diagram: Diagram) -> tuple[float, float]:
         inside = [diagram.nodes[k].position[0] for k in bubble.nodes]
         spans.append((min(inside) - padding, max(inside) + padding))
     return min(left for left, _ in spans), max(right for _, right in spans)
-
-
-def _leg_text_width(leg: Leg) -> float:
-    return _LEG_LETTER * max(_count_letters(leg.name), len(leg.size_text)) + 0.06
 
 
 def _count_letters(label: str) -> int:

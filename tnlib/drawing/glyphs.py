@@ -35,7 +35,9 @@ def paint_node(ax: Axes, node: Node) -> None:
     else:
         ax.add_patch(node_patch(node))
         if node.label:
-            ax.text(*_label_position(node), node.label, fontsize=_font_size(node.label), **style)
+            letters = len(visible_text(node.label))
+            size = 8.0 if letters <= 2 else 7.0 if letters <= 4 else 6.0
+            ax.text(*_label_position(node), node.label, fontsize=size, **style)
 
 
 def node_patch(node: Node) -> Any:
@@ -61,11 +63,6 @@ def node_patch(node: Node) -> Any:
 def visible_text(label: str) -> str:
     """Return a label without its TeX markup."""
     return re.sub(r"\\[a-z]+|[${}_^]", "", label, flags=re.IGNORECASE)
-
-
-def _font_size(label: str) -> float:
-    letters = len(visible_text(label))
-    return 8.0 if letters <= 2 else 7.0 if letters <= 4 else 6.0
 
 
 def _label_position(node: Node) -> Point:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.drawing.diagram import Node, Point
+from tnlib.linalg.multilinear import matrix_from
 from tnlib.linalg.orthogonal import is_isometry
 
 _MAX_ENTRIES = 1 << 22  # larger tensors are drawn as plain tensors: their Gram matrices would take seconds
@@ -18,8 +19,7 @@ _MAX_NDIM = 6  # with more legs, only single legs are tried as the tip of a tria
 
 def is_isometric_from(a: Array, legs: Sequence[int]) -> bool:
     """Return True if `a` is isometric from the group `legs` into its other legs."""
-    columns = math.prod(a.shape[k] for k in legs)
-    return is_isometry(np.moveaxis(a, legs, range(-len(legs), 0)).reshape(-1, columns))
+    return is_isometry(matrix_from(a, legs))
 
 
 def is_diagonal(a: Array) -> bool:

@@ -45,10 +45,7 @@ class Picture:
         return paint(self.diagram)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an SVG or PNG file, atomically; `path` ends in .svg or .png, and an existing file is replaced.
-
-        Raises ArgumentError or ArgumentTypeError for another `path`, MissingFileError where its folder does not exist.
-        """
+        """Write an SVG or PNG file, atomically; `path` ends in .svg or .png, and an existing file is replaced."""
         target = as_target("Picture.save", path)
         kind = target.suffix.lower()
         if kind not in _FORMATS:

@@ -26,6 +26,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_position, as_rng, as_rtol, is_one_of
+from tnlib.linalg.canonical_basis import unit_phases
 from tnlib.linalg.eigenvalues import log_radius
 from tnlib.linalg.scaling import largest
 from tnlib.linalg.threads import single_threaded_blas
@@ -97,7 +98,8 @@ def spectral_reduction(
 
     The method is proposed for tensors with three or more legs, where all starts are said to reach the same local
     maximum; the result reports how many do. For a matrix with two letters it is the singular value decomposition:
-    fitness^4 is the sum of the d - 1 largest squared singular values for d = 2 and 3.
+    fitness^4 is the sum of the d - 1 largest squared singular values for d = 2 and 3. The matrices of every start are
+    determined up to c S X S^-1 and a phase for each letter.
 
     Parameters
     ----------
@@ -110,16 +112,6 @@ def spectral_reduction(
         for a stack of operators on one space. By default all letters differ.
     n_starts, rng
         Number of random starts, and their generator or seed; None is seed 0.
-
-    Returns
-    -------
-    SpectralReduction
-        The matrices of every start, determined up to c S X S^-1 and a phase for each letter.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `t` has fewer than two legs, or `variables` do not fit it.
 
     References
     ----------
@@ -159,12 +151,12 @@ def _as_variables(t: Array, variables: str | None, field: str) -> str:
             f"spectral_reduction: variables must be one letter for each of the {t.ndim} legs, got {variables!r}; "
             f"pass for example {ascii_lowercase[: t.ndim]!r}."
         )
-    for letter in names:
-        sizes = {n for n, other in zip(t.shape, names, strict=True) if other == letter}
-        if len(sizes) > 1:
+    sizes: dict[str, int] = {}
+    for letter, n in zip(names, t.shape, strict=True):
+        if sizes.setdefault(letter, n) != n:
             raise ArgumentError(
                 f"spectral_reduction: variables must give one letter to legs of one size, got {letter!r} for sizes "
-                f"{sorted(sizes)}; give them letters of their own."
+                f"{[sizes[letter], n]}; give them letters of their own."
             )
     return names
 
@@ -238,9 +230,7 @@ def _largest_radius(maps: Array, phases: Array) -> float:
     """
     for _ in range(_PHASE_ITERATIONS):
         log_rho, g = log_radius(np.tensordot(phases, maps, 1))  # [k] a b
-        overlaps = np.einsum("ab,kab->k", g, maps)  # k [a b]
-        sizes = np.abs(overlaps)
-        phases = np.where(sizes > 0, overlaps.conj() / np.where(sizes > 0, sizes, 1), phases)
+        phases = unit_phases(np.einsum("ab,kab->k", g, maps).conj())  # k [a b]
     return float(np.exp(log_rho))
 
 

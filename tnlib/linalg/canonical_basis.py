@@ -151,10 +151,12 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
     modulus = np.abs(u)
     threshold = (1.0 - math.sqrt(np.finfo(dtype or u.dtype).eps)) * np.maximum.reduce(modulus)
     leads = (modulus >= threshold).argmax(axis=0)
-    entry = u[leads, np.arange(u.shape[1])]
-    if u.dtype.kind != "c":
-        return np.asarray(np.copysign(1, entry + 0))  # the sum takes -0.0 to 0.0
-    size = np.abs(entry)
-    phases: Array = np.where(size > 0, entry, 1).astype(u.dtype)
-    phases /= np.where(size > 0, size, 1)
-    return phases
+    return unit_phases(u[leads, np.arange(u.shape[1])])
+
+
+def unit_phases(x: Array) -> Array:
+    """Return x / |x| entry by entry, 1 for zeros."""
+    if x.dtype.kind != "c":
+        return np.asarray(np.copysign(1, x + 0))  # the sum takes -0.0 to 0.0
+    size = np.abs(x)
+    return np.asarray(np.where(size > 0, x, 1) / np.where(size > 0, size, 1))

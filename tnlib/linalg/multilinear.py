@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,12 @@ def mode_product(x: Array, matrix: Array, mode: int) -> Array:
 def unfold(x: Array, mode: int) -> Array:
     """Return the mode unfolding of `x`, a matrix (n[mode], product of the other sizes)."""
     return np.moveaxis(x, mode, 0).reshape(x.shape[mode], -1)
+
+
+def matrix_from(x: Array, legs: Sequence[int]) -> Array:
+    """Return `x` as the matrix (other legs, `legs`), which maps the group `legs` to all others."""
+    columns = math.prod(x.shape[k] for k in legs)
+    return np.moveaxis(x, legs, range(-len(legs), 0)).reshape(-1, columns)
 
 
 def khatri_rao(factors: Sequence[Array]) -> Array:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.canonical_basis import leading_phases
+from tnlib.linalg.canonical_basis import leading_phases, unit_phases
 from tnlib.linalg.gram import gram
 from tnlib.linalg.scaling import norm
 
@@ -20,12 +20,7 @@ _ISOMETRIC = 1e4  # eps sqrt(columns)
 def qr_positive(a: Array) -> tuple[Array, Array]:
     """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal; k = min(m, n)."""
     q, r = np.linalg.qr(a)
-    diagonal = np.diagonal(r)
-    if r.dtype.kind != "c":
-        phases = np.copysign(1, diagonal + 0)  # the sum takes -0.0 to 0.0
-        return q * phases, phases[:, None] * r
-    size = np.abs(diagonal)
-    phases = np.where(size > 0, diagonal, 1) / np.where(size > 0, size, 1)
+    phases = unit_phases(np.diagonal(r))
     return q * phases, phases.conj()[:, None] * r
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,14 @@ def randomized_svd(a: Array, rank: int, *, norm: float, negligible: float) -> Ra
     else:
         u, s, vh = thin_svd(small)
     return RandomizedSVD(parallel_matmul(q, u[:, :rank]), s, vh[:rank], residual)
+
+
+def standard_normal(shape: Sequence[int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+    """Return independent standard normal entries of `dtype`, complex ones with variance 1 too."""
+    draw = rng.standard_normal(shape)
+    if dtype.kind == "c":
+        draw = (draw + 1j * rng.standard_normal(shape)) / math.sqrt(2)
+    return draw.astype(dtype, copy=False)
 
 
 def _iterate(a: Array, rank: int, count: int, norm: float, negligible: float) -> tuple[Array, Array, float] | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers, refuse_infinite
 from tnlib.linalg.threads import run_parallel, split_range, thread_count
@@ -131,6 +132,18 @@ def shift(a: Array, e: int | Array) -> Array:
         out.real, out.imag = np.ldexp(a.real, e), np.ldexp(a.imag, e)
         return out
     return np.asarray(np.ldexp(a, e))
+
+
+def restore(function: str, parameter: str, a: Array, exponent: int) -> Array:
+    """Return `a` * 2**`exponent`, a part of the decomposition of `parameter`, in the range of its dtype."""
+    with np.errstate(over="ignore"):
+        restored = shift(a, exponent)
+    if not np.isfinite(restored).all():
+        raise ArgumentError(
+            f"{function}: the norm of {parameter} must lie in the range of {a.dtype}, got one beyond; scale it down"
+            f"{'' if a.dtype.char in 'dD' else ', or convert it to 64 bits'}."
+        )
+    return restored
 
 
 def norm(a: Array) -> float:

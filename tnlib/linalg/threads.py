@@ -113,7 +113,8 @@ def run_parallel(work: Callable[..., object], pieces: Sequence[tuple[Any, ...]])
         return
     with _State.lock:
         if _State.pool is None:
-            _State.pool = ThreadPoolExecutor(max(1, _core_count()), "tnlib", initializer=_enter_pool)
+            entry = _State.this_thread, "in_pool", True
+            _State.pool = ThreadPoolExecutor(max(1, _core_count()), "tnlib", initializer=setattr, initargs=entry)
         pool = _State.pool
     futures = [pool.submit(work, *piece) for piece in pieces[1:]]
     try:
@@ -157,10 +158,6 @@ def _reset_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-def _enter_pool() -> None:
-    _State.this_thread.in_pool = True
 
 
 def _set_blas_threads(count: int, package: str = "numpy") -> int:

@@ -48,7 +48,7 @@ def noise_level(norm: float, dtype: np.dtype[Any], smaller_side: int) -> float:
 
 def numerical_rank(s: Array, noise: float) -> int:
     """Return the number of singular values above the `noise_level`, at least 1."""
-    return max(1, int(sum(value > noise for value in s.tolist())))
+    return max(1, int(np.count_nonzero(s > noise)))
 
 
 def _rank_within(values: Sequence[float], budget: float) -> int:
@@ -144,8 +144,7 @@ class TruncationBudget:
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
             split = splits_group(s, rank, noise + resolution * last + uncertainty)
         ambiguous = rank != min(optimistic, cap) or last < _RESOLVED * error_estimate
-        tail = math.sqrt(sum(value * value for value in values[: rank - 1 : -1]))
-        total = math.hypot(tail, error_estimate if rank < len(s) else 0.0, discarded)
+        total = math.hypot(*values[rank:], error_estimate if rank < len(s) else 0.0, discarded)
         # A rank cap may discard more than the share; the rest of the sweep keeps its own shares.
         self.records.append(Truncation(rank, total, min(total**2, allowed), allowed, ambiguous, split))
         return rank

@@ -36,11 +36,6 @@ def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> 
         with unit columns and positive weights, descending; a CP of that rank that is not unique keeps its components.
         LowRank balanced, see `balance`. Signs, and bases of groups, are fixed on the left.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `t` is none of these, or `groups` are not those of this tensor.
-
     Notes
     -----
     `tucker` returns this form unless a tolerance, a cap or `n_iter` changes the slices after they became orthogonal.

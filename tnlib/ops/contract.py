@@ -34,7 +34,9 @@ def contract(
 ) -> TensorTrain | TTMatrix | float | complex: ...
 @renamed_arguments(value="t")
 @single_threaded_blas
-def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any:
+def contract(
+    t: LinearFormat, other: Mapping[int, npt.ArrayLike] | TensorTrain, legs: int | Sequence[int] | None = None
+) -> LinearFormat | float | complex:
     """Return `t` with some legs contracted with vectors, or with a train; nothing is conjugated.
 
     Parameters
@@ -54,11 +56,6 @@ def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any
         columns where both stay; a number where none is left. `contract(psi, psi.conj(), legs)` is a reduced density
         matrix.
 
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If a leg does not exist, or differs in size from the one it is contracted with.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -77,9 +74,9 @@ def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any
         contract_vectors = require("contract", "contract_vectors", "t", t, _ADVICE)
         scaled = {leg: rescale(vector) for leg, vector in _as_vectors(t.shape, other).items()}
         value = contract_vectors(t, {leg: vector.array for leg, vector in scaled.items()})
-        return _times_power("contract", value, sum(vector.exponent for vector in scaled.values()))
-    as_train("contract", "t", t, TensorTrain)
-    as_train("contract", "other", other, TensorTrain)
+        exponent = sum(vector.exponent for vector in scaled.values())
+        return _times_power("contract", value, exponent)  # type: ignore[no-any-return]
+    a, b = (as_train("contract", name, x, TensorTrain).fused() for name, x in (("t", t), ("other", other)))
     if legs is None:
         raise ArgumentTypeError("contract: legs must name the legs to contract, got None; pass for example (0, 1).")
     chosen = as_legs("contract", "legs", legs, t.ndim, proper=False)
@@ -87,14 +84,14 @@ def contract(t: Any, other: Any, legs: int | Sequence[int] | None = None) -> Any
         raise ArgumentError("contract: legs must name at least one leg, got none; use tnlib.outer for the product.")
     if list(chosen) != sorted(chosen):
         raise ArgumentError(f"contract: legs must be in ascending order, got {legs!r}; sort them.")
-    _refuse_unequal_sizes(t, other, chosen)
-    return _times_power("contract", contract_trains(t, other, chosen))
+    _refuse_unequal_sizes(a, b, chosen)
+    return _times_power("contract", contract_trains(a, b, chosen))  # type: ignore[no-any-return]
 
 
 @renamed_arguments(value="t", legs="axis")
 @single_threaded_blas
 def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | complex:
-    """Return `t` summed over some legs, or over all.
+    """Return `t` summed over some legs, or over all: a format of the same class, a number where no leg is left.
 
     Parameters
     ----------
@@ -102,11 +99,6 @@ def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | compl
         A TensorTrain, Tucker or CP.
     axis
         Leg numbers; None for all, () for none. Negative ones count from the end.
-
-    Returns
-    -------
-    TensorTrain | Tucker | CP | float | complex
-        Of the remaining legs; a number where none is left. Errors are those of `contract`.
 
     Examples
     --------

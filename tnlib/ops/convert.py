@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 
 from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentTypeError
-from tnlib._fit import Fit
+from tnlib._fit import wrong_type
 from tnlib._format import Format
 from tnlib._registry import Implementation, format_class, implementation
 from tnlib._validate import as_sizes
-from tnlib.formats.train.conversion import train_to_matrix
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_matrix import TTMatrix, split_legs
 from tnlib.linalg.threads import single_threaded_blas
 
 F = TypeVar("F", bound=Format)
@@ -32,7 +31,7 @@ _DECOMPOSITIONS = {
 @renamed_arguments(value="t")
 @single_threaded_blas
 def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None) -> F:
-    """Return `t` as a `kind`, equal to roundoff.
+    """Return `t` as a `kind`, equal to roundoff; ArgumentTypeError where there is no exact conversion.
 
     CP becomes Tucker or a train with diagonal cores; Tucker a train, and a train Tucker at its numerical ranks; a
     TT-matrix a train with fused legs, and back; LowRank and SVD a train of two cores, and back; KroneckerTerms a
@@ -52,11 +51,6 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
     kind
         In the gauge that the conversion leaves: Tucker with orthonormal factors; trains without a centre.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If there is no exact conversion, `t` has too many legs for `kind`, or `row_shape` does not divide its legs.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -69,17 +63,14 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
         raise ArgumentTypeError(f"convert: kind must be a format, got {kind!r}; pass for example tnlib.TensorTrain.")
     if not isinstance(t, Format):
         remedy = f"decompose it first, for example with {_DECOMPOSITIONS.get(kind.__name__, 'tnlib.tt_svd')}"
-        raise ArgumentTypeError(
-            f"convert: t must be a format, got a {type(t).__name__}; "
-            f"{'pass fit.value' if isinstance(t, Fit) else remedy}."
-        )
+        raise wrong_type("convert", "t", "a format", t, remedy)
     if row_shape is not None:
         if not isinstance(t, TensorTrain) or kind is not TTMatrix:
             raise ArgumentTypeError(
                 f"convert: row_shape must be left out from {type(t).__name__} to {kind.__name__}, got {row_shape}; "
                 "it splits the legs of a TensorTrain."
             )
-        return train_to_matrix(t, as_sizes("convert", "row_shape", row_shape))  # type: ignore[return-value]
+        return split_legs(t, as_sizes("convert", "row_shape", row_shape))  # type: ignore[return-value]
     if isinstance(t, kind):
         return t
     value: Any = t

@@ -32,7 +32,7 @@ def degenerate_groups(t: TensorTrain | TTMatrix | Tucker, *, rtol: float | None 
 def degenerate_groups(t: SVD | LowRank | npt.ArrayLike, *, rtol: float | None = None) -> Groups: ...
 @renamed_arguments(value="t")
 @single_threaded_blas
-def degenerate_groups(t: Any, *, rtol: float | None = None) -> Any:
+def degenerate_groups(t: Format | npt.ArrayLike, *, rtol: float | None = None) -> Groups | list[Groups]:
     """Return the groups of equal singular values in `t`, as slices; a value that differs from all others is in none.
 
     Parameters
@@ -48,11 +48,6 @@ def degenerate_groups(t: Any, *, rtol: float | None = None) -> Any:
     -------
     list of slice, or list of list of slice
         For a train one list for each of the bonds 1 ... d - 1, for a Tucker one for each leg, in `canonical_form`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `t` is none of these, is not descending, or `rtol` is off.
 
     Examples
     --------
@@ -87,11 +82,6 @@ def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
         (m, r). Within a group the pivoted Cholesky factor of the projector on its space, the first of the longest rows
         as pivot; outside, columns multiplied by a phase, with a positive leading entry.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `u` is no matrix with orthonormal columns, or `groups` are no disjoint slices of its columns.
-
     References
     ----------
     N. J. Higham, "Analysis of the Cholesky decomposition of a semi-definite matrix", Reliable Numerical Computation
@@ -125,8 +115,7 @@ def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | N
         Orthonormal columns (m, r); or an SVD, LowRank, TensorTrain, TTMatrix or Tucker, for the smallest distance of
         all its bonds or legs in the gauge of `canonical_form`.
     groups
-        As `degenerate_groups` returns them for `t`. By default those, and none for plain columns. Errors are those of
-        `canonical_basis`.
+        As `degenerate_groups` returns them for `t`. By default those, and none for plain columns.
 
     Examples
     --------

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit
+from tnlib._fit import wrong_type
 from tnlib._format import Format
 from tnlib._registry import implementation
 from tnlib._typing import Array
@@ -25,7 +25,7 @@ from tnlib.ops.convert import convert
 @renamed_arguments(value="t")
 @single_threaded_blas
 def entries(t: Format, indices: npt.ArrayLike) -> Array:
-    """Return the entries of `t` at many indices, without forming anything else.
+    """Return the entries (...) of `t` at indices (..., d), in its dtype, without forming anything else.
 
     Parameters
     ----------
@@ -35,16 +35,6 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
         Integers (..., d), one for each leg; for a TTMatrix (..., d, 2), row and column of each core. Negative ones
         count from the end.
 
-    Returns
-    -------
-    Array
-        (...), of the dtype of `t`.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If the indices are no integers, do not fit the legs, or an entry leaves the range of the dtype.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -53,8 +43,7 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
     array([1., 1., 0.])
     """
     if not isinstance(t, Format):
-        advice = "pass fit.value" if isinstance(t, Fit) else "decompose it first, for example with tnlib.tt_svd"
-        raise ArgumentTypeError(f"entries: t must be a format, got a {type(t).__name__}; {advice}.")
+        raise wrong_type("entries", "t", "a format", t, "decompose it first, for example with tnlib.tt_svd")
     if implementation("entries", type(t)) is None:
         t = convert(t, TensorTrain)
     evaluate = implementation("entries", type(t))

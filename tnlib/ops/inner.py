@@ -20,7 +20,7 @@ from tnlib.ops.convert import convert
 
 @single_threaded_blas
 def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) -> float | complex:
-    """Return the sum over all entries of conj(a) times b, or times operator @ b.
+    """Return the sum over all entries of conj(a) times b, or times operator @ b, as a Python number.
 
     Parameters
     ----------
@@ -29,20 +29,6 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
         converted to trains.
     operator
         A TTMatrix between two TensorTrains, or two TTMatrices: an expectation value, without the product of ranks.
-
-    Returns
-    -------
-    float | complex
-        A Python number, complex where one of the two is.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If the shapes differ, or the result leaves the range of float64.
-
-    References
-    ----------
-    I. V. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), section 4.2.
 
     Examples
     --------
@@ -69,15 +55,7 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
 def distance(a: LinearFormat, b: LinearFormat) -> float:
     """Return norm(a - b), right to roundoff of the norms of `a` and `b`: no squares are subtracted.
 
-    Parameters
-    ----------
-    a, b
-        As for `inner`, which raises the same errors.
-
-    Returns
-    -------
-    float
-        The Frobenius norm, computed from triangular factors of the difference.
+    It is computed from triangular factors of the difference; `a` and `b` are as for `inner`.
 
     Examples
     --------

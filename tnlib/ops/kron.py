@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit
 from tnlib._format import Format
 from tnlib._registry import implementation, list_formats
-from tnlib._validate import plural
+from tnlib._validate import advice_for, plural
+from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.formats.train.format import TensorTrain
 
 F = TypeVar("F", bound=Format)
 
@@ -16,21 +17,9 @@ F = TypeVar("F", bound=Format)
 def kron(a: F, b: F) -> F:
     """Return the Kronecker product of two formats, the numpy.kron of their dense arrays: legs multiply pairwise.
 
-    Parameters
-    ----------
-    a, b
-        Two formats of one class, with equally many legs.
-
-    Returns
-    -------
-    format
-        Of the same class. Leg k has size a.shape[k] * b.shape[k], ranks multiply; a TTMatrix has the cores of `a` in
-        front of those of `b`. The outer product of two tensors, with the legs of both, is `tnlib.outer`.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If `a` and `b` are not of one class that has Kronecker products, or have different numbers of legs.
+    Both are of one class, with equally many legs, and the result is of that class too. Leg k has size
+    a.shape[k] * b.shape[k], ranks multiply; a TTMatrix has the cores of `a` in front of those of `b`. The outer product
+    of two tensors, with the legs of both, is `tnlib.outer`.
 
     Examples
     --------
@@ -42,10 +31,14 @@ def kron(a: F, b: F) -> F:
     return _combine("kron", a, b)  # type: ignore[no-any-return]
 
 
-def outer(a: F, b: F) -> F:
+@overload
+def outer(a: LowRank, b: LowRank) -> TensorTrain: ...
+@overload
+def outer(a: F, b: F) -> F: ...
+def outer(a: Format, b: Format) -> Format:
     """Return the outer product of two tensors, numpy.multiply.outer of their dense arrays.
 
-    It is of the same class, with the legs of `b` behind those of `a`; ArgumentTypeError is raised as by `kron`.
+    It is of the same class, with the legs of `b` behind those of `a`; of two LowRank it is a TensorTrain of four legs.
 
     Examples
     --------
@@ -60,7 +53,9 @@ def outer(a: F, b: F) -> F:
 def _combine(verb: str, a: Any, b: Any) -> Any:
     product = implementation(verb, type(a))
     if product is None or type(a) is not type(b):
-        advice = "pass fit.value" if Fit in (type(a), type(b)) else "convert one of them with tnlib.convert"
+        advice = advice_for(a, advice_for(b, "convert one of them with tnlib.convert"))
+        if type(a) is type(b) and implementation("kron", type(a)) is not None:
+            advice = "call tnlib.kron for the Kronecker product, or convert both to TensorTrain with tnlib.convert"
         raise ArgumentTypeError(
             f"{verb}: a and b must be two formats of one class, {list_formats(verb)}, got a {type(a).__name__} and a "
             f"{type(b).__name__}; {advice}."

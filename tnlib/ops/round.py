@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from tnlib._fit import Fit, report
 from tnlib._format import Format
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import require
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.linalg.threads import single_threaded_blas
@@ -14,6 +15,7 @@ F = TypeVar("F", bound=Format)
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[F]:
     """Lower the ranks of `t` so that norm(t.full() - fit.value.full()) <= rtol * norm(t.full()).
 
@@ -24,8 +26,7 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     t
         A TensorTrain, TTMatrix, Tucker, SVD, LowRank or KroneckerTerms, its dtype 32 or 64 bits a component.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every rank; the smaller rank wins. With neither: the numerical
-        ranks.
+        Relative Frobenius error of the whole, and cap on every rank; the smaller rank wins. Neither: numerical ranks.
 
     Returns
     -------
@@ -33,11 +34,6 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
         Of the same type. Trains left-canonical, in the basis of left singular vectors on every bond, which two trains
         of one tensor share; Tucker as `tucker` returns it; LowRank with orthonormal rows on its right; KroneckerTerms
         in operator Schmidt form, left terms orthonormal in the Frobenius product, right ones orthogonal and descending.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If `t` is none of these, or a tolerance is off.
 
     References
     ----------

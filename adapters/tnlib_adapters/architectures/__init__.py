@@ -1,1 +1,1 @@
-"""Table of supported architectures: tensor names, storage layout and layer structure of each checkpoint family."""
+"""Table of supported architectures, and the wiring of a model: the role of every tensor, from its row and config."""

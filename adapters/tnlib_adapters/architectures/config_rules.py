@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tnlib_adapters.architectures.architecture import Config, inverse_root
+from tnlib_adapters.architectures.architecture import Config, Mlp, inverse_root
 
 
 def gpt2_scale(config: Config, layer: int, d_head: int) -> float:
@@ -16,6 +16,19 @@ def gpt2_scale(config: Config, layer: int, d_head: int) -> float:
 def gemma2_scale(config: Config, layer: int, d_head: int) -> float:
     """Return 1 / sqrt(query_pre_attn_scalar)."""
     return 1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256))
+
+
+def no_scale(config: Config, layer: int, d_head: int) -> float:
+    """Return 1: the scale is part of the weights."""
+    return 1.0
+
+
+def latent_scale(config: Config, layer: int, d_head: int) -> float:
+    """Return 1 / sqrt(d_head), times the squared YaRN factor that `mscale_all_dim` states."""
+    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    weight, factor = section.get("mscale_all_dim") or 0.0, section.get("factor") or 1.0
+    grows = section.get("rope_type", section.get("type", "default")) != "default" and factor > 1
+    return inverse_root(config, layer, d_head) * ((0.1 * weight * math.log(factor) + 1.0) ** 2 if grows else 1.0)
 
 
 def window_where_stated(config: Config, layer: int) -> int | None:
@@ -58,6 +71,11 @@ def window_by_layer_type(config: Config, layer: int) -> int | None:
     return config.get("sliding_window", 4096) if layer_type(config, layer) == "sliding_attention" else None
 
 
+def qwen3_moe_experts(config: Config, layer: int) -> bool:
+    """Return whether a layer has experts: every `decoder_sparse_step`-th, unless listed as dense."""
+    return layer not in (config.get("mlp_only_layers") or ()) and not (layer + 1) % config.get("decoder_sparse_step", 1)
+
+
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     """Return the ALiBi slopes: a geometric sequence, completed by every other term of the next finer sequence.
 
@@ -97,3 +115,18 @@ def opt_final_norm(config: Config) -> str | None:
     """Return the name of the final norm, None for models with norms after the residual sums."""
     before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
     return "decoder.final_layer_norm" if before else None
+
+
+def t5_feed_forward(config: Config) -> Mlp:
+    """Return the feed-forward layer of T5, with a gate if `feed_forward_proj` says so."""
+    module = "encoder.block.{layer}.layer.1.DenseReluDense"
+    function = str(config.get("feed_forward_proj", "relu"))
+    gated = function.startswith("gated-")
+    unnamed = "gated_activation" if function == "gated-gelu" else "feed_forward_proj"
+    return Mlp(
+        up=f"{module}.wi_1" if gated else f"{module}.wi",
+        gate=f"{module}.wi_0" if gated else None,
+        down=f"{module}.wo",
+        norm="encoder.block.{layer}.layer.1.layer_norm",
+        activation="dense_act_fn" if "dense_act_fn" in config else unnamed,
+    )

@@ -64,7 +64,7 @@ def read_frequencies(
     request = _Request(
         section=section,
         function=function,
-        base=float(section.get("rope_theta") or row.get(config, rope.theta) or 10000.0),
+        base=_base(section.get("rope_theta") or row.get(config, rope.theta) or 10000.0, function),
         n_columns=_n_columns(row, config, section, d_head, function),
         context=row.get(config, row.context) if row.context else None,
         trained=config.get("original_max_position_embeddings"),
@@ -76,6 +76,14 @@ def read_frequencies(
             "the model was not made for longer sequences."
         )
     return VARIANTS[kind](request)
+
+
+def _base(theta: Any, function: str) -> float:
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+        raise FileFormatError(
+            f"{function}: rope_theta in config.json must be a positive number, got {theta!r:.80}; repair it."
+        )
+    return float(theta)
 
 
 def _parameters(row: Architecture, config: Config, layer: int, function: str) -> Mapping[str, Any]:

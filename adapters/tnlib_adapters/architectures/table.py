@@ -5,19 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.architecture import Architecture, Config, Mlp, Rope
+from tnlib_adapters.architectures.architecture import Architecture, Config, Mlp, RelativeBias, Rope
 from tnlib_adapters.architectures.config_rules import (
     bloom_alibi,
     falcon_alibi,
     falcon_kv_heads,
-    gemma2_scale,
     gpt2_scale,
+    no_scale,
     opt_final_norm,
-    window_by_layer_type,
-    window_of_every_other,
-    window_of_some,
-    window_unless_null,
-    window_where_stated,
+    t5_feed_forward,
+)
+from tnlib_adapters.architectures.llama_family import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
 )
 
 __all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
@@ -83,6 +93,8 @@ VIT = replace(
         "attention.attention.key": "attention.k_proj",
         "attention.attention.value": "attention.v_proj",
         "attention.output.dense": "attention.o_proj",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
     },
     required={},
 )
@@ -200,92 +212,6 @@ OPT = Architecture(
     required={"layer_norm_elementwise_affine": (True, None)},
 )
 
-LLAMA = Architecture(
-    model_type="llama",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
-    kv_heads="num_key_value_heads",
-    d_head="head_dim",
-    attention="layers.{layer}.self_attn",
-    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"},
-    stored="out_in",
-    causal=True,
-    context="max_position_embeddings",
-    rope=Rope(),
-    embeddings=("embed_tokens",),
-    norm_place="before",
-    norm="rms",
-    norm_eps="rms_norm_eps",
-    attention_norm="layers.{layer}.input_layernorm",
-    mlp=Mlp(
-        up="layers.{layer}.mlp.up_proj",
-        down="layers.{layer}.mlp.down_proj",
-        gate="layers.{layer}.mlp.gate_proj",
-        norm="layers.{layer}.post_attention_layernorm",
-        activation="hidden_act",
-    ),
-    final_norm="norm",
-    unembed=("lm_head", "embed_tokens"),
-    prefixes=("model.", ""),
-    defaults={"hidden_act": "silu", "tie_word_embeddings": False},
-)
-
-MISTRAL = replace(LLAMA, model_type="mistral", window=window_unless_null)
-
-QWEN2 = replace(LLAMA, model_type="qwen2", window=window_of_some)
-
-QWEN3 = replace(QWEN2, model_type="qwen3", qk_norm=("q_norm", "k_norm"), defaults={**LLAMA.defaults, "head_dim": 128})
-
-GEMMA = replace(
-    LLAMA,
-    model_type="gemma",
-    norm="rms + 1",
-    embedding_scale=True,
-    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-    required={"use_bidirectional_attention": (False, None)},
-)
-
-GEMMA2 = replace(
-    GEMMA,
-    model_type="gemma2",
-    scale=gemma2_scale,
-    softcap="attn_logit_softcapping",
-    window=window_of_every_other,
-    attention_norm_after="layers.{layer}.post_attention_layernorm",
-    mlp=Mlp(
-        up="layers.{layer}.mlp.up_proj",
-        down="layers.{layer}.mlp.down_proj",
-        gate="layers.{layer}.mlp.gate_proj",
-        norm="layers.{layer}.pre_feedforward_layernorm",
-        norm_after="layers.{layer}.post_feedforward_layernorm",
-        activation="hidden_activation",
-    ),
-    logit_cap="final_logit_softcapping",
-    defaults={
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
-)
-
-GEMMA3 = replace(
-    GEMMA2,
-    model_type="gemma3_text",
-    rope=Rope(sliding_theta="rope_local_base_freq"),
-    qk_norm=("q_norm", "k_norm"),
-    window=window_by_layer_type,
-    defaults={
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-    },
-)
-
 PHI = Architecture(
     model_type="phi",
     n_layers="num_hidden_layers",
@@ -314,21 +240,6 @@ PHI = Architecture(
     prefixes=("model.", ""),
     defaults={"tie_word_embeddings": False},
     required={"qk_layernorm": (False, None)},
-)
-
-PHI3 = replace(
-    LLAMA,
-    model_type="phi3",
-    d_head=None,
-    projections={"qkv_proj": "qkv", "o_proj": "o"},
-    window=window_where_stated,
-    mlp=Mlp(
-        up="layers.{layer}.mlp.gate_up_proj",
-        gate="layers.{layer}.mlp.gate_up_proj",
-        down="layers.{layer}.mlp.down_proj",
-        norm="layers.{layer}.post_attention_layernorm",
-        activation="hidden_act",
-    ),
 )
 
 FALCON = Architecture(
@@ -391,6 +302,42 @@ BLOOM = Architecture(
     required={"apply_residual_connection_post_layernorm": (False, None)},
 )
 
+# The encoder. A decoder, which also attends to the output of the encoder, is refused.
+T5 = Architecture(
+    model_type="t5",
+    n_layers="num_layers",
+    n_heads="num_heads",
+    d_model="d_model",
+    d_head="d_kv",
+    attention="encoder.block.{layer}.layer.0.SelfAttention",
+    projections={"q": "q", "k": "k", "v": "v", "o": "o"},
+    stored="out_in",
+    causal=False,
+    scale=no_scale,
+    relative_bias=RelativeBias(
+        table="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        n_bins="relative_attention_num_buckets",
+        max_distance="relative_attention_max_distance",
+    ),
+    embeddings=("shared",),
+    embedding_shared=True,
+    norm_place="before",
+    norm="rms",
+    norm_eps="layer_norm_epsilon",
+    attention_norm="encoder.block.{layer}.layer.0.layer_norm",
+    mlp=t5_feed_forward,
+    final_norm="encoder.final_layer_norm",
+    defaults={
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "feed_forward_proj": "relu",
+        "gated_activation": "gelu_new",  # not a key of its config
+        "layer_norm_epsilon": 1e-6,
+    },
+    required={"is_encoder_decoder": (False,)},
+    refusal="the decoder and its cross-attention are not known yet; save the encoder alone, a T5EncoderModel",
+)
+
 # The built-in model; transformers has no such architecture.
 ATTENTION_ONLY = Architecture(
     model_type="tnlib_attention_only",
@@ -408,8 +355,8 @@ ATTENTION_ONLY = Architecture(
 )
 
 _ROWS = (
-    *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
-    *(PHI, PHI3, FALCON, BLOOM, ATTENTION_ONLY),
+    *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE),
+    *(GEMMA, GEMMA2, GEMMA3, PHI, PHI3, FALCON, BLOOM, DEEPSEEK_V2, DEEPSEEK_V3, T5, ATTENTION_ONLY),
 )
 ARCHITECTURES = {row.model_type: row for row in _ROWS}
 
@@ -426,7 +373,7 @@ def find_row(config: Config, where: str, function: str) -> Architecture:
     for key, allowed in row.required.items():
         if config.get(key) not in allowed:
             raise FileFormatError(
-                f"{function}: {key} of a {model_type} must be {allowed[0]!r}, got {config[key]!r} in "
-                f"{where}; this variant is not known yet."
+                f"{function}: {key} of a {model_type} must be {allowed[0]!r}, got {config.get(key)!r} in "
+                f"{where}; {row.refusal}."
             )
     return row

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError, LowRank, Tucker
+from tnlib import ArgumentError, LowRank, Tucker
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count
+from tnlib_adapters.attention.attention_weights import AttentionWeights
 from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.attention.head_norm import HeadNorm
 from tnlib_adapters.attention.indices import as_distance, as_distances, as_index
 from tnlib_adapters.attention.learned_positions import PositionParts, position_parts
 from tnlib_adapters.attention.loaded_module import module_arguments
 from tnlib_adapters.attention.query_key import form, forms
-from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.attention.weight_shapes import check_facts, check_shapes
-
-_ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Attention:
+class Attention(AttentionWeights):
     r"""The weights of one attention layer, per head, acting on rows: q = x W_Q + b_Q.
 
     In homogeneous coordinates x~ = [x, 1] every head is two bilinear forms without biases:
@@ -40,9 +34,10 @@ class Attention:
     W_Q
         (heads, d_model, d_head).
     W_K, W_V
-        (kv_heads, d_model, d_head); kv_heads divides heads, head h reads key head h // (heads / kv_heads).
+        (kv_heads, d_model, d_head); kv_heads divides heads, head h reads key head h // (heads / kv_heads). W_V may have
+        another width, d_value.
     W_O
-        (heads, d_head, d_model).
+        (heads, d_value, d_model).
     scale
         Factor of the scores, never folded into an operator.
     b_Q
@@ -55,8 +50,12 @@ class Attention:
         Rotary embeddings of queries and keys, or None.
     alibi
         (heads,), ALiBi slopes: a score falls by slope * distance. None without ALiBi.
+    relative_bias
+        Bias of the scores by binned distance, or None.
     head_norm
         Norm of each head's queries and keys, or None.
+    latent_norm
+        Norm of the latent vectors from which queries, keys and values are made, or None.
     softcap
         Soft cap: scores become softcap * tanh(score / softcap). None for no cap.
     causal
@@ -78,46 +77,6 @@ class Attention:
     >>> layer.qk(0)
     LowRank(shape 65 x 65, ranks (16,), 2,080 numbers, float32)
     """
-
-    W_Q: Array
-    W_K: Array
-    W_V: Array
-    W_O: Array
-    scale: float
-    b_Q: Array | None = None
-    b_K: Array | None = None
-    b_V: Array | None = None
-    b_O: Array | None = None
-    rotary: Rotary | None = None
-    alibi: Array | None = None
-    head_norm: HeadNorm | None = None
-    softcap: float | None = None
-    causal: bool = True
-    window: int | None = None
-    context: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in _ARRAYS:
-            value = getattr(self, name)
-            object.__setattr__(self, name, value if value is None else as_array("Attention", name, value))
-        if not isinstance(self.scale, numbers.Real) or isinstance(self.scale, bool):
-            raise ArgumentTypeError(f"Attention: scale must be a real number, got {self.scale!r}; pass 1/sqrt(d_head).")
-        check_facts(self.rotary, self.head_norm, softcap=self.softcap, window=self.window, context=self.context)
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        check_shapes(arrays, 0 if self.rotary is None else self.rotary.n_columns)
-
-    def __repr__(self) -> str:
-        shared = "" if self.kv_heads == self.n_heads else f" on {self.kv_heads} key and value heads"
-        options = {
-            "rotary": self.rotary,
-            "ALiBi": self.alibi,
-            "normalised queries and keys": self.head_norm,
-            "soft cap": self.softcap,
-            "window": self.window,
-        }
-        more = "".join(f", {option}" for option, value in options.items() if value is not None)
-        sizes = f"{self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g}"
-        return f"Attention({sizes}{more})"
 
     @classmethod
     def from_module(cls, model: Any, layer: int, *, length: int | None = None) -> Attention:
@@ -149,38 +108,18 @@ class Attention:
         """
         return cls(**module_arguments(model, layer, length))
 
-    @property
-    def n_heads(self) -> int:
-        """Number of query heads."""
-        return len(self.W_Q)
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return len(self.W_K)
-
-    @property
-    def d_model(self) -> int:
-        """Dimension of the residual stream."""
-        return int(self.W_Q.shape[1])
-
-    @property
-    def d_head(self) -> int:
-        """Dimension of one head."""
-        return int(self.W_Q.shape[2])
-
     def qk(self, head: int, distance: int | None = None, *, plane: int | None = None) -> LowRank:
         """Return Omega (d_model + 1, d_model + 1) of a head at one distance, biases included.
 
         The score of positions i and j is scale * x~_i Omega x~_j^T with x~ = [x, 1], before a soft cap. The rank is at
-        most d_head, with ALiBi d_head + 1.
+        most d_head, with ALiBi or a relative bias d_head + 1.
 
         Parameters
         ----------
         head
             Index of the query head, from 0.
         distance
-            Query position minus key position. Required for rotary embeddings and ALiBi.
+            Query position minus key position. Required if `depends_on_distance`.
         plane
             Index of a frequency of the rotary embeddings: return the part of its plane only, of rank at most 2.
 
@@ -192,6 +131,7 @@ class Attention:
 
         Examples
         --------
+        >>> from tnlib_adapters import Rotary
         >>> rng = np.random.default_rng(0)
         >>> w = rng.standard_normal((4, 1, 6, 4))
         >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0, 0.1]))
@@ -205,7 +145,7 @@ class Attention:
 
         Nothing of size d_model^2 is formed. The multilinear rank is at most d_head in the two modes of the stream. In
         the mode of distances it is, for rotary embeddings, at most the number of rotated columns, plus 1 if some
-        columns are not rotated. ALiBi gives d_head + 1 and 2; without either, all distances are equal.
+        columns are not rotated. ALiBi and relative biases give d_head + 1 and 2; otherwise all distances are equal.
 
         Parameters
         ----------
@@ -223,6 +163,7 @@ class Attention:
 
         Examples
         --------
+        >>> from tnlib_adapters import Rotary
         >>> rng = np.random.default_rng(0)
         >>> w = rng.standard_normal((4, 1, 6, 4))
         >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0]))
@@ -232,12 +173,12 @@ class Attention:
         q, k = self._query_key("qk_tensor", head)
         checked = as_distances("Attention.qk_tensor", "distances", distances, self.context)
         plane = self._plane("qk_tensor", plane)
-        return forms(q, k, checked, rotary=self.rotary, slope=self._slope(head), plane=plane)
+        return forms(q, k, checked, rotary=self.rotary, offsets=self._offsets(head, checked), plane=plane)
 
     def qk_group(self, kv_head: int, distance: int | None = None) -> LowRank:
         """Return Omega of all query heads with a common key head, stacked as rows.
 
-        Shape (group * (d_model + 1), d_model + 1), rank at most d_head, with ALiBi d_head + 1. The keys are a common
+        Shape (group * (d_model + 1), d_model + 1), rank at most d_head, d_head + 1 as for `qk`. The keys are a common
         factor, so one truncated SVD gives the best keys for all these queries.
         """
         heads = [self._form("qk_group", head, distance) for head in self._group("qk_group", kv_head)]
@@ -269,21 +210,27 @@ class Attention:
         Raises
         ------
         ArgumentError
-            If positions enter the scores otherwise (rotary embeddings, ALiBi), or `positions` has the wrong shape.
+            If scores depend on the distance, or `positions` has the wrong shape.
         """
-        if self.rotary is not None or self.alibi is not None:
+        if self.depends_on_distance:
+            by = "rotary embeddings" if self.rotary else "ALiBi" if self.relative_bias is None else "a relative bias"
             raise ArgumentError(
                 "Attention.qk_positions: positions must be part of the stream, but this layer knows the distance "
-                f"({'ALiBi' if self.rotary is None else 'rotary embeddings'}); use qk with a distance, or qk_tensor."
+                f"({by}); use qk with a distance, or qk_tensor."
             )
         return position_parts(self._form("qk_positions", head), self._input("qk_positions", positions, "positions"))
 
     def numerator(self) -> Attention:
-        """Return the layer without the norm of queries and keys, with the weights of that norm folded in.
+        """Return the layer without norms of queries and keys or of latent vectors, with their weights folded in.
 
         Its scores are the bilinear part of the model's scores: these times the root mean squares of query and key, each
-        over its head. The layer itself if there is no such norm.
+        over its head. With latent vectors, divide queries by the root mean square of theirs, and values and unrotated
+        columns of keys by that of theirs (`latent_norm`). The layer itself if there is no such norm.
         """
+        if self.latent_norm is not None:
+            return replace(self, latent_norm=None).numerator()
+        if self.head_norm is None:
+            return self
         if self.head_norm is None:
             return self
         by_query, by_key = self.head_norm.query, self.head_norm.key
@@ -301,39 +248,21 @@ class Attention:
 
         x~ OV is the output of the head for a position that attends to x alone. The last column is zero: no head writes
         the homogeneous coordinate. The output bias belongs to the layer, not to a head.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such head, or values are made from normalised latent vectors (see `numerator`).
         """
         h, v = self._head("ov", head)
+        if self.latent_norm is not None:
+            raise ArgumentError(
+                "Attention.ov: values must be linear in the stream, but are made from normalised latent vectors here; "
+                "use numerator(), which leaves the divisions out."
+            )
         left = _with_bias(self.W_V[v], None if self.b_V is None else self.b_V[v])  # d~ dh
         right = np.concatenate([self.W_O[h], np.zeros_like(self.W_O[h][:, :1])], axis=1)  # dh d~
         return LowRank(left, right)
-
-    def scores(self, x: Array) -> Array:
-        """Return the scores (heads, n, n) of x (n, d_model), at positions 0 ... n - 1, before any mask and softmax.
-
-        Positions, scale and soft cap are included. ALiBi is 0 at distance 0; models with another origin differ by a
-        constant per row, to which softmax is invariant.
-        """
-        x = self._input("scores", x)
-        q, k = _project(x, self.W_Q, self.b_Q), _project(x, self.W_K, self.b_K)  # h n dh, kv n dh
-        if self.head_norm is not None:
-            q, k = self.head_norm.queries(q), self.head_norm.keys(k)
-        if self.rotary is not None:
-            q, k = (self.rotary.rotate(columns, np.arange(len(x))) for columns in (q, k))
-        k = np.repeat(k, self.n_heads // self.kv_heads, axis=0)  # h n dh
-        scores: Array = self.scale * (q @ k.transpose(0, 2, 1))  # h n [dh] n
-        if self.alibi is not None:
-            positions = np.arange(len(x))
-            distance = positions[:, None] - positions  # n n
-            scores = scores - (self.alibi[:, None, None] * distance).astype(scores.dtype)
-        return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
-
-    def mask(self, n: int) -> Array:
-        """Return the attention mask, bool (n, n): True where position i may attend to position j."""
-        n = as_count("Attention.mask", "n", n)
-        distance = np.arange(n)[:, None] - np.arange(n)  # n n
-        reach = n if self.window is None else self.window
-        visible: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
-        return visible
 
     def frozen(self, patterns: Array, *, divisors: Array | None = None) -> FrozenAttention:
         """Return the layer as an affine map of the whole sequence, with frozen patterns.
@@ -345,7 +274,8 @@ class Attention:
         divisors
             (n',), divisors of the preceding norm at each position (see `norm_divisors`). With them frozen as well, the
             map acts on the residual stream instead of the output of the norm; the rest of the norm must be folded into
-            the weights (see `fold`).
+            the weights (see `fold`). Required where values are made from normalised latent vectors, then times
+            `value_divisors`.
 
         Returns
         -------
@@ -356,15 +286,27 @@ class Attention:
         Raises
         ------
         ArgumentError
-            If there is not one matrix per head, the context is exceeded, or a divisor is not positive.
+            If there is not one matrix per head, the context is exceeded, a divisor is not positive, or divisors are
+            missing where values are made from normalised latent vectors.
         """
+        if self.latent_norm is not None and divisors is None:
+            raise ArgumentError(
+                "Attention.frozen: divisors must be given, because values are made from normalised latent vectors, got "
+                "None; pass value_divisors(x)."
+            )
         return frozen_heads(self.W_V, self.W_O, self.b_V, self.b_O, patterns, divisors, context=self.context)
 
     def stacked(self) -> Array:
         """Return all weights as one array (projection, head, d_model, d_head), projections in the order Q, K, V, O.
 
-        Shared key and value heads are repeated; W_O is transposed.
+        Shared key and value heads are repeated; W_O is transposed. Raises `ArgumentError` if values have another width
+        than queries and keys.
         """
+        if self.d_value != self.d_head:
+            raise ArgumentError(
+                f"Attention.stacked: values must be as wide as queries and keys, got {self.d_value} and {self.d_head}; "
+                "stack W_Q with W_K, and W_V with W_O."
+            )
         group = self.n_heads // self.kv_heads
         k, v = (np.repeat(w, group, axis=0) for w in (self.W_K, self.W_V))
         return np.stack([self.W_Q, k, v, self.W_O.transpose(0, 2, 1)])
@@ -382,26 +324,31 @@ class Attention:
 
     def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
         q, k = self._query_key(method, head)
-        turned, sloped = self.rotary is not None, self.alibi is not None
-        checked = as_distance(f"Attention.{method}", distance, turned=turned, sloped=sloped, most=self.context)
-        return form(q, k, checked, rotary=self.rotary, slope=self._slope(head), plane=self._plane(method, plane))
+        turned = self.rotary is not None
+        shifted = self.depends_on_distance and not turned
+        checked = as_distance(f"Attention.{method}", distance, turned=turned, shifted=shifted, most=self.context)
+        offsets = self._offsets(head, np.array([checked]))
+        offset = None if offsets is None else float(offsets[0])
+        return form(q, k, checked, rotary=self.rotary, offset=offset, plane=self._plane(method, plane))
 
     def _query_key(self, method: str, head: int) -> tuple[Array, Array]:
         """Return [W_Q; b_Q] and [W_K; b_K] of a head."""
         q, k = self._head(method, head)
-        if self.head_norm is not None:
+        if not self.is_bilinear:
+            normalised = "queries and keys" if self.latent_norm is None else "latent vectors"
             raise ArgumentError(
-                f"Attention.{method}: scores of this layer are no bilinear form, because its queries and keys are "
-                "normalised; use numerator(), which leaves the two divisions out."
+                f"Attention.{method}: scores of this layer are no bilinear form, because its {normalised} are "
+                "normalised; use numerator(), which leaves the divisions out."
             )
         return (
             _with_bias(self.W_Q[q], None if self.b_Q is None else self.b_Q[q]),  # d~ dh
             _with_bias(self.W_K[k], None if self.b_K is None else self.b_K[k]),  # d~ dh
         )
 
-    def _slope(self, head: int) -> float | None:
-        """Return the ALiBi slope of a head, divided by the score scale."""
-        return None if self.alibi is None else float(self.alibi[head]) / self.scale
+    def _offsets(self, head: int, distances: Array) -> Array | None:
+        """Return what is added to the scores of a head at distances, divided by the score scale."""
+        offsets = self.offsets(distances)
+        return None if offsets is None else offsets[head].astype(np.float64) / self.scale
 
     def _plane(self, method: str, plane: int | None) -> int | None:
         if plane is None:
@@ -412,27 +359,8 @@ class Attention:
             )
         return as_index(f"Attention.{method}", "plane", plane, len(self.rotary.frequencies))
 
-    def _input(self, method: str, x: Array, parameter: str = "x") -> Array:
-        x = as_array(f"Attention.{method}", parameter, x)
-        if x.ndim != 2 or x.shape[1] != self.d_model:
-            raise ArgumentError(
-                f"Attention.{method}: {parameter} must have shape (positions, {self.d_model}), got {x.shape}; "
-                "pass one sequence at a time."
-            )
-        if self.context is not None and len(x) > self.context:
-            raise ArgumentError(
-                f"Attention.{method}: {parameter} must hold at most {self.context} positions, "
-                f"as many as the model was made for, got {len(x)}; shorten it."
-            )
-        return x
-
 
 def _with_bias(weight: Array, bias: Array | None) -> Array:
     """Append the bias as the row for the constant coordinate."""
     last = np.zeros_like(weight[:1]) if bias is None else bias[None]
     return np.concatenate([weight, last])
-
-
-def _project(x: Array, weight: Array, bias: Array | None) -> Array:
-    out: Array = x @ weight  # h n [d] dh
-    return out if bias is None else out + bias[:, None]

@@ -8,7 +8,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import to_numpy
+from tnlib._validate import as_array, to_numpy
 
 
 def as_index(function: str, parameter: str, value: Any, count: int) -> int:
@@ -22,10 +22,10 @@ def as_index(function: str, parameter: str, value: Any, count: int) -> int:
     return int(value) % count
 
 
-def as_distance(function: str, distance: Any, *, turned: bool, sloped: bool, most: int | None) -> int:
-    """Return one distance within the context; 0 for None without rotary embeddings and ALiBi."""
-    if distance is None and (turned or sloped):
-        why = "rotary embeddings turn queries and keys" if turned else "ALiBi lowers them by it"
+def as_distance(function: str, distance: Any, *, turned: bool, shifted: bool, most: int | None) -> int:
+    """Return one distance within the context; 0 for None where scores do not depend on it."""
+    if distance is None and (turned or shifted):
+        why = "rotary embeddings turn queries and keys" if turned else "ALiBi or a relative bias adds to them"
         raise ArgumentError(
             f"{function}: distance must be given, because scores depend on it ({why}), got None; "
             "pass the position of the query less that of the key, for example distance=1."
@@ -56,3 +56,19 @@ def as_distances(function: str, parameter: str, distances: Any, context: int | N
             "the model was not made for longer sequences."
         )
     return a.astype(np.int64)
+
+
+def as_stream(function: str, parameter: str, x: Any, d_model: int, context: int | None) -> Array:
+    """Return the stream of one sequence, (positions, d_model) with at most `context` positions, validated."""
+    a = as_array(function, parameter, x)
+    if a.ndim != 2 or a.shape[1] != d_model:
+        raise ArgumentError(
+            f"{function}: {parameter} must have shape (positions, {d_model}), got {a.shape}; "
+            "pass one sequence at a time."
+        )
+    if context is not None and len(a) > context:
+        raise ArgumentError(
+            f"{function}: {parameter} must hold at most {context} positions, as many as the model was made for, got "
+            f"{len(a)}; shorten it."
+        )
+    return a

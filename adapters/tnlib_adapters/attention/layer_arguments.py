@@ -8,36 +8,31 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.architecture import Architecture, Config
-from tnlib_adapters.architectures.rope import read_frequencies
+from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.wiring import AttentionWiring
 from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.latent_norm import LatentNorm
+from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.factors.projections import Projections, Sizes
+from tnlib_adapters.factors.projections import Projections
 
 
 def layer_arguments(
-    row: Architecture,
-    config: Config,
-    sizes: Sizes,
-    layer: int,
-    get: Callable[[str], Array | None],
-    *,
-    length: int | None,
-    function: str,
+    attention: AttentionWiring, get: Callable[[str], Array | None], *, length: int | None, function: str
 ) -> dict[str, Any]:
-    """Return all arguments except weights and biases; `get` loads a tensor by its name in the attention module."""
-    turning = read_frequencies(row, config, sizes.d_head, length, function, layer=layer)
-    slopes = None if row.alibi is None else row.alibi(config, sizes.n_heads, sizes.d_head)
-    cap = None if row.softcap is None else row.stated(config, row.softcap)
+    """Return all arguments except weights and biases; `get` loads a tensor by its name."""
+    turning = attention.frequencies(length, function)
     return {
-        "scale": row.scale(config, layer, sizes.d_head),
-        "rotary": turning and Rotary(turning.radians, pairs=_in_pairs(row), factor=turning.factor),
-        "alibi": slopes and np.array(slopes),
-        "head_norm": _head_norm(row, config, get),
-        "softcap": cap and float(cap),
-        "causal": row.causal,
-        "window": None if row.window is None else row.window(config, layer),
-        "context": turning.context if turning else row.get(config, row.context) if row.context else None,
+        "scale": attention.scale,
+        "rotary": turning and Rotary(turning.radians, pairs=attention.pairs, factor=turning.factor),
+        "alibi": attention.alibi and np.array(attention.alibi),
+        "relative_bias": _relative_bias(attention, get),
+        "head_norm": _head_norm(attention, get, function),
+        "latent_norm": _latent_norm(attention, get),
+        "softcap": attention.softcap,
+        "causal": attention.causal,
+        "window": attention.window,
+        "context": turning.context if turning else attention.context,
     }
 
 
@@ -45,9 +40,7 @@ def per_head(projections: Projections, sizes: Sizes) -> dict[str, Any]:
     """Split weights and biases into heads."""
     counts = {"q": sizes.n_heads, "k": sizes.kv_heads, "v": sizes.kv_heads, "o": sizes.n_heads}
     weights = {f"W_{n.upper()}": _split(w, counts[n], inner_first=n == "o") for n, w in projections.weights.items()}
-    biases = {
-        f"b_{n.upper()}": b if n == "o" else b.reshape(counts[n], sizes.d_head) for n, b in projections.biases.items()
-    }
+    biases = {f"b_{n.upper()}": b if n == "o" else b.reshape(counts[n], -1) for n, b in projections.biases.items()}
     return weights | biases
 
 
@@ -58,19 +51,35 @@ def one_head(arrays: dict[str, Any], head: int) -> dict[str, Any]:
     return {name: arrays[name][k : k + 1] for name, k in index_of.items()}
 
 
-def _in_pairs(row: Architecture) -> bool:
-    return row.rope is not None and row.rope.layout == "pairs"
+def _relative_bias(attention: AttentionWiring, get: Callable[[str], Array | None]) -> RelativeBias | None:
+    table = None if attention.relative_bias is None else get(attention.relative_bias.table.weight)  # bins h
+    if table is None or attention.relative_bias is None:
+        return None
+    return RelativeBias(np.ascontiguousarray(table.T), attention.relative_bias.max_distance)
 
 
-def _head_norm(row: Architecture, config: Config, get: Callable[[str], Array | None]) -> HeadNorm | None:
-    if row.qk_norm is None:
+def _head_norm(attention: AttentionWiring, get: Callable[[str], Array | None], function: str) -> HeadNorm | None:
+    if not attention.head_norms:
         return None
-    query, key = (get(f"{name}.weight") for name in row.qk_norm)
-    if query is None or key is None:
+    weights = [(norm, get(norm.weight)) for norm in attention.head_norms]
+    query, key = (None if weight is None else norm.offset + weight for norm, weight in weights)
+    return None if query is None or key is None else HeadNorm(query, key, attention.head_norms[0].checked_eps(function))
+
+
+def _latent_norm(attention: AttentionWiring, get: Callable[[str], Array | None]) -> LatentNorm | None:
+    latent = attention.latent
+    if latent is None:
         return None
-    if row.norm == "rms + 1":
-        query, key = 1 + query, 1 + key
-    return HeadNorm(query, key, float(row.get(config, str(row.norm_eps))))
+    query = None if latent.query_down is None else get(latent.query_down.weight)
+    down = get(latent.down.weight)
+    if down is None:
+        return None
+    return LatentNorm(
+        query=query if query is None or latent.query_down is None else latent.query_down.on_rows(query),
+        key_value=latent.down.on_rows(down)[:, : latent.rank],
+        eps=latent.norm.eps,
+        n_rotated=latent.n_rotated,
+    )
 
 
 def _split(weight: Array, n_heads: int, *, inner_first: bool) -> Array:

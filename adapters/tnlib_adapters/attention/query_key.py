@@ -1,8 +1,8 @@
 """Bilinear form of a head's scores in factored form, at one distance or at many.
 
 `q` and `k` are [W_Q; b_Q] and [W_K; b_K] of one head, (d_model + 1, d_head) each: x~ q is its query, x~ k its key.
-The query is at the distance, the key at 0. ALiBi adds -slope * distance to a score: one more rank, the constant
-coordinate with itself.
+The query is at the distance, the key at 0. ALiBi and relative biases add an offset to a score, stated before the
+score scale: one more rank, the constant coordinate with itself.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from tnlib_adapters.attention.rotary import Rotary
 
 
 def form(
-    q: Array, k: Array, distance: float, *, rotary: Rotary | None, slope: float | None, plane: int | None
+    q: Array, k: Array, distance: float, *, rotary: Rotary | None, offset: float | None, plane: int | None
 ) -> LowRank:
-    """Return the form at one distance, for rotary embeddings, ALiBi or neither."""
+    """Return the form at one distance, for rotary embeddings, an offset or neither."""
     if rotary is not None:
         return _rotated(q, k, rotary, distance, plane)
-    return LowRank(q, k.T) if slope is None else _sloped(q, k, slope, distance)
+    return LowRank(q, k.T) if offset is None else _shifted(q, k, offset)
 
 
 def forms(
-    q: Array, k: Array, distances: Array, *, rotary: Rotary | None, slope: float | None, plane: int | None
+    q: Array, k: Array, distances: Array, *, rotary: Rotary | None, offsets: Array | None, plane: int | None
 ) -> Tucker:
     """Return the forms at many distances as one array (distances, d_model + 1, d_model + 1)."""
     if rotary is not None:
         return _stack_rotated(q, k, rotary, distances, plane)
-    if slope is not None:
-        return _stack_sloped(q, k, slope, distances)
+    if offsets is not None:
+        return _stack_shifted(q, k, offsets)
     alike = np.ones((len(distances), 1), q.dtype)
     return Tucker(np.eye(q.shape[1], dtype=q.dtype)[None], (alike, q, k))
 
@@ -44,10 +44,10 @@ def _rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | N
     return LowRank(left, right.T)
 
 
-def _sloped(q: Array, k: Array, slope: float, distance: float) -> LowRank:
-    """Return q k^T - slope * distance on the constant coordinate."""
+def _shifted(q: Array, k: Array, offset: float) -> LowRank:
+    """Return q k^T + offset on the constant coordinate."""
     unit = _constant_coordinate(q)
-    return LowRank(np.hstack([q, -slope * distance * unit]), np.hstack([k, unit]).T)
+    return LowRank(np.hstack([q, offset * unit]), np.hstack([k, unit]).T)
 
 
 def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
@@ -62,13 +62,13 @@ def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: 
     return Tucker(core, (waves.astype(q.dtype), q, k))
 
 
-def _stack_sloped(q: Array, k: Array, slope: float, distances: Array) -> Tucker:
-    """Return the forms at many distances: affine functions of the distance, with basis 1 and distance."""
+def _stack_shifted(q: Array, k: Array, offsets: Array) -> Tucker:
+    """Return the forms at many distances, with basis 1 and the offsets (distances,)."""
     n, unit = q.shape[1], _constant_coordinate(q)
     core = np.zeros((2, n + 1, n + 1), q.dtype)
     core[0, :n, :n] = np.eye(n)
     core[1, n, n] = 1
-    lines = np.stack([np.ones(len(distances)), -slope * distances], axis=1)
+    lines = np.stack([np.ones(len(offsets)), offsets], axis=1)
     return Tucker(core, (lines.astype(q.dtype), np.hstack([q, unit]), np.hstack([k, unit])))
 
 

@@ -9,12 +9,19 @@ from typing import Any
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.latent_norm import LatentNorm
+from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
 
 
-def check_facts(rotary: Any, head_norm: Any, **numbers_or_none: Any) -> None:
-    """Raise unless rotary and head_norm have their types or are None, and the numbers are positive or None."""
-    for name, value, kind in (("rotary", rotary, Rotary), ("head_norm", head_norm, HeadNorm)):
+def check_facts(rotary: Any, relative_bias: Any, head_norm: Any, latent_norm: Any, **numbers_or_none: Any) -> None:
+    """Raise unless positions and norms have their types or are None, and the numbers are positive or None."""
+    for name, value, kind in (
+        ("rotary", rotary, Rotary),
+        ("relative_bias", relative_bias, RelativeBias),
+        ("head_norm", head_norm, HeadNorm),
+        ("latent_norm", latent_norm, LatentNorm),
+    ):
         if value is not None and not isinstance(value, kind):
             raise ArgumentTypeError(
                 f"Attention: {name} must be a {kind.__name__} or None, got a {type(value).__name__}; make one first."
@@ -29,8 +36,8 @@ def check_facts(rotary: Any, head_norm: Any, **numbers_or_none: Any) -> None:
             raise ArgumentError(f"Attention: {name} must be positive, got {value!r}; leave it out for none.")
 
 
-def check_shapes(arrays: Mapping[str, Array | None], n_columns: int) -> None:
-    """Raise unless all array shapes match W_Q, and the rotated columns fit into a head."""
+def check_shapes(arrays: Mapping[str, Array | None], n_columns: int, relative_bias: RelativeBias | None) -> None:
+    """Raise unless all array shapes match W_Q, and positions enter the scores in one way that fits the heads."""
     q, k = arrays["W_Q"], arrays["W_K"]
     if q is None or k is None or q.ndim != 3 or k.ndim != 3 or not len(k) or len(q) % len(k):
         shapes = " and ".join(str(None if a is None else a.shape) for a in (q, k))
@@ -38,14 +45,15 @@ def check_shapes(arrays: Mapping[str, Array | None], n_columns: int) -> None:
             "Attention: W_Q must have shape (heads, d_model, d_head) and W_K (kv_heads, d_model, d_head) with "
             f"kv_heads dividing heads, got {shapes}; reshape them per head."
         )
-    (heads, d_model, d_head), kv_heads = q.shape, len(k)
+    (heads, d_model, d_head), kv_heads, v = q.shape, len(k), arrays["W_V"]
+    d_value = d_head if v is None or v.ndim != 3 else v.shape[2]
     expected: dict[str, tuple[int, ...]] = {
         "W_K": (kv_heads, d_model, d_head),
-        "W_V": (kv_heads, d_model, d_head),
-        "W_O": (heads, d_head, d_model),
+        "W_V": (kv_heads, d_model, d_value),
+        "W_O": (heads, d_value, d_model),
         "b_Q": (heads, d_head),
         "b_K": (kv_heads, d_head),
-        "b_V": (kv_heads, d_head),
+        "b_V": (kv_heads, d_value),
         "b_O": (d_model,),
         "alibi": (heads,),
     }
@@ -61,5 +69,12 @@ def check_shapes(arrays: Mapping[str, Array | None], n_columns: int) -> None:
             f"Attention: rotary must turn at most the {d_head} columns of a head, got {n_columns}; "
             "pass one frequency per plane of two columns."
         )
-    if n_columns and arrays["alibi"] is not None:
-        raise ArgumentError("Attention: rotary and alibi exclude each other, got both; pass one of them.")
+    if relative_bias is not None and len(relative_bias.table) != heads:
+        raise ArgumentError(
+            f"Attention: relative_bias must have one row for each of {heads} heads, got {len(relative_bias.table)}; "
+            "pass (heads, bins)."
+        )
+    ways = {"rotary": n_columns or None, "alibi": arrays["alibi"], "relative_bias": relative_bias}
+    parameters = [name for name, value in ways.items() if value is not None]
+    if len(parameters) > 1:
+        raise ArgumentError(f"Attention: {' and '.join(parameters)} exclude each other, got both; pass one of them.")

@@ -1,48 +1,37 @@
-"""A checkpoint folder as a model's attention layers."""
+"""A checkpoint folder as a model's attention layers, and validation of arguments that are checkpoints or layers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 from tnlib._typing import Array
 from tnlib._validate import as_count
-from tnlib_adapters.architectures.architecture import by_config
-from tnlib_adapters.architectures.rope import read_frequencies
-from tnlib_adapters.architectures.table import Architecture
+from tnlib_adapters.architectures.architecture import Architecture
+from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.resolve_wiring import wire
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.indices import as_distance, as_index
 from tnlib_adapters.attention.layer_arguments import layer_arguments, one_head, per_head
-from tnlib_adapters.factors.attention_factors import Piece, check_factors, descriptions, expand, factor_name
-from tnlib_adapters.factors.module_factors import with_products
-from tnlib_adapters.factors.projections import (
-    Projections,
-    Sizes,
-    check_shapes,
-    columns_of_head,
-    find_prefix,
-    module_names,
-    read_sizes,
-    take_apart,
-)
+from tnlib_adapters.factors.expansion import expand, with_expanded
+from tnlib_adapters.factors.factored_matrix import Description, check_factors, descriptions, factored_projections
+from tnlib_adapters.factors.projections import Projections, check_shapes, columns_of_head, take_apart
 from tnlib_adapters.files.folder import CONFIG, Folder, open_folder
 from tnlib_adapters.files.tensor_file import TensorInfo
 
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """A transformer checkpoint on disk; tensors are read when they are asked for.
-
-    Made by `open_checkpoint`.
-    """
+    """A transformer checkpoint on disk, returned by `open_checkpoint`; tensors are read lazily."""
 
     folder: Folder
-    sizes: Sizes
-    prefix: str
-    pieces: list[list[dict[str, Any]]] | None  # for each layer, how its attention is stored; None as it came
+    wiring: Wiring
+    factored: list[Description] | None  # weights stored as factors; None for an ordinary checkpoint
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -51,24 +40,43 @@ class Checkpoint:
 
     @property
     def architecture(self) -> Architecture:
-        """The row of the table of architectures that describes it."""
-        return self.folder.architecture
+        """Its row of the architecture table."""
+        return self.wiring.architecture
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes of the attention layers."""
+        return self.wiring.sizes
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of tensor names in this checkpoint."""
+        return self.wiring.prefix
 
     @property
     def n_layers(self) -> int:
-        """Count of attention layers."""
+        """Number of attention layers."""
         return self.sizes.n_layers
+
+    @property
+    def pieces(self) -> list[list[dict[str, Any]]] | None:
+        """Deprecated: entries of config.json on the attention of every layer; use `factored`."""
+        warnings.warn("Checkpoint.pieces is deprecated; use Checkpoint.factored.", DeprecationWarning, stacklevel=2)
+        if self.factored is None:
+            return None
+        layers = self.wiring.attention_modules
+        return [[entry.to_json() for entry in self.factored if entry.of and entry.module == layer] for layer in layers]
 
     def __repr__(self) -> str:
         s = self.sizes
         shared = "" if s.kv_heads == s.n_heads else f" on {s.kv_heads} key and value heads"
         return (
-            f"Checkpoint({self.architecture.model_type}, {s.n_layers} layers, {s.n_heads} heads of {s.d_head}{shared}, "
+            f"Checkpoint({self.wiring.model_type}, {s.n_layers} layers, {s.n_heads} heads of {s.d_head}{shared}, "
             f"d_model {s.d_model}, {self.folder.path})"
         )
 
     def locate(self, name: str) -> TensorInfo | None:
-        """Return where a tensor lies, None if there is none; its name may lack the prefix of this checkpoint."""
+        """Return the location of a tensor or None; its name may lack the prefix of this checkpoint."""
         if not isinstance(name, str):
             raise ArgumentTypeError(
                 f"Checkpoint: the name of a tensor must be a string, got {name!r:.80}; "
@@ -78,61 +86,64 @@ class Checkpoint:
         return tensors.get(self.prefix + name) or tensors.get(name)
 
     def read(self, name: str) -> Array:
-        """Read one tensor by a name that `locate` knows; half precision comes as float32.
+        """Read one tensor by a name as in `locate`; half precision is converted to float32.
 
         Raises
         ------
         FileFormatError
             If there is no such tensor, or it holds NaN or inf.
         """
-        found = self.locate(name)
-        if found is None:
+        info = self.locate(name)
+        if info is None:
+            full = name if name.startswith(self.prefix) else self.prefix + name
             raise FileFormatError(
-                f"Checkpoint.read: {self.folder.path} must hold tensor {self.prefix + name!r}; "
+                f"Checkpoint.read: {self.folder.path} must hold tensor {full!r}; "
                 "check that config.json belongs to these weights."
             )
-        return found.read_finite()
+        return info.read_finite()
 
     def projections(self, layer: int) -> Projections:
-        """Return the weights and biases of one layer's attention, multiplied out if they are stored as factors."""
+        """Return the weights and biases of the attention of one layer, multiplied out if stored as factors."""
         layer = as_index("Checkpoint.projections", "layer", layer, self.n_layers)
-        stored = take_apart(self.architecture, self.sizes, self.prefix, layer, self._get)
-        if self.pieces is None:
-            return stored
-        return stored.updated(expand([self._piece(layer, one) for one in self.pieces[layer]], self.sizes))
+        stored = take_apart(self.wiring.layers[layer].attention, self._get)
+        module = self.wiring.attention_modules[layer]
+        factored = [
+            entry.read(self._part_of(entry)) for entry in self.factored or () if entry.of and entry.module == module
+        ]
+        return stored.updated(expand(factored, self.sizes))
 
     def attention(self, layer: int, *, length: int | None = None) -> Attention:
-        """Return one attention layer, weights in float32 or, where stored so, float64.
+        """Return one attention layer, weights in float32, or float64 if stored so.
 
         Parameters
         ----------
         layer
-            Counted from 0.
+            Index, from 0.
         length
-            Of the sequences that the model is to run on: some long-context variants turn their rotary embeddings
-            by frequencies that depend on it. None: no longer than in training.
+            Sequence length, on which the rotary frequencies of some long-context variants depend. None: at most the
+            training length.
 
         Raises
         ------
         ArgumentError
-            If there is no such layer, or the model does not reach so far.
+            If there is no such layer, or `length` exceeds the context of the model.
         FileFormatError
-            If a tensor holds NaN or inf, or the file was cut short since it was opened.
+            If a tensor holds NaN or inf, or the file was truncated since it was opened.
         """
         layer = as_index("Checkpoint.attention", "layer", layer, self.n_layers)
-        told = self._arguments(layer, length, "Checkpoint.attention")
-        return Attention(**told, **per_head(self.projections(layer), self.sizes))
+        arguments = self._arguments(layer, length, "Checkpoint.attention")
+        return Attention(**arguments, **per_head(self.projections(layer), self.sizes))
 
     def head(self, layer: int, head: int, *, length: int | None = None) -> Attention:
-        """Return one query head, with the key and value head that it reads, as a layer of its own.
+        """Return one query head, with its key and value head, as a layer.
 
-        Only the numbers of this head are read and kept, so that all heads of a large model can be walked in little
-        memory. The output bias belongs to the layer and is None here.
+        Only the weights of this head are read, so that iteration over the heads of a large model needs little memory.
+        The output bias belongs to the layer and is None here.
 
         Parameters
         ----------
         layer, head
-            Counted from 0.
+            Indices, from 0.
         length
             As in `attention`.
 
@@ -149,96 +160,82 @@ class Checkpoint:
         """
         layer = as_index("Checkpoint.head", "layer", layer, self.n_layers)
         head = as_index("Checkpoint.head", "head", head, self.sizes.n_heads)
-        told = self._arguments(layer, length, "Checkpoint.head")
-        if told["alibi"] is not None:
-            told["alibi"] = told["alibi"][head : head + 1]
-        if self.pieces is not None:
-            return Attention(**told, **one_head(per_head(self.projections(layer), self.sizes), head))
-        return Attention(**told, **self._read_head(layer, head))
+        arguments = self._arguments(layer, length, "Checkpoint.head")
+        if arguments["alibi"] is not None:
+            arguments["alibi"] = arguments["alibi"][head : head + 1]
+        if arguments["relative_bias"] is not None:
+            arguments["relative_bias"] = arguments["relative_bias"].of_head(head)
+        if self.factored is not None or self.wiring.layers[layer].attention.latent is not None:
+            return Attention(**arguments, **one_head(per_head(self.projections(layer), self.sizes), head))
+        return Attention(**arguments, **self._read_head(layer, head))
 
     def positions(self) -> Array:
-        """Return the learned positions (context, d_model), from the first position of a sequence on.
+        """Return the learned position embeddings (context, d_model), from the first position of a sequence on.
 
-        They are what the stream starts with on top of its tokens, before any norm of the two; see
-        `Attention.qk_positions`.
+        They are added to the token embeddings before the norm of the embedding, if any; see `Attention.qk_positions`.
 
         Raises
         ------
         ArgumentError
             If positions are not learned.
         """
-        row = self.architecture
-        if row.reads == "images":
-            table: Array = self.read(f"{row.embeddings[0].split('.')[0]}.position_embeddings")[0]
-            return table
-        if len(row.embeddings) < 2:
+        embedding = self.wiring.embedding
+        if embedding.positions is None:
             raise ArgumentError(
-                f"Checkpoint.positions: positions must be learned, but a {row.model_type} has none; its layers know "
-                "the distance: use qk with a distance, or qk_tensor."
+                f"Checkpoint.positions: positions must be learned, but a {self.wiring.model_type} has none; its scores "
+                "depend on the distance: use qk with a distance, or qk_tensor."
             )
-        first = by_config(row.first_position, self.config)
-        return self.read(f"{row.embeddings[1]}.weight")[first:]
+        table = self.read(embedding.positions).reshape(-1, self.sizes.d_model)  # (1, context, d_model) for images
+        return table[embedding.first_position :]
 
     def _arguments(self, layer: int, length: int | None, function: str) -> dict[str, Any]:
         length = None if length is None else as_count(function, "length", length)
-        base = self.prefix + self.architecture.attention.format(layer=layer)
-        return layer_arguments(
-            self.architecture,
-            self.config,
-            self.sizes,
-            layer,
-            lambda name: self._get(f"{base}.{name}"),
-            length=length,
-            function=function,
-        )
+        return layer_arguments(self.wiring.layers[layer].attention, self._get, length=length, function=function)
 
     def _read_head(self, layer: int, head: int) -> dict[str, Any]:
-        """Read the weights and biases of one head, and nothing else."""
-        row, tensors, everything = self.architecture, self.folder.tensors, slice(None)
-        found: dict[str, Any] = {}
-        for module, held in module_names(row, self.prefix, layer).items():
+        """Read only the weights and biases of one head."""
+        attention, tensors, everything = self.wiring.layers[layer].attention, self.folder.tensors, slice(None)
+        arrays: dict[str, Any] = {}
+        for held, linear in attention.projections.items():
             for name in held:
-                own = columns_of_head(row, self.sizes, held, name, head)
-                outer_first = (row.stored == "out_in") != (name == "o")  # of the stored legs, heads are in the first
-                part = tensors[f"{module}.weight"].read_part((own, everything) if outer_first else (everything, own))
-                found[f"W_{name.upper()}"] = (part.T if outer_first != (name == "o") else part)[None]
-                if name != "o" and f"{module}.bias" in tensors:
-                    found[f"b_{name.upper()}"] = tensors[f"{module}.bias"].read_part((own,))[None]
-        return found
+                own = columns_of_head(attention, held, name, head)
+                heads_first = (linear.stored == "out_in") != (name == "o")
+                part = tensors[linear.weight].read_part((own, everything) if heads_first else (everything, own))
+                arrays[f"W_{name.upper()}"] = linear.on_rows(part)[None]
+                if name != "o" and linear.bias:
+                    arrays[f"b_{name.upper()}"] = tensors[linear.bias].read_part((own,))[None]
+        return arrays
 
     def _get(self, name: str) -> Array | None:
-        """Read a tensor, None if there is none: an empty one stands where the weights are factors."""
-        found = self.folder.tensors.get(name)
-        return None if found is None or found.size == 0 else found.read_finite()
+        """Read a tensor; None if there is none, or if it is the empty one of a factored weight."""
+        info = self.folder.tensors.get(name)
+        return None if info is None or info.size == 0 else info.read_finite()
 
-    def _piece(self, layer: int, described: dict[str, Any]) -> Piece:
-        def get(part: str) -> Array:
-            name = factor_name(self.architecture, self.prefix, layer, described["of"], part)
-            return self.folder.tensors[name].read_finite()
-
-        return Piece.read(described, get)
+    def _part_of(self, described: Description) -> Callable[[str], Array]:
+        return lambda part: self.folder.tensors[self.prefix + described.tensor_name(part)].read_finite()
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint folder: config.json beside safetensors, single or sharded; only headers are read.
+    """Open a checkpoint folder with config.json and safetensors, single or sharded; only headers are read.
 
     Parameters
     ----------
     folder
-        Path of the folder. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Qwen2,
-        Qwen3, Gemma, Gemma 2, Phi, Phi-3, Falcon, BLOOM, and the model that is shipped with this package.
+        Path of the folder. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Mixtral,
+        Qwen2, Qwen3, Qwen3-MoE, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, Falcon, BLOOM, DeepSeek-V2 and V3 without
+        experts, the encoder of T5, and the model that is shipped with this package.
 
     Returns
     -------
     Checkpoint
-        `.config` and `.attention(layer)`; a folder that `tnlib compress` wrote opens like any other.
+        `.config` and `.attention(layer)`; folders written by `tnlib compress` open like any other.
 
     Raises
     ------
     MissingFileError
         If the folder or its config.json is missing.
     FileFormatError
-        If the architecture is not known, a file is damaged or pickled, or a shape contradicts the config.
+        If the architecture is unknown, a file is damaged or pickled, or a shape contradicts the config.
 
     Examples
     --------
@@ -247,22 +244,55 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     2
     """
     opened = open_folder(folder)
-    sizes = read_sizes(opened.architecture, opened.config, str(opened.path / CONFIG))
-    for layer in range(sizes.n_layers):
-        read_frequencies(opened.architecture, opened.config, sizes.d_head, None, "open_checkpoint", layer=layer)
-    prefix = find_prefix(opened)
-    pieces = descriptions(opened.config)
-    if pieces is not None and len(pieces) != sizes.n_layers:
-        raise FileFormatError(
-            f"open_checkpoint: config.json must describe the factors of {sizes.n_layers} layers, got {len(pieces)}; "
-            "compress again."
-        )
-    factored = None if pieces is None else ["".join(piece["of"] for piece in layer) for layer in pieces]
-    check_shapes(opened, sizes, prefix, factored)
-    check_factors(opened, prefix, pieces or [])
-    return Checkpoint(with_products(opened, prefix), sizes, prefix, pieces)
+    wiring = _wire(opened)
+    factored = descriptions(opened.config, wiring.attention_modules)
+    check_shapes(opened, wiring, factored_projections(factored, wiring.attention_modules))
+    check_factors(opened, wiring, factored or [])
+    for layer in wiring.layers:
+        layer.attention.frequencies(None, "open_checkpoint")
+    return Checkpoint(with_expanded(opened, wiring, factored or []), wiring, factored)
+
+
+def with_folder(checkpoint: Checkpoint, folder: Folder) -> Checkpoint:
+    """Return a checkpoint with other tensors or another config, wired anew."""
+    return replace(checkpoint, folder=folder, wiring=_wire(folder))
+
+
+def _wire(folder: Folder) -> Wiring:
+    return wire(folder.config, folder.tensors, where=str(folder.path / CONFIG), function="open_checkpoint")
 
 
 def as_attention(projections: Projections, sizes: Sizes, scale: float) -> Attention:
     """Split projections into heads, without positions."""
     return Attention(**per_head(projections, sizes), scale=scale)
+
+
+def as_checkpoint(function: str, model: Any, parameter: str = "checkpoint") -> Checkpoint:
+    """Return the checkpoint; raise `ArgumentTypeError` for anything else, such as a path or a torch model."""
+    if not isinstance(model, Checkpoint):
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
+        )
+    return model
+
+
+def as_layer(function: str, layer: Any, parameter: str = "attention") -> Attention:
+    """Return the attention layer; raise `ArgumentTypeError` for anything else."""
+    if not isinstance(layer, Attention):
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be an Attention, got {type(layer).__name__}; "
+            "pass one layer of a checkpoint, checkpoint.attention(0)."
+        )
+    return layer
+
+
+def check_form(function: str, layer: Attention, distance: Any) -> None:
+    """Raise `ArgumentError` if scores are not a bilinear form, or depend on a distance that is not given."""
+    if not layer.is_bilinear:
+        raise ArgumentError(
+            f"{function}: scores of this model are not a bilinear form, because its queries and keys, or latent "
+            "vectors, are normalised; pass attention.numerator() of its layers, which omits the divisions."
+        )
+    turned = layer.rotary is not None
+    shifted = layer.depends_on_distance and not turned
+    as_distance(function, distance, turned=turned, shifted=shifted, most=layer.context)

@@ -1,4 +1,4 @@
-"""One array in several formats that store as many numbers: what each of them loses."""
+"""Errors of several tensor formats of one array at equal numbers of parameters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, is_list, is_one_of
 from tnlib_adapters.checkpoints.weight_stacks import View
 
-_STEPS = 24  # halvings of the logarithm of a tolerance: it is then known to a part in a million
-_SWEEPS = 20  # of the alternating least squares
+_STEPS = 24  # bisection steps of the logarithm of the tolerance: relative accuracy 1e-6
+_SWEEPS = 20  # of alternating least squares
 
 
 @dataclass(frozen=True)
 class FormatRow:
-    """One format at the largest size that fits; `value` is None where not even its smallest does."""
+    """One format at the largest size within the limit; `value` is None if rank 1 exceeds it."""
 
     format: str
     ranks: tuple[int, ...]
@@ -38,11 +38,11 @@ class FormatTable:
     Parameters
     ----------
     title
-        What was decomposed.
+        Description of the array.
     limit
-        How many numbers each might store.
+        Maximum number of parameters.
     rows
-        Per format its ranks, stored numbers and relative Frobenius error.
+        Ranks, number of parameters and relative Frobenius error of each format.
     """
 
     title: str
@@ -55,7 +55,7 @@ class FormatTable:
     def __repr__(self) -> str:
         lines = [f"{self.title}, at most {self.limit:,} numbers", f"  {'format':12}{'numbers':>12}{'error':>10}  ranks"]
         for row in self.rows:
-            ranks = " ".join(map(str, row.ranks)) if row.value is not None else "more than that even at rank 1"
+            ranks = " ".join(map(str, row.ranks)) if row.value is not None else "exceeds the limit at rank 1"
             lines.append(f"  {row.format:12}{row.n_parameters:>12,}{row.error:>10.4f}  {ranks}")
         return "\n".join(lines)
 
@@ -67,31 +67,31 @@ def compare_formats(
     formats: Sequence[str] = ("svd", "tensor train", "tucker", "cp"),
     pairs: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> FormatTable:
-    """Decompose an array in several formats at equal stored numbers.
+    """Decompose an array in several formats at equal numbers of parameters.
 
-    Trains and Tucker get the smallest tolerance whose ranks fit; "svd" the best of all ways to cut the legs in two,
-    in order; CP the largest rank, by alternating least squares, which for large arrays takes longest.
+    Tensor trains and Tucker use the smallest tolerance within the limit, "svd" the best bipartition of the legs in
+    order, CP the largest rank, by alternating least squares, which takes longest for large arrays.
 
     Parameters
     ----------
     view
         An array, or a `View` with at least two legs.
     keep
-        Fraction of its numbers that may be stored, in (0, 1].
+        Number of parameters as a fraction of the size of the array, in (0, 1].
     formats
-        Which, of "svd", "tensor train", "tucker" and "cp".
+        Any of "svd", "tensor train", "tucker" and "cp".
     pairs
-        Of a matrix: how its rows and its columns split into legs, for a TT-matrix as well.
+        Sizes of the row legs and of the column legs of a matrix; adds a TT-matrix to the table.
 
     Returns
     -------
     FormatTable
-        Printed as a table; its rows are sorted by error.
+        Printed as a table, sorted by error.
 
     Raises
     ------
     ArgumentError
-        If a format is not known, or `keep` or the array is off.
+        If a format is unknown, `keep` is outside (0, 1], or the array has fewer than two legs.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def compare_formats(
         )
     limit = int(keep * x.size)
     with warnings.catch_warnings():
-        # the table says what was reached; where a cut falls in a spectrum is not its subject
+        # the table states the error, and the position of a cut in a spectrum does not matter
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateCutWarning)
         rows = [_FORMATS[name](name, x, limit) for name in formats]
@@ -133,7 +133,7 @@ def compare_formats(
 
 
 def _by_tolerance(name: str, exact: Any, limit: int) -> FormatRow:
-    """Return the format at the smallest tolerance at which it fits."""
+    """Return the format at the smallest tolerance within the limit, by bisection."""
     if exact.n_parameters <= limit:
         return _row(name, tnlib.round(exact), limit)
     low, high = math.log(np.finfo(exact.dtype).eps), 0.0

@@ -1,4 +1,4 @@
-"""Stacks of weights worth decomposing: each a named view with its legs labelled, ready for tt_svd, tucker and cp."""
+"""Stacks of weights with named legs, for tt_svd, tucker and cp."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from tnlib._validate import as_sizes, is_one_of, to_numpy
 from tnlib.linalg.orthogonal import r_factor
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.indices import as_index
-from tnlib_adapters.checkpoints.arguments import as_checkpoint, as_layer, check_form
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.residual_stream import full_name
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, as_layer, check_form
 
 PROJECTIONS = ("Q", "K", "V", "O")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class View:
-    """An array whose legs have names; `tnlib.tucker(view)` and the like take it as it is.
+    """An array with named legs; accepted by `tnlib.tucker(view)` and the other decompositions.
 
     Parameters
     ----------
     name
-        What it is.
+        Description.
     array
-        The numbers.
+        The entries.
     legs
-        A name for every leg.
+        Names of the legs.
 
     Examples
     --------
@@ -96,7 +94,7 @@ def projections(attention: Attention) -> View:
 def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> View:
     """Return one projection of all layers: layer x head x d_model x d_head, W_O transposed to fit.
 
-    Heads of keys and values are those that are stored, not repeated for the queries that share them.
+    Key and value heads are not repeated for the query heads that share them.
 
     Examples
     --------
@@ -115,19 +113,19 @@ def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> Vi
 
 
 def cores(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int | None = None) -> View:
-    """Return what is left of the operators of all heads between isometries: head x rank x rank, biases included.
+    """Return the cores of the operators of all heads between isometries: head x rank x rank, biases included.
 
     Omega = [W_Q; b_Q] [W_K; b_K]^T = Q R (Q' R')^T with isometric Q and Q', and the core is R R'^T: it has the singular
-    values of Omega in a d_model-th of the numbers.
+    values of Omega and d_head^2 numbers.
 
     Parameters
     ----------
     attention
         One layer.
     circuit
-        "qk" for what queries and keys make of each other, "ov" for what values and output do.
+        "qk" for query-key operators, "ov" for output-value operators.
     distance
-        Of "qk" where positions turn queries and keys, as in `Attention.qk`.
+        For "qk" with rotary embeddings or ALiBi, as in `Attention.qk`.
 
     Examples
     --------
@@ -144,48 +142,49 @@ def cores(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int |
 
 
 def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int | None = None) -> View:
-    """Return the operators of all heads multiplied out, head x (d_model + 1) x (d_model + 1): for small models."""
+    """Return the dense operators of all heads, head x (d_model + 1) x (d_model + 1); for small models."""
     forms = _operators("operators", attention, circuit, distance)
     sides = ("query", "key") if circuit == "qk" else ("from", "to")
     return View(f"{circuit.upper()} operators of a layer", np.stack([form.full() for form in forms]), ("head", *sides))
 
 
 def embedding(checkpoint: Checkpoint) -> View:
-    """Return the table of token embeddings: token x d_model."""
-    if as_checkpoint("embedding", checkpoint).architecture.reads != "tokens":
+    """Return the token embeddings: token x d_model."""
+    wiring = as_checkpoint("embedding", checkpoint).wiring
+    if wiring.reads != "tokens":
         raise ArgumentError(
-            f"embedding: checkpoint must read tokens, got a {checkpoint.architecture.model_type}, which reads images; "
+            f"embedding: checkpoint must read tokens, got a {wiring.model_type}, which reads images; "
             "pass a language model."
         )
-    name = f"{checkpoint.architecture.embeddings[0]}.weight"
-    return View("token embeddings", checkpoint.read(name), ("token", "d_model"))
+    return View("token embeddings", checkpoint.read(wiring.embedding.table.weight), ("token", "d_model"))
 
 
 def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
-    """Return the matrices of a feed-forward layer, acting on rows: into it, d_model x d_ff, and out of it.
+    """Return the matrices of a feed-forward layer, acting on rows: inputs d_model x d_ff, outputs d_ff x d_model.
 
-    `tnlib.ttm_svd(view, rows, columns)` splits both legs as asked. A matrix that holds gate and values side by side
-    comes as one, twice as wide.
+    `tnlib.ttm_svd(view, rows, columns)` splits both legs. A fused matrix of gate and values is one matrix of twice the
+    width.
     """
-    row = as_checkpoint("mlp", checkpoint).architecture
-    if row.mlp is None:
+    wiring = as_checkpoint("mlp", checkpoint).wiring
+    feed_forward = wiring.layers[as_index("mlp", "layer", layer, checkpoint.n_layers)].feed_forward
+    if feed_forward is None:
+        instead = "experts instead" if wiring.layers[layer].experts else "none"
         raise ArgumentError(
-            f"mlp: checkpoint must have feed-forward layers, got a {row.model_type}, which has none; "
-            "its stacks are those of attention."
+            f"mlp: checkpoint must have feed-forward layers, got a {wiring.model_type}, whose layer {layer} has "
+            f"{instead}; its stacks are those of attention."
         )
-    layer = as_index("mlp", "layer", layer, checkpoint.n_layers)
-    views = []
-    for module in dict.fromkeys(m for m in (row.mlp.gate, row.mlp.up, row.mlp.down) if m):
-        name = module.format(layer=layer)
-        weight = checkpoint.read(str(full_name(checkpoint, f"{name}.weight") or f"{name}.weight"))
-        on_rows = weight.T if row.stored == "out_in" else weight  # in out
-        legs = ("d_ff", "d_model") if module == row.mlp.down else ("d_model", "d_ff")
-        views.append(View(name, on_rows, legs))
-    return tuple(views)
+    return tuple(
+        View(
+            matrix.name,
+            matrix.on_rows(checkpoint.read(matrix.weight)),
+            ("d_ff", "d_model") if matrix == feed_forward.down else ("d_model", "d_ff"),
+        )
+        for matrix in feed_forward.matrices
+    )
 
 
 def _operators(function: str, attention: Attention, circuit: Any, distance: int | None) -> Iterator[LowRank]:
-    """Return the operators one by one, so that they need not be held together."""
+    """Yield the operators one by one, to limit memory."""
     as_layer(function, attention)
     if not is_one_of(circuit, ("qk", "ov")):
         raise ArgumentError(f"{function}: circuit must be 'qk' or 'ov', got {circuit!r}; choose one.")
@@ -201,7 +200,7 @@ def _core(form: LowRank) -> Array:
 
 
 def _positive_triangle(a: Array) -> Array:
-    """Return R of A = Q R, its diagonal not negative; Q is not made."""
+    """Return R of A = Q R with nonnegative diagonal; Q is not computed."""
     r = r_factor(a)
     signs = np.where(np.diagonal(r) < 0, -1, 1).astype(r.dtype)
     return signs[:, None] * r

@@ -1,4 +1,4 @@
-"""Validation of shared arguments: attention layers of a model, one or two heads, the kind of composition."""
+"""Validation of shared arguments: layers of a model, one or two heads, the kind of composition, output directions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._validate import is_one_of
-from tnlib_adapters.architectures.architecture import by_config
+from tnlib._typing import Array
+from tnlib._validate import as_array, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.indices import as_index
-from tnlib_adapters.checkpoints.arguments import as_layer
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer
+from tnlib_adapters.reference.weights import read_norm
+from tnlib_adapters.transforms.folding import fold
 
 AttentionHead = tuple[Attention, int]
 Kind = Literal["Q", "K", "V"]
@@ -45,6 +48,27 @@ def as_layers(function: str, model: Any) -> list[Attention]:
     return layers
 
 
+def fold_norms_before_heads(model: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a checkpoint with the norms before its heads folded into them, and notes; other models as they are."""
+    if not isinstance(model, Checkpoint) or model.wiring.layers[0].attention.pre_norm is None or _is_folded(model):
+        return model, ()
+    if model.factored is not None:
+        return model, ("not folded: norms, because weights are stored as factors",)
+    folded = fold(model)
+    notes = [f"folded: {text}" for text in folded.done] + [f"not folded: {text}" for text in folded.left]
+    return folded.checkpoint, tuple(notes)
+
+
+def _is_folded(model: Checkpoint) -> bool:
+    """Test if norms before attention have unit weights and no biases, and values no biases, as after `fold`."""
+    for layer in model.wiring.layers:
+        norm = read_norm(model, layer.attention.pre_norm)
+        if norm is not None and (np.any(norm.weight != 1) or (norm.bias is not None and norm.bias.any())):
+            return False
+    biases = (model.attention(layer).b_V for layer in range(model.n_layers))
+    return all(bias is None or not bias.any() for bias in biases)
+
+
 def as_head(function: str, layer: Any, head: Any) -> int:
     """Return the index of a head of an attention layer."""
     return as_index(function, "head", head, as_layer(function, layer, "layer").n_heads)
@@ -67,10 +91,20 @@ def as_two_heads(function: str, later: Any, earlier: Any) -> tuple[AttentionHead
     return second, first
 
 
+def as_directions(function: str, directions: Array, d: int) -> Array:
+    """Return directions in output space, (d,) or (directions, d), validated."""
+    w = as_array(function, "directions", directions)
+    if w.ndim not in (1, 2) or w.shape[-1] != d:
+        raise ArgumentError(
+            f"{function}: directions must have shape ({d},) or (directions, {d}), got {w.shape}; "
+            "pass columns of the unembedding."
+        )
+    return w
+
+
 def has_layer_norm(model: Any) -> bool:
     """Test if LayerNorm precedes the attention of a checkpoint; False for a sequence of layers."""
     if not isinstance(model, Checkpoint):
         return False
-    row = model.architecture
-    place = by_config(row.norm_place, model.config)
-    return row.norm == "layer" and place == "before"
+    norm = model.wiring.layers[0].attention.pre_norm
+    return norm is not None and norm.kind == "layer"

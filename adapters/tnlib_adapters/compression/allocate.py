@@ -1,4 +1,4 @@
-"""Sharing one budget of numbers out over blocks that each offer several sizes."""
+"""Rank allocation: distribute a budget of numbers over blocks with several sizes each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 from tnlib._typing import Array
 
-_SEARCHABLE = 100_000  # numbers; a larger budget has options fine enough to be spent without a search
+_SEARCHABLE = 100_000  # numbers; the options of larger budgets are fine enough without a search
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a block of weights costs and errs at each of its options.
+    """Size and error of a block of weights at each of its options.
 
     Parameters
     ----------
     costs
         Stored numbers, ascending.
     errors
-        What is lost there, in the unit of the method, descending: a squared relative error, or the sum of gates.
+        Errors in the unit of the method, descending: squared relative errors, or sums of gate derivatives.
     """
 
     costs: Array
@@ -31,14 +31,13 @@ class Curve:
 
 
 def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:
-    """Choose one option of every curve, with the sum of errors as small as the budget of numbers allows.
+    """Choose one option of every curve with the least sum of errors within a budget of numbers.
 
-    On convex curves the steps with the largest gain per number, taken until the budget is spent, are the best
-    choice but for the last step; a curve that is not convex is replaced by its lower convex hull. What is left
-    of the budget then goes to whichever single options still fit. Where that spends less than `least`, which
-    happens with few and coarse options, all sums are searched.
+    Steps are taken in order of gain per number until the budget is spent. On convex curves this is optimal except for
+    the last step; other curves are replaced by their lower convex hull. The rest of the budget goes to single options
+    that still fit. If the sum is below `least`, which happens with few and coarse options, all sums are searched.
 
-    Returns None where even the smallest options exceed the budget.
+    Returns None if even the smallest options exceed the budget.
 
     >>> line = Curve(np.array([0, 10, 20]), np.array([1.0, 0.1, 0.0]))
     >>> allocate([line, line], 30)
@@ -61,10 +60,10 @@ def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] 
 
 
 def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:
-    """Choose one option of every curve, the sum of errors at most `bound`, with as few numbers as that takes.
+    """Choose one option of every curve with the fewest numbers and a sum of errors of at most `bound`.
 
-    The steps of `allocate`, taken until the bound is met, and then whatever single options can be smaller again.
-    Returns None where even the largest options err more.
+    Takes the steps of `allocate` until the bound is met, then moves single blocks back to smaller options.
+    Returns None if even the largest options exceed the bound.
 
     >>> line = Curve(np.array([0, 10, 20]), np.array([1.0, 0.1, 0.0]))
     >>> smallest([line, line], 0.15)
@@ -75,7 +74,7 @@ def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:
     count = int(np.argmax(np.append(frontier(curves).errors, -np.inf) <= bound))
     for block, _, end in itertools.islice(steps, count):
         choice[block] = end
-    while lost_by(curves, choice) > bound:  # by rounding, or because there is none
+    while lost_by(curves, choice) > bound:  # by rounding, or because no choice meets it
         step = next(steps, None)
         if step is None:
             return None
@@ -84,7 +83,7 @@ def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:
 
 
 def frontier(curves: Sequence[Curve]) -> Curve:
-    """Return the least sum of errors for every sum of costs that the steps of `allocate` pass: both of them sums.
+    """Return the curve of sums of costs and of errors along the steps of `allocate`.
 
     >>> line = Curve(np.array([0, 10, 20]), np.array([1.0, 0.1, 0.0]))
     >>> frontier([line, line]).costs.tolist()
@@ -115,7 +114,7 @@ def lost_by(curves: Sequence[Curve], choice: Sequence[int]) -> float:
 
 
 def _save_rest(curves: Sequence[Curve], choice: list[int], bound: float) -> list[int]:
-    """Move single blocks back to the smallest option that the bound still allows, the largest saving first."""
+    """Move single blocks back to the smallest option within the bound, the largest saving first."""
     while True:
         left = bound - lost_by(curves, choice)
         offers = []
@@ -125,9 +124,9 @@ def _save_rest(curves: Sequence[Curve], choice: list[int], bound: float) -> list
             if first < now:
                 offers.append((int(curve.costs[now] - curve.costs[first]), -block, first))
         for _, block, option in sorted(offers, reverse=True):
-            tried = [option if k == -block else one for k, one in enumerate(choice)]
-            if lost_by(curves, tried) <= bound:
-                choice = tried
+            candidate = [option if k == -block else current for k, current in enumerate(choice)]
+            if lost_by(curves, candidate) <= bound:
+                choice = candidate
                 break
         else:
             return choice
@@ -177,7 +176,7 @@ def _gain(curve: Curve, a: int, b: int) -> float:
 
 
 def _spend_rest(curves: Sequence[Curve], choice: list[int], left: int) -> list[int]:
-    """Move single blocks on to the largest option that still fits, the one that saves most error first."""
+    """Move single blocks on to the largest option that still fits, the largest reduction of the error first."""
     while True:
         offers = []
         for block, curve in enumerate(curves):

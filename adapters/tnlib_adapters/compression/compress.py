@@ -1,24 +1,28 @@
-"""A checkpoint folder in, a smaller checkpoint folder out."""
+"""Compress a checkpoint folder into a smaller one, with a report."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics_file import check_statistics_file
+from tnlib_adapters.compression.calibration.statistics import check_statistics_file
 from tnlib_adapters.compression.calibration.text import hold_out, read_text
-from tnlib_adapters.compression.choices import PAGE, REPORT
-from tnlib_adapters.compression.evaluation.quality import measure_on_text, measure_quality
+from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
+from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
+from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
+from tnlib_adapters.compression.methods.other_matrices import compressed_weights, names_of
 from tnlib_adapters.compression.planner import make_plan
-from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.report.measured import measured_report
-from tnlib_adapters.compression.report.page import write_page
-from tnlib_adapters.compression.report.report import Report
-from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.report.html import write_page
+from tnlib_adapters.compression.report.report import Report, peak_memory
+from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
+from tnlib_adapters.compression.sizes import plain_bytes, stored_bytes
+from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+from tnlib_adapters.files.write_folder import other_files
 
 
 def compress(
@@ -36,46 +40,47 @@ def compress(
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
-    """Write a copy of a checkpoint folder whose attention stores at most `keep` of its numbers, or errs so little.
+    """Write a copy of a checkpoint folder that stores a fraction `keep` of the numbers, or meets `max_error`.
 
     Parameters
     ----------
     source
         Folder with config.json and safetensors.
     out
-        Folder to make; it appears whole or not at all.
+        Folder to create; it appears complete or not at all.
     keep
-        Fraction in (0, 1] of the numbers in the attention's weights and biases that is still stored, every
-        factor counted. What is written lies at most 0.01 under it.
+        Fraction in (0, 1] of the numbers in the attention's weights and biases that is stored, all factors counted.
+        The result is at most 0.01 below it.
     max_error
-        In the place of `keep`: the smallest size whose predicted error is within this. Without a text that is the root
-        mean square of the relative errors of all that is truncated; with one, 1 - cosine of the embeddings or the
-        divergence of the predictions in nats a token, before the fit. With `keep` too, both must be met. Not with
-        "cp", nor with a text and any other method than "calibrated": they do not know their error beforehand.
+        Largest predicted error; the smallest size within it is chosen. Without a text, the error is the root mean
+        square of the relative errors of the truncated operators and weights; with one, 1 - cosine of the embeddings or
+        the divergence of the predictions in nats per token, before the fit. If `keep` is given too, both are met. Only
+        for methods that predict their error: without a text all but "cp", with a text "calibrated".
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
-        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). All but
-        "cp" count errors where the text of `calibrate` has the inputs, if there is one; "calibrated" needs it: every
-        weight keeps the components that matter to the output, and every layer is fitted to what the original layer
-        wrote. "", the default, is "heads" without a text, and "calibrated" with one.
+        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). With the
+        text of `calibrate`, all but "cp" measure errors on its inputs. "calibrated" requires the text: every weight
+        keeps the components with the largest effect on the output, and every layer is fitted to the outputs of the
+        original layer. "", the default, is "heads" without a text, and "calibrated" with one.
     layout
-        "factored" stores the factors; "dense" the multiplied-out weights under their original names.
+        "factored" stores the factors; "dense" their products under the original names.
     store
-        "float" writes factors in the dtype of the weights, "int8" in one byte a number with a scale for every
-        component, rounded to nearest; biases stay as they are. With `keep` 1 and method "matrix" that is plain
-        rounding of the weights. Scales count as bytes, not as numbers.
+        "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
+        scale for every component; biases are not rounded. With `keep` 1 and method "matrix" this is plain rounding of
+        the weights. Scales count as bytes, not as numbers.
     what
-        "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both and the embeddings of tokens
-        (where these do not make the predictions as well, nor are scaled). `keep` is then the fraction of the numbers in
-        all of them. Matrices outside the attention are stored as products of low rank, or as they are.
+        "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both and the token embeddings
+        (unless they also make the predictions, or are scaled). `keep` refers to the numbers of this part. "matrix",
+        "ttm" and "calibrated" apply to feed-forward weights; with the other methods, "mlp" is refused and "all"
+        factorises feed-forward weights by "matrix".
     calibrate
-        Text file in UTF-8 like what the model is to be used on. Needs torch and transformers. A tenth of the text is
-        held out, to measure the result on.
+        Calibration text file in UTF-8, representative of the model's use. Needs torch and transformers. A tenth of
+        the text is held out to measure the result on.
     statistics
-        File for what the text shows "calibrated" of the weights: made where there is none, gone on with after an
-        interruption, and used again for another size of the same model on the same text.
+        File of the calibration statistics of "calibrated": created if it does not exist, resumed after an
+        interruption, and reused for another size of the same model on the same text.
     force
-        Replace `out` where it has files in it.
+        Replace `out` if it is not empty.
     progress
         Called with (stage, done, total).
 
@@ -87,9 +92,9 @@ def compress(
     Raises
     ------
     ArgumentError
-        If an argument is off, or the model cannot run the method at this fraction.
+        If an argument is invalid, or the method cannot run on this model at this fraction.
     FileFormatError
-        If `source` is no checkpoint that tnlib knows.
+        If `source` is not a checkpoint of a known architecture, or holds NaN or inf.
 
     Examples
     --------
@@ -113,19 +118,20 @@ def compress(
     target = as_path("compress", "out", out)
     if request.statistics is not None:
         check_statistics_file(request.statistics, target)
-    seen, held_out = _read_calibration(request)
-    checkpoint = open_checkpoint(source)
+    calibration, held_out = _read_calibration(request)
+    checkpoint = with_vectors_in_memory(open_checkpoint(source))
     check_target("compress", target, checkpoint.folder.path, force=force)
     request.check(checkpoint)
-    _check_finite(checkpoint, progress)
-    plan = make_plan(checkpoint, request, seen, progress)
+    _check_finite(checkpoint, what, progress)
+    original = SourceModel(checkpoint)
+    plan = make_plan(original, request, calibration, progress)
 
     with whole_folder(target) as partial:
         for step in write_checkpoint(checkpoint, plan, layout, partial, in_int8=request.in_int8):
             progress(*step)
         written = open_checkpoint(partial)
         quality = measure_quality(checkpoint, written)
-        on_text = measure_on_text(checkpoint, written, what, held_out, progress) if held_out else None
+        on_text = measure_on_text(original, written, what, held_out, progress) if held_out else None
         report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
@@ -133,16 +139,64 @@ def compress(
     return report
 
 
+def measured_report(
+    before: Checkpoint,
+    after: Checkpoint,
+    plan: Plan,
+    request: Request,
+    quality: Mapping[str, float],
+    on_text: OnText | None,
+    progress: Progress,
+    started: float,
+) -> Report:
+    """Measure the written checkpoint and return the report of a compression that began at `started`."""
+    layers, heads, squares = compare_attention(before, after, plan, progress)
+    if plan.forecast.measure == RELATIVE:
+        squares += compare_modules(before, after, plan, request.in_int8)
+    names = names_of(before, request.what)
+    bytes_before, n_other = stored_bytes(before, request.what, names)
+    bytes_after, _ = stored_bytes(after, request.what, names)
+    return Report(
+        source=str(before.folder.path),
+        model_type=before.wiring.model_type,
+        method=plan.method,
+        layout=request.layout,
+        keep=request.keep,
+        kept=plan.kept,
+        n_before=plan.n_before,
+        n_after=plan.n_after,
+        n_other=n_other,
+        bytes_before=bytes_before,
+        bytes_after=bytes_after,
+        layers=layers,
+        heads=heads,
+        quality={**quality, **(on_text.measures(plan.forecast) if on_text else {})},
+        left_out=[str(path.relative_to(before.folder.path)) for path in other_files(before.folder, (REPORT, PAGE))[1]],
+        max_error=request.max_error,
+        store=request.store,
+        what=request.what,
+        measure=plan.forecast.measure,
+        predicted=plan.forecast.error,
+        measured=on_text.after.error if on_text else root_mean_square(squares),
+        plain_bytes=plain_bytes(before, request.what, names),
+        plain_measured=on_text.rounded.error if on_text else None,
+        curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
+        seconds=time.perf_counter() - started,
+        peak_memory=peak_memory(),
+    )
+
+
 def _read_calibration(request: Request) -> tuple[str | None, str]:
-    """Return the text that is looked at, None where there is none, and what is held out of it to measure on."""
+    """Return the calibration text, or None, and the held-out text."""
     if request.calibrate is None:
         return None, ""
     return hold_out(read_text("compress", "calibrate", request.calibrate))
 
 
-def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
-    """Refuse NaN and inf in any tensor, also one that is only copied, before any work."""
-    tensors = list(checkpoint.folder.tensors.values())
+def _check_finite(checkpoint: Checkpoint, what: str, progress: Progress) -> None:
+    """Refuse NaN and inf in the tensors that are copied, before any work; the others are checked as they are read."""
+    factorised = compressed_weights(checkpoint, what)
+    tensors = [info for name, info in checkpoint.folder.tensors.items() if name not in factorised]
     for done, info in enumerate(tensors):
         progress("checking weights", done, len(tensors))
         info.read_finite()

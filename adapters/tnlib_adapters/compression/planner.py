@@ -1,49 +1,111 @@
-"""From what is asked for to the factors: the attention and the matrices around it under one budget."""
+"""Factorisation of a checkpoint for a request, and the plan of its factors under one budget."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.calibrate import factorise_calibrated
-from tnlib_adapters.compression.calibration.whitening import factorise_whitened, inputs_of_text
-from tnlib_adapters.compression.evaluation.error_measures import RELATIVE, measure_of_text
-from tnlib_adapters.compression.methods.calibrated import UntouchedLayer
-from tnlib_adapters.compression.methods.factorisation import Factorisation
-from tnlib_adapters.compression.methods.other_matrices import names_of, read_matrix
-from tnlib_adapters.compression.methods.uncalibrated import factorise
-from tnlib_adapters.compression.plan import Plan
-from tnlib_adapters.compression.progress import Progress
-from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.calibration.whitening import factorise_layer_on, factorise_weight_on, inputs_of_text
+from tnlib_adapters.compression.methods.components import Inputs
+from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, Plan, measure_of_text
+from tnlib_adapters.compression.methods.factorise import ModuleWeight, factorise_layer, factorise_weight
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of
+from tnlib_adapters.compression.methods.table import TABLE, resolve
+from tnlib_adapters.compression.request import (
+    Progress,
+    Request,
+    check_attention,
+    check_method,
+    check_runs,
+    check_uncompressed,
+    quiet,
+)
+from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.source_model import SourceModel
 
 
-def make_plan(checkpoint: Checkpoint, request: Request, text: str | None, progress: Progress) -> Plan:
-    """Return the factors of all that is to be compressed, as far as was asked for, by what the text shows.
+def make_plan(source: SourceModel, request: Request, text: str | None, progress: Progress) -> Plan:
+    """Return the factors for a request, chosen by the calibration text if there is one.
 
     Raises
     ------
     ArgumentError
-        If no allocation meets what is asked for, the text is too short, or statistics are of something else.
+        If no allocation meets the request, the text is too short, or the statistics file is of another model or text.
     """
-    found = _factorise(checkpoint, request, text, progress)
-    return found.at(found.select(request.keep, request.max_error), progress)
+    factorisation = _factorise(source, request, text, progress)
+    return factorisation.plan_of(factorisation.select(request.keep, request.max_error), progress)
 
 
-def _factorise(checkpoint: Checkpoint, request: Request, text: str | None, progress: Progress) -> Factorisation:
-    what, inputs = request.what, dict[str, Array]()
-    if text is not None and request.by_gates:
-        return factorise_calibrated(checkpoint, text, progress, what=what, file=request.statistics)
-    if text is not None:
-        inputs = inputs_of_text(checkpoint, text, progress, what=what)
-    matrices = [read_matrix(checkpoint, name, inputs.get(name)) for name in names_of(checkpoint, what)]
-    if what == "mlp":
-        layers = [UntouchedLayer() for _ in range(checkpoint.n_layers)]
-        measure = RELATIVE if text is None else measure_of_text(checkpoint)
-        attention = Factorisation(request.method, layers, 0, measure, foretells=text is None)
-    elif text is None:
-        attention = factorise(checkpoint, request.method, progress)
-    else:
-        attention = factorise_whitened(checkpoint, request.method, inputs, progress)
-    n_before = attention.n_before + sum(one.n_before for one in matrices)
-    return replace(attention, modules=matrices, n_before=n_before)
+def _factorise(source: SourceModel, request: Request, text: str | None, progress: Progress) -> Factorisation:
+    checkpoint = source.checkpoint
+    if text is None:
+        return factorise(checkpoint, request.method, progress, what=request.what)
+    method = TABLE[request.method]
+    if method.unit == "model":
+        factorisation: Factorisation = resolve(method.factorise)(
+            checkpoint, text, progress, what=request.what, file=request.statistics, source=source
+        )
+        return factorisation
+    inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source)
+    return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs)
+
+
+def factorise(
+    checkpoint: Checkpoint,
+    method: str,
+    progress: Progress = quiet,
+    *,
+    what: str = "attention",
+    inputs: Mapping[str, Array] | None = None,
+) -> Factorisation:
+    """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
+
+    Parameters
+    ----------
+    checkpoint
+        Not compressed.
+    method
+        A key of `METHODS`.
+    progress
+        Called as progress(stage, done, total).
+    what
+        "attention", "mlp" or "all".
+    inputs
+        Second moments of inputs from `inputs_of_text`, to measure errors on these inputs.
+
+    Raises
+    ------
+    ArgumentError
+        If the method is not known, this model cannot run it, or the checkpoint is already compressed.
+    """
+    check_method("compress", method)
+    check_uncompressed("compress", checkpoint)
+    if what != "mlp":
+        check_attention("compress", checkpoint)
+    check_runs("compress", checkpoint, method)
+    row, parts = TABLE[method], dict[str, Factorised]()
+    layers = [] if what == "mlp" else checkpoint.wiring.attention_modules
+    names = names_of(checkpoint, what)
+    n_before = sum(count_attention(checkpoint)) if layers else 0
+    rotary, total = has_rotary_or_norms(checkpoint), len(layers) + len(names)
+    for k, module in enumerate(layers):
+        progress("factorising", k, total)
+        projections = checkpoint.projections(k)
+        if inputs is None:
+            parts[module] = factorise_layer(row, projections, checkpoint.sizes, rotary=rotary)
+        else:
+            moments = Inputs(inputs[f"{k}.x"], inputs[f"{k}.y"])
+            parts[module] = factorise_layer_on(row, projections, checkpoint.sizes, moments, rotary=rotary)
+    for done, name in enumerate(names):
+        progress("factorising", len(layers) + done, total)
+        own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
+        weight, n_bias = read_weight(checkpoint, name)
+        factorised = factorise_weight(own, weight) if inputs is None else factorise_weight_on(own, weight, inputs[name])
+        parts[name] = ModuleWeight(weight, factorised, n_bias)
+        n_before += weight.size + n_bias
+    progress("factorising", total, total)
+    predicts = row.predicts_error and inputs is None
+    measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
+    return Factorisation(method, parts, n_before, measure, predicts_error=predicts)

@@ -1,23 +1,49 @@
-"""What is asked of a compression, and whether it can be had: all that is refused before anything is read or run."""
+"""Validated options of `compress`, and checks of a model that need no weights.
+
+Read by the command line: nothing here imports numpy before a model is checked.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tnlib import ArgumentError
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.choices import BY_TEXT, LAYOUTS, LOW_RANK, METHODS, STORES, WHAT
-from tnlib_adapters.compression.methods.table import REFUSE, UNPREDICTED
-from tnlib_adapters.files.folder import TOKENIZERS
+from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
+
+if TYPE_CHECKING:
+    from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+
+WHAT = ("attention", "mlp", "all")
+LAYOUTS = ("factored", "dense")
+STORES = ("float", "int8")
+
+# files of OUT beside those of the checkpoint
+REPORT = "tnlib_report.json"
+PAGE = "tnlib_report.html"
+
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def methods_help() -> str:
+    """Return the help of --method, from the rows of the table."""
+    lines = "; ".join(f"{name}: {method.help}" for name, method in TABLE.items())
+    without = " or ".join(name for name in TABLE if name not in WITH_TEXT)
+    required = " and ".join(name for name in TABLE if name not in METHODS)
+    return f"{lines}. With --calibrate all but {without} measure errors on the inputs; {required} requires it."
 
 
 @dataclass(frozen=True)
 class Request:
-    """How far to compress, what, how, and how to store it: the arguments of `compress`, refused where they are off."""
+    """Validated options of `compress`; invalid ones raise `ArgumentError`."""
 
     keep: float | None = None
     max_error: float | None = None
@@ -50,42 +76,52 @@ class Request:
 
     @property
     def in_int8(self) -> bool:
-        """Whether factors are stored in one byte a number."""
+        """True if factors are stored in one byte per number."""
         return self.store == "int8"
 
     @property
-    def by_gates(self) -> bool:
-        """Whether a text tells what every component is worth: the one way that also fits, and keeps statistics."""
-        return self.method == "calibrated"
+    def fits_model(self) -> bool:
+        """True if the method factorises all weights of a model from calibration statistics, which can be saved."""
+        return TABLE[self.method].unit == "model"
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise unless this model can be compressed so."""
+        """Raise if this model cannot be compressed with these options."""
         check_uncompressed("compress", checkpoint)
         check_runs("compress", checkpoint, self.method)
         if self.calibrate is not None:
             check_reads_text("compress", checkpoint)
-        row = checkpoint.architecture
-        if self.what != "attention" and (row.mlp is None or row.in_memory):
+        wiring = checkpoint.wiring
+        if self.what != "mlp":
+            check_attention("compress", checkpoint)
+        experts = next((layer.experts for layer in wiring.layers if layer.experts), None)
+        if self.what != "attention" and experts is not None:
             raise ArgumentError(
-                f"compress: what must be 'attention' for a {row.model_type}, got {self.what!r}; its other matrices "
+                f"compress: what must be 'attention' for a {wiring.model_type}, got {self.what!r}; its "
+                f"{len(experts.experts)} experts a layer, such as {experts.experts[0].up.name!r}, are not compressed."
+            )
+        if self.what != "attention" and (wiring.layers[0].feed_forward is None or wiring.in_memory):
+            raise ArgumentError(
+                f"compress: what must be 'attention' for a {wiring.model_type}, got {self.what!r}; its other matrices "
                 "cannot be compressed yet."
             )
 
     def _check_method(self) -> None:
         if self.calibrate is None:
             check_method("compress", self.method)
-        elif self.method not in BY_TEXT:
+        elif self.method not in WITH_TEXT:
             raise ArgumentError(
-                f"compress: calibrate works with method {', '.join(map(repr, BY_TEXT))}, got {self.method!r}; leave "
+                f"compress: calibrate works with method {', '.join(map(repr, WITH_TEXT))}, got {self.method!r}; leave "
                 "one of them out."
             )
-        if self.what == "mlp" and self.method not in LOW_RANK:
+        row = TABLE[self.method]
+        if self.what == "mlp" and FEED_FORWARD not in row.applies_to:
+            names = [repr(name) for name, other in TABLE.items() if FEED_FORWARD in other.applies_to]
             raise ArgumentError(
-                f"compress: what='mlp' works with method {' or '.join(map(repr, LOW_RANK))}, got {self.method!r}, "
-                "which factorises attention; pass method='matrix'."
+                f"compress: what='mlp' works with method {' or '.join(names)}, got {self.method!r}, which factorises "
+                "attention; pass method='matrix'."
             )
-        foretells = self.by_gates if self.calibrate is not None else self.method not in UNPREDICTED
-        if self.max_error is not None and not foretells:
+        predicts_error = row.predicts_error and (self.fits_model or self.calibrate is None)
+        if self.max_error is not None and not predicts_error:
             raise ArgumentError(
                 f"compress: max_error cannot be met by method {self.method!r}"
                 f"{'' if self.calibrate is None else ' with a text'}, whose error is not known beforehand; pass keep, "
@@ -97,7 +133,7 @@ class Request:
             return
         if self.calibrate is None:
             raise ArgumentError("compress: statistics must come with the text of calibrate; pass that too.")
-        if not self.by_gates:
+        if not self.fits_model:
             raise ArgumentError(
                 f"compress: statistics are those of method 'calibrated', got method {self.method!r}; leave statistics "
                 "out."
@@ -115,22 +151,33 @@ def check_keep(function: str, keep: Any) -> float:
 
 
 def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
-    """Raise if a checkpoint is stored as factors already."""
-    if checkpoint.pieces is not None:
+    """Raise if a checkpoint is already compressed."""
+    if checkpoint.factored is not None:
         raise ArgumentError(
             f"{function}: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
             "was made from."
         )
 
 
-def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bool = False) -> None:
-    """Raise unless a model can be run on a text."""
-    row, folder = checkpoint.architecture, checkpoint.folder.path
-    otherwise = "" if text_required else ", or do without a text"
-    if row.reads != "tokens":
+def check_attention(function: str, checkpoint: Checkpoint) -> None:
+    """Raise if the attention is made from latent vectors, by maps of low rank."""
+    if checkpoint.wiring.layers[0].attention.latent is not None:
         raise ArgumentError(
-            f"{function}: IN must read text, got a {row.model_type}, which reads {row.reads}; pass a model of text"
-            f"{otherwise}."
+            f"{function}: attention must be stored as one weight per projection, got a {checkpoint.wiring.model_type}, "
+            "whose attention is of low rank already; compress its feed-forward layers, with what='mlp'."
+        )
+
+
+def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bool = False) -> None:
+    """Raise if a model cannot be run on a text."""
+    from tnlib_adapters.files.folder import TOKENIZERS
+
+    wiring, folder = checkpoint.wiring, checkpoint.folder.path
+    otherwise = "" if text_required else ", or do without a text"
+    if wiring.reads != "tokens":
+        raise ArgumentError(
+            f"{function}: IN must read text, got a {wiring.model_type}, which reads {wiring.reads}; pass a model of "
+            f"text{otherwise}."
         )
     if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
         raise ArgumentError(
@@ -140,19 +187,19 @@ def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bo
 
 
 def check_method(function: str, method: str) -> None:
-    """Raise unless there is such a method that needs no text."""
-    if method == "calibrated":
-        raise ArgumentError(f"{function}: method 'calibrated' needs a text, got none; pass one as calibrate.")
+    """Raise if no method of this name runs without calibration data."""
+    if method in TABLE and method not in METHODS:
+        raise ArgumentError(f"{function}: method {method!r} needs a text, got none; pass one as calibrate.")
     if method not in METHODS:
         raise ArgumentError(
-            f"{function}: method must be one of {', '.join(METHODS)}, or, with calibrate, of {', '.join(BY_TEXT)}, "
+            f"{function}: method must be one of {', '.join(METHODS)}, or, with calibrate, of {', '.join(WITH_TEXT)}, "
             f"got {method!r}; choose one of them."
         )
 
 
 def check_runs(function: str, checkpoint: Checkpoint, method: str) -> None:
     """Raise if a method cannot run on this model."""
-    reason = REFUSE[method](checkpoint.sizes) if method in REFUSE else None
+    reason = TABLE[method].reason_to_refuse(checkpoint.sizes)
     if reason:
         raise ArgumentError(
             f"{function}: method {method!r} cannot run on this model, because {reason}; choose another."

@@ -1,12 +1,16 @@
-"""Numbers and bytes of a checkpoint, by what they belong to: read from the heads of its files alone."""
+"""Numbers and bytes of a checkpoint by their role, as stored and with the weights rounded to int8."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.factors.projections import module_names
+from tnlib_adapters.factors.int8 import round_slices
 from tnlib_adapters.files.tensor_file import TensorInfo
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import RunningModel
 
 
 def count_attention(checkpoint: Checkpoint) -> list[int]:
@@ -21,28 +25,66 @@ def count_attention(checkpoint: Checkpoint) -> list[int]:
 
 def attention_tensors(checkpoint: Checkpoint, layer: int) -> list[TensorInfo]:
     """Return the weights and biases of one layer's attention."""
-    modules = module_names(checkpoint.architecture, checkpoint.prefix, layer)
-    stored = [checkpoint.folder.tensors.get(f"{module}.{kind}") for module in modules for kind in ("weight", "bias")]
-    return [info for info in stored if info is not None]
+    matrices = checkpoint.wiring.layers[layer].attention.matrices
+    stored = (name for linear in matrices for name in (linear.weight, linear.bias) if name)
+    return [checkpoint.folder.tensors[name] for name in stored if name in checkpoint.folder.tensors]
 
 
 def stored_bytes(
     checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()
 ) -> tuple[dict[str, int], int]:
-    """Return the bytes of the attention's tensors, of those of these modules and of all others, and numbers in others.
+    """Return the bytes of "attention", of "matrices" (the weights of `modules`) and of "other", and the other numbers.
 
-    Bytes of modules are there only where there are such; of `what` "mlp", attention is one of the others.
+    The entry "matrices" exists only if there are modules. With `what` "mlp", the numbers of attention count as other.
     """
-    row = checkpoint.architecture
+    attentions = [layer.attention for layer in checkpoint.wiring.layers]
     bases = tuple(
-        f"{checkpoint.prefix}{row.attention.format(layer=layer)}.{module}"
-        for layer in range(checkpoint.n_layers)
-        for module in (*(f"{name}." for name in row.projections), "tnlib.")
+        f"{module}."
+        for attention in attentions
+        for module in (*(linear.module for linear in attention.matrices), f"{attention.parent}.tnlib")
     )
-    elsewhere = tuple(f"{checkpoint.prefix}{name}." for name in modules)
+    other_modules = tuple(f"{checkpoint.prefix}{name}." for name in modules)
     sums, n_other = {"attention": 0, "other": 0} | ({"matrices": 0} if modules else {}), 0
     for name, info in checkpoint.folder.tensors.items():
-        kind = "matrices" if name.startswith(elsewhere) else "attention" if name.startswith(bases) else "other"
+        kind = "matrices" if name.startswith(other_modules) else "attention" if name.startswith(bases) else "other"
         sums[kind] += info.end - info.begin
         n_other += info.size if kind == "other" or (kind == "attention" and what == "mlp") else 0
     return sums, n_other
+
+
+_SCALE = 4  # bytes
+
+
+def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = (), bits: int = 8) -> int:
+    """Return the bytes of the compressed part with its weights rounded: one scale per output, biases unchanged."""
+    wiring, tensors = checkpoint.wiring, checkpoint.folder.tensors
+    layers = () if what == "mlp" else wiring.layers
+    matrices = [linear for layer in layers for linear in layer.attention.projections.values()]
+    count = 0
+    for linear in (*matrices, *(wiring.matrices[name] for name in modules)):
+        weight, bias = tensors[linear.weight], tensors.get(linear.bias or "")
+        count += weight.size * bits // 8 + _SCALE * weight.shape[linear.output_axis]
+        count += 0 if bias is None else bias.end - bias.begin
+    return count
+
+
+def round_weights(
+    model: RunningModel, what: str = "attention", modules: Sequence[str] = (), bits: int = 8
+) -> RunningModel:
+    """Round the weights of the compressed part of a model in memory, one scale per output, and return the model."""
+    import torch
+
+    from tnlib_adapters.instrument.running_model import find_module
+
+    wiring = model.wiring
+    weights: list[tuple[Any, int]] = [
+        (layer.projections[held[0]].module, linear.output_axis)
+        for k, layer in enumerate(() if what == "mlp" else model.layers)
+        for held, linear in wiring.layers[k].attention.projections.items()
+    ]
+    weights += [(find_module(model.model, name), wiring.matrices[name].output_axis) for name in modules]
+    for module, outputs in weights:
+        q, scale = round_slices(module.weight.detach().numpy(), outputs, bits)
+        with torch.no_grad():
+            module.weight.copy_(torch.from_numpy(q * scale))
+    return model

@@ -1,9 +1,9 @@
-"""Factors and weights in one byte a number, each slice with a scale of its own, rounded to nearest.
+"""int8 quantization of factors and weights: symmetric, rounded to nearest, with one scale per slice.
 
-A slice belongs to one component of a product, or to one output of a plain weight, so that its scale takes up whatever
-size a gauge gives to the component: of `left` (m, r) a column, of `right` (r, n) a row, of `weight` (in, out) a column.
-The core of a Tucker has them along its largest leg. Scales keep the legs of what they multiply, size 1 in all but one.
-Biases and other vectors stay as they are.
+A slice belongs to one component of a product, or to one output of a dense weight, so that its scale absorbs the norm of
+the component in any gauge: a column of `left` (m, r), a row of `right` (r, n), a column of `weight` (in, out). The core
+of a Tucker has slices along its largest axis. Scales broadcast against the array they multiply. Biases and other
+vectors are not quantized.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from tnlib._typing import Array
 
-_FIRST = ("right", "core1")  # parts whose first leg is that of the slices
-_LARGEST = ("core", "stack")  # without a leg of components; of all others it is the last
+_FIRST = ("right", "core1")  # parts with slices along the first axis
+_LARGEST = ("core", "stack")  # parts with slices along the largest axis; of all others it is the last
 
 
 def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:
-    """Return integers of so many bits and a float32 scale for every slice along a leg, so that `a` is about both.
+    """Return integers of `bits` bits and a float32 scale per slice along an axis; their product approximates `a`.
 
-    They run from -127 to 127, or from -7 to 7 for 4 bits: symmetric, so that 0 is 0.
+    The integers run from -127 to 127, or from -7 to 7 for 4 bits: symmetric, so that 0 is exact.
 
     >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
     >>> q.tolist(), scale.shape
@@ -35,7 +35,7 @@ def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:
 
 
 def narrow(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the arrays of a piece, those that can be in int8, and the scales of these."""
+    """Return the arrays, those with at least two axes quantized to int8, and the scales of these."""
     stored, scales = dict(arrays), {}
     for part, a in arrays.items():
         if a.ndim > 1:
@@ -44,12 +44,12 @@ def narrow(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Arr
 
 
 def widen(arrays: Mapping[str, Array], scales: Mapping[str, Array]) -> dict[str, Array]:
-    """Undo `narrow`, in float32 but for the rounding."""
+    """Undo `narrow` up to rounding, in float32."""
     return {part: a * scales[part] if part in scales else a for part, a in arrays.items()}
 
 
 def scale_shapes(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the shapes that the scales of parts of these shapes have."""
+    """Return the shapes of the scales for parts of these shapes."""
     return {
         part: [n if leg == _leg(part, shape) else 1 for leg, n in enumerate(shape)]
         for part, shape in shapes.items()
@@ -58,7 +58,7 @@ def scale_shapes(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 
 def _leg(part: str, shape: Sequence[int]) -> int:
-    """Return the leg of which every slice has a scale."""
+    """Return the axis along which slices have scales."""
     if part in _LARGEST:
         return int(np.argmax(shape))
     return 0 if part in _FIRST else len(shape) - 1

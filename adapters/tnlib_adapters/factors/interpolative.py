@@ -1,13 +1,13 @@
-r"""Products without the numbers that their gauge frees.
+r"""Interpolative form of a matrix product: the r^2 gauge degrees of freedom are not stored.
 
-A product L R of inner size r is the same for every (L G, G^-1 R): r^2 of its numbers say nothing. Rows I of L, r of
-them, are made the unit matrix,
+A product L R of inner size r equals (L G)(G^-1 R) for every invertible G. G is chosen such that r rows I of L become
+the unit matrix,
 
     L R  =  (L L[I]^-1) (L[I] R),
 
-and are not stored: the rows I of the product, and how the others combine them, an interpolative decomposition. The rows
-are chosen so that no entry of the others exceeds 2: a well-conditioned choice, whatever the product, and one that
-survives rounding to half precision.
+which is not stored: what remains are the rows I of the product and the coefficients of the other rows, an interpolative
+decomposition. The rows are chosen such that no coefficient exceeds 2 in modulus (approximately maximal volume): this is
+well conditioned for every product and survives rounding to half precision.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.maxvol import maxvol, pivot_rows, pivots
 
-_LARGEST = 2.0  # entry of L L[I]^-1
+_LARGEST = 2.0  # bound on the entries of L L[I]^-1
 
 
 def pack(left: Array, right: Array) -> tuple[Array, Array, tuple[int, ...]]:
     """Return the rows of L L[I]^-1 that are not in I (m - r, r), L[I] R (r, n), and I, ascending.
 
-    The inner size falls to the rank of `left` (m, r) where that is less.
+    The inner size is reduced to the rank of `left` (m, r).
     """
     rows = pivot_rows(left) if left.shape[1] <= len(left) else None
     if rows is None:
         left, right, rows = _independent(left, right)
     if not len(rows):
         return left[:, :0], right[:0], ()
-    found = maxvol(left, rows, bound=_LARGEST)
-    if found is None:
+    maximal_volume = maxvol(left, rows, bound=_LARGEST)
+    if maximal_volume is None:
         raise ArithmeticError(f"pack: {len(rows)} pivots of a left factor of shape {left.shape} are dependent")
-    rows, interpolation = found
+    rows, interpolation = maximal_volume
     order = np.argsort(rows)
     rest = np.delete(interpolation[:, order], rows, axis=0)  # (m - r) r
     return rest, left[rows[order]] @ right, tuple(int(row) for row in rows[order])
 
 
 def _independent(left: Array, right: Array) -> tuple[Array, Array, Array]:
-    """Return the same product over independent columns of `left`, and as many of its rows."""
+    """Return the same product over linearly independent columns of `left`, and as many pivot rows."""
     rows, columns = pivots(left, least=1e-12 * float(np.abs(left).max(initial=0.0)), most=left.shape[1])
     basis = left[:, columns]
     mixing = np.linalg.lstsq(basis, left, rcond=None)[0] if len(columns) else np.zeros((0, left.shape[1]))

@@ -1,4 +1,4 @@
-"""The weights of a block, each one matrix or the product of two."""
+"""Weights of a block as products of matrices."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 @dataclass(frozen=True)
 class Products:
-    """Weights that act on rows, as matrices to be multiplied: arrays, or tensors of another library.
+    """Weights that act on rows, each a product of matrices: arrays, or tensors of another library.
 
     Parameters
     ----------
     factors
-        For "q", "k", "v" and "o", all or none of them, and for modules outside the attention, by name, the matrices
-        whose product is the weight; that of "q", "k" or "v" has the bias as a last row beyond the inputs, or no such
-        row. Biases of modules are no part of it.
+        Name -> matrices whose product is the weight: all or none of "q", "k", "v" and "o", and modules outside the
+        attention. The product of "q", "k" or "v" may have the bias as an additional last row. Biases of modules are not
+        included.
     biased
-        The projections that have a bias: one that no row holds is 0, that of "o" is `output_bias`.
+        The projections that have a bias: 0 if no row holds it; that of "o" is `output_bias`.
     """
 
     factors: Mapping[str, tuple[Any, ...]]
@@ -30,38 +30,40 @@ class Products:
     output_bias: Any = None
 
     def expand(self, sizes: Sizes) -> Projections:
-        """Multiply the attention out: all of its projections, or none."""
+        """Multiply out the projections of the attention."""
         weights, biases = {}, {}
         for name in (name for name in NAMES if name in self.factors):
-            whole = self._whole(name)
+            product = self._product(name)
             n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-            weights[name] = whole[:n_in]
+            weights[name] = product[:n_in]
             if name in self.biased:
-                biases[name] = whole[n_in:].sum(0)  # of one row, or of none
+                biases[name] = product[n_in:].sum(0)  # one row, or none
         return Projections(weights, biases | ({} if self.output_bias is None else {"o": self.output_bias}))
 
     def modules(self) -> dict[str, Any]:
-        """Multiply the weights outside the attention out."""
-        return {name: self._whole(name) for name in self.factors if name not in NAMES}
+        """Multiply out the weights outside the attention."""
+        return {name: self._product(name) for name in self.factors if name not in NAMES}
 
     def beside(self, modules: Mapping[str, tuple[Any, ...]]) -> Products:
-        """Return these and the matrices of modules outside the attention."""
+        """Return the products with those of modules outside the attention added."""
         return replace(self, factors={**self.factors, **modules})
 
     def each(self, function: Callable[..., Any], *others: Products) -> Products:
-        """Return what a function makes of every matrix and of the output bias, with those of others beside it."""
+        """Apply a function to every matrix and the output bias, with those of `others` as further arguments."""
         factors = {
             name: tuple(map(function, held, *(other.factors[name] for other in others)))
             for name, held in self.factors.items()
         }
-        bias = None if self.output_bias is None else function(self.output_bias, *(one.output_bias for one in others))
+        bias = (
+            None if self.output_bias is None else function(self.output_bias, *(other.output_bias for other in others))
+        )
         return Products(factors, self.biased, bias)
 
     @property
     def parts(self) -> list[Any]:
         """Every matrix and the output bias."""
         bias = [] if self.output_bias is None else [self.output_bias]
-        return [one for held in self.factors.values() for one in held] + bias
+        return [matrix for matrices in self.factors.values() for matrix in matrices] + bias
 
-    def _whole(self, name: str) -> Any:
+    def _product(self, name: str) -> Any:
         return reduce(operator.matmul, self.factors[name])

@@ -1,7 +1,8 @@
-"""The four projections of one attention layer, taken out of the tensors of a checkpoint and put back."""
+"""The four projections of one attention layer: taken out of the tensors of a checkpoint, put back, and stacked."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 
 from tnlib import FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.architecture import Config
-from tnlib_adapters.architectures.table import Architecture
+from tnlib_adapters.architectures.attention_sizes import Sizes as Sizes
+from tnlib_adapters.architectures.wiring import AttentionWiring, Wiring
+from tnlib_adapters.factors.latent_projections import latent_shapes, multiply_out
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.tensor_file import FLOATS
 
@@ -19,131 +21,55 @@ NAMES = ("q", "k", "v", "o")
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The numbers of a config that shape its attention.
-
-    Without `kv_heads` there are as many as query heads, without `d_head` it is d_model / heads.
-    """
-
-    n_layers: int
-    n_heads: int
-    d_model: int
-    kv_heads: int = 0
-    d_head: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.n_heads)
-        object.__setattr__(self, "d_head", self.d_head or self.d_model // self.n_heads)
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """Width of the inner dimension of every projection."""
-        q, kv = self.n_heads * self.d_head, self.kv_heads * self.d_head
-        return {"q": q, "k": kv, "v": kv, "o": q}
-
-
-@dataclass(frozen=True)
 class Projections:
-    """Weights that act on rows, x @ weight + bias, heads side by side in the inner dimension.
+    """Weights that act on rows, x @ weight + bias, with heads concatenated in the inner dimension.
 
     `weights` holds "q" of shape (d_model, heads * d_head), "k" and "v" of shape (d_model, kv_heads * d_head) and "o"
-    of shape (heads * d_head, d_model); `biases` those that the architecture has.
+    of shape (heads * d_head, d_model); `biases` holds those that the architecture has.
     """
 
     weights: Mapping[str, Array]
     biases: Mapping[str, Array]
 
     def updated(self, other: Projections) -> Projections:
-        """Return these with whatever the other ones hold in its place."""
+        """Return the projections with those of `other` replaced."""
         return Projections({**self.weights, **other.weights}, {**self.biases, **other.biases})
 
 
-def read_sizes(row: Architecture, config: Config, where: str, function: str = "open_checkpoint") -> Sizes:
-    """Return the sizes that a config states, checked against each other."""
+def check_shapes(folder: Folder, wiring: Wiring, factored: Sequence[str] | None) -> None:
+    """Raise `FileFormatError` unless all attention tensors exist, with the shapes that the config implies.
 
-    def positive(key: str, value: object) -> int:
-        if type(value) is not int or value < 1:
-            raise FileFormatError(f"{function}: {key} in {where} must be a positive integer, got {value!r}; repair it.")
-        return value
-
-    n_layers, n_heads, d_model = (
-        positive(key, row.get(config, key)) for key in (row.n_layers, row.n_heads, row.d_model)
-    )
-    stated = None if row.d_head is None else row.get(config, row.d_head)
-    if stated is None and d_model % n_heads:
-        raise FileFormatError(
-            f"{function}: {row.d_model} must be a multiple of {row.n_heads} in {where}, "
-            f"got {d_model} and {n_heads}; repair it."
-        )
-    d_head = d_model // n_heads if stated is None else positive(str(row.d_head), stated)
-    kv_heads = _kv_heads(row, config, n_heads)
-    if n_heads % positive("the count of key and value heads", kv_heads):
-        raise FileFormatError(
-            f"{function}: {row.n_heads} must be a multiple of the count of key and value heads in {where}, "
-            f"got {n_heads} and {kv_heads}; repair it."
-        )
-    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head)
-
-
-def _kv_heads(row: Architecture, config: Config, n_heads: int) -> int:
-    if row.kv_heads is None:
-        return n_heads
-    if isinstance(row.kv_heads, str):
-        stated: int | None = row.get(config, row.kv_heads)
-        return n_heads if stated is None else stated
-    return row.kv_heads(config, n_heads)
-
-
-def module_names(row: Architecture, prefix: str, layer: int) -> dict[str, str]:
-    """Return the modules of one layer's attention, full name -> the projections it holds."""
-    base = prefix + row.attention.format(layer=layer)
-    return {f"{base}.{module}": held for module, held in row.projections.items()}
-
-
-def find_prefix(folder: Folder) -> str:
-    """Return the prefix under which the tensors of the architecture stand in this checkpoint."""
-    row = folder.architecture
-    # embeddings: every checkpoint of the architecture has them, a compressed one too
-    probes = [f"{prefix}{row.embeddings[0]}.weight" for prefix in row.prefixes]
-    for prefix, probe in zip(row.prefixes, probes, strict=True):
-        if probe in folder.tensors:
-            return prefix
-    raise FileFormatError(
-        f"open_checkpoint: a {row.model_type} must hold tensor {probes[0]!r}, found none of that name in "
-        f"{folder.path}; check that config.json belongs to these weights."
-    )
-
-
-def check_shapes(folder: Folder, sizes: Sizes, prefix: str, factored: Sequence[str] | None) -> None:
-    """Raise unless all attention tensors are there, in the shapes that the config states.
-
-    `factored` names, for each layer of a compressed checkpoint, the projections that stand as factors instead.
+    `factored` lists, for each layer of a compressed checkpoint, the projections that are stored as factors.
     """
-    row = folder.architecture
-    for layer in range(sizes.n_layers):
-        for module, held in module_names(row, prefix, layer).items():
-            if factored is None or not set(held) <= set(factored[layer]):
-                expect(folder, f"{module}.weight", weight_shape(row, sizes, held))
-            if f"{module}.bias" in folder.tensors:
-                expect(folder, f"{module}.bias", (n_out(sizes, held),))
-        for norm in row.qk_norm or ():
-            expect(folder, f"{prefix}{row.attention.format(layer=layer)}.{norm}.weight", (sizes.d_head,))
+    for k, layer in enumerate(wiring.layers):
+        held_by = layer.attention.projections
+        absent = [linear.weight for held, linear in held_by.items() if factored and set(held) <= set(factored[k])]
+        for name, shape in stored_shapes(layer.attention).items():
+            if name not in absent:
+                expect(folder, name, shape)
 
 
-def weight_shape(row: Architecture, sizes: Sizes, held: str) -> tuple[int, int]:
-    """Return the stored shape of the weight that holds these projections."""
-    n_in = sizes.widths["o"] if held == "o" else sizes.d_model
-    shape = (n_out(sizes, held), n_in)
-    return shape if row.stored == "out_in" else shape[::-1]
+def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
+    """Return the expected shapes of the attention tensors of one layer, by name."""
+    sizes = attention.sizes
+    shapes: dict[str, tuple[int, ...]] = {}
+    for held, linear in attention.projections.items():
+        shape = (n_out(sizes, held), sizes.widths["o"] if held == "o" else sizes.d_model)
+        shapes[linear.weight] = shape if linear.stored == "out_in" else shape[::-1]
+        shapes |= {linear.bias: shape[:1]} if linear.bias else {}
+    if attention.relative_bias is not None:
+        shapes[attention.relative_bias.table.weight] = (attention.relative_bias.n_bins, sizes.n_heads)
+    shapes |= latent_shapes(attention.latent, sizes) if attention.latent else {}
+    return shapes | {norm.weight: (sizes.d_head,) for norm in attention.head_norms}
 
 
 def n_out(sizes: Sizes, held: str) -> int:
-    """Return the width of what a module with these projections writes."""
+    """Return the output width of a module with these projections."""
     return sizes.d_model if held == "o" else sum(sizes.widths[name] for name in held)
 
 
 def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:
-    """Raise unless there is a tensor of this name and shape, of one of these dtypes."""
+    """Raise `FileFormatError` unless there is a tensor of this name and shape, of one of these dtypes."""
     if name not in folder.tensors:
         raise FileFormatError(
             f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
@@ -161,53 +87,45 @@ def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[s
         )
 
 
-def take_apart(
-    row: Architecture, sizes: Sizes, prefix: str, layer: int, get: Callable[[str], Array | None]
-) -> Projections:
+def take_apart(attention: AttentionWiring, get: Callable[[str], Array | None]) -> Projections:
     """Build the projections of a layer from its tensors; `get` returns None for a name that does not exist."""
-    weights: dict[str, Array] = {}
+    weights = multiply_out(attention.latent, attention.sizes, get) if attention.latent else {}
     biases: dict[str, Array] = {}
-    for module, held in module_names(row, prefix, layer).items():
-        weight, bias = get(f"{module}.weight"), get(f"{module}.bias")
+    for held, linear in attention.projections.items():
+        weight, bias = get(linear.weight), get(linear.bias) if linear.bias else None
         if weight is not None:
-            on_rows = weight.T if row.stored == "out_in" else weight  # in out
-            weights |= _split(row, sizes, held, on_rows)
+            weights |= _split(attention, held, linear.on_rows(weight))
         if bias is not None:
-            biases |= _split(row, sizes, held, bias)
+            biases |= _split(attention, held, bias)
     return Projections(weights, biases)
 
 
-def put_together(
-    row: Architecture, sizes: Sizes, prefix: str, layer: int, projections: Projections
-) -> dict[str, Array]:
+def put_together(attention: AttentionWiring, projections: Projections) -> dict[str, Array]:
     """Return the tensors of a layer as the architecture stores them: the inverse of `take_apart`."""
-    found = join_modules(row, sizes, prefix, layer, projections, np.concatenate)
-    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+    tensors = join_modules(attention, projections, np.concatenate)
+    return {name: np.ascontiguousarray(values) for name, values in tensors.items()}
 
 
 def join_modules(
-    row: Architecture,
-    sizes: Sizes,
-    prefix: str,
-    layer: int,
-    projections: Projections,
-    concatenate: Callable[[Sequence[Any], int], Any],
+    attention: AttentionWiring, projections: Projections, concatenate: Callable[[Sequence[Any], int], Any]
 ) -> dict[str, Any]:
-    """Return the tensors of a layer as views where they can be, of whatever library `concatenate` is from."""
+    """Return the tensors of a layer, views if possible, in the library of `concatenate`."""
     tensors: dict[str, Any] = {}
-    for module, held in module_names(row, prefix, layer).items():
-        on_rows = _join(row, sizes, [projections.weights[name] for name in held], concatenate)  # in out
-        tensors[f"{module}.weight"] = on_rows.T if row.stored == "out_in" else on_rows
+    for held, linear in attention.projections.items():
+        weight = _join(attention, [projections.weights[name] for name in held], concatenate)  # in out
+        tensors[linear.weight] = linear.on_rows(weight)  # transposed again
         if all(name in projections.biases for name in held):
-            tensors[f"{module}.bias"] = _join(row, sizes, [projections.biases[name] for name in held], concatenate)
+            bias = _join(attention, [projections.biases[name] for name in held], concatenate)
+            tensors[f"{linear.module}.bias"] = bias
     return tensors
 
 
-def columns_of_head(row: Architecture, sizes: Sizes, held: str, name: str, head: int) -> slice:
-    """Return where a query head's part of a projection lies in the inner dimension of the module that holds it."""
+def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int) -> slice:
+    """Return the slice of a query head in the inner dimension of the module that holds the projection."""
+    sizes = attention.sizes
     group = sizes.n_heads // sizes.kv_heads
     own, within = (head, head % group) if name in "qo" else (head // group, 0)
-    if len(held) == 1 or row.fused == "blocks":
+    if len(held) == 1 or attention.fused == "blocks":
         before = sum(sizes.widths[other] for other in held[: held.index(name)])
         begin = before + own * sizes.d_head
     else:
@@ -216,11 +134,12 @@ def columns_of_head(row: Architecture, sizes: Sizes, held: str, name: str, head:
     return slice(begin, begin + sizes.d_head)
 
 
-def _split(row: Architecture, sizes: Sizes, held: str, fused: Array) -> dict[str, Array]:
-    """Return the projections that stand together in the last leg of a weight or bias."""
+def _split(attention: AttentionWiring, held: str, fused: Array) -> dict[str, Array]:
+    """Split a fused weight or bias into projections along its last axis."""
+    sizes = attention.sizes
     if len(held) == 1:
         return {held: fused}
-    if row.fused == "blocks":
+    if attention.fused == "blocks":
         ends = np.cumsum([sizes.widths[name] for name in held])[:-1]
         return dict(zip(held, np.split(fused, ends, axis=-1), strict=True))
     shape = (*fused.shape[:-1], sizes.kv_heads, -1, sizes.d_head)
@@ -229,13 +148,48 @@ def _split(row: Architecture, sizes: Sizes, held: str, fused: Array) -> dict[str
     return {name: part.reshape(*fused.shape[:-1], -1) for name, part in zip("qkv", parts, strict=True)}
 
 
-def _join(
-    row: Architecture, sizes: Sizes, parts: Sequence[Any], concatenate: Callable[[Sequence[Any], int], Any]
-) -> Any:
-    """Put projections side by side in the last leg as the architecture stores them."""
+def _join(attention: AttentionWiring, parts: Sequence[Any], concatenate: Callable[[Sequence[Any], int], Any]) -> Any:
+    """Concatenate projections along the last axis in the order of the architecture."""
+    sizes = attention.sizes
     if len(parts) == 1:
         return parts[0]
-    if row.fused == "blocks":
+    if attention.fused == "blocks":
         return concatenate(parts, -1)
     legs = [part.reshape(*part.shape[:-1], sizes.kv_heads, -1, sizes.d_head) for part in parts]
     return concatenate(legs, -2).reshape(*parts[0].shape[:-1], -1)
+
+
+def stack(projections: Projections, sizes: Sizes, of: Sequence[str] = NAMES) -> Array:
+    """Return these weights as one array (projection, key head, d_model, d_head).
+
+    Query heads that share a key and value head are along the first axis: their queries, the key, the value, their
+    outputs.
+    """
+    parts = []
+    for name in of:
+        weight = projections.weights[name]
+        on_columns = weight.T if name == "o" else weight  # d_model (kv head of kv dh)
+        by_group = on_columns.reshape(sizes.d_model, sizes.kv_heads, -1, sizes.d_head)
+        parts.append(by_group.transpose(2, 1, 0, 3))  # (head of kv) kv d dh
+    return np.concatenate(parts)
+
+
+def unstack(x: Array, of: Sequence[str] = NAMES) -> Projections:
+    """Undo `stack`."""
+    weights = {}
+    for name, part in rows_of_stack(len(x), of).items():
+        flat = x[part].transpose(2, 1, 0, 3).reshape(x.shape[2], -1)  # d_model (kv head of kv dh)
+        weights[name] = flat.T if name == "o" else flat
+    return Projections(weights, {})
+
+
+def rows_of_stack(n_rows: int, of: Sequence[str] = NAMES) -> dict[str, slice]:
+    """Return the slice of every projection along the first axis of a stack with `n_rows` entries.
+
+    >>> rows_of_stack(6)["k"]
+    slice(2, 3, None)
+    """
+    of_groups = sum(name in "qo" for name in of)
+    group = (n_rows - len(of) + of_groups) // max(1, of_groups)
+    ends = (0, *itertools.accumulate(group if name in "qo" else 1 for name in of))
+    return {name: slice(*ends[k : k + 2]) for k, name in enumerate(of)}

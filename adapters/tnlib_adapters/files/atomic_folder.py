@@ -10,10 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tnlib import ArgumentError
+from tnlib_adapters.files.exchange import exchange
+
+_LONGEST_NAME = 255  # bytes, of all common file systems
 
 
 def check_target(function: str, target: Path, source: Path | None, *, force: bool) -> None:
     """Raise unless `target` may become a new folder: before any work, and again by the work itself."""
+    name = os.fsencode(target.name)
+    if len(name) > _LONGEST_NAME or name.decode("utf-8", "replace") != target.name:
+        raise ArgumentError(
+            f"{function}: OUT must have a name in UTF-8 of at most {_LONGEST_NAME} bytes, got {target.name[:80]!r} of "
+            f"{len(name)}; choose another."
+        )
     if source is not None:
         inside = target.resolve().is_relative_to(source.resolve()) or source.resolve().is_relative_to(target.resolve())
         if inside:
@@ -30,12 +39,14 @@ def check_target(function: str, target: Path, source: Path | None, *, force: boo
         raise ArgumentError(f"{function}: OUT must not be the current folder, got {target}; name a new one in it.")
     if target.is_dir() and any(target.iterdir()) and not force:
         raise ArgumentError(
-            f"{function}: OUT must not exist or be empty, got {target} with files in it; pass --force to replace it."
+            f"{function}: OUT must not exist or be empty, got {target} with files in it; pass force (--force) to "
+            "replace it."
         )
-    if not target.absolute().parent.is_dir():
-        raise ArgumentError(
-            f"{function}: the folder that OUT is made in must exist, got {target.absolute().parent}; make it first."
-        )
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise ArgumentError(f"{function}: the folder that OUT is made in must exist, got {parent}; make it first.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ArgumentError(f"{function}: OUT must be made in a folder that can be written to, got {parent}.")
 
 
 @contextlib.contextmanager
@@ -43,11 +54,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a hidden folder beside `target` that takes its place at the end, or vanishes on any failure.
 
     Renaming is the only step that others can see. A process that is killed leaves `target` as it was and, at
-    worst, the hidden folder `.<name>.<random>.partial` beside it. An existing `target` is set aside first and
-    removed last, so that its files exist under one name or the other until the new ones are in place.
+    worst, the hidden folder `.<name>.<random>.partial` beside it. An existing `target` and the new folder exchange
+    their names in one step, where the system can. Elsewhere `target` is set aside as `.<name>.<random>.old` first and
+    removed last: a process killed between the two leaves it under that name.
     """
     target = target.absolute()
-    hidden = f".{target.name}.{secrets.token_hex(8)}"
+    name = os.fsdecode(os.fsencode(target.name)[:200])  # the hidden names must not be too long for the system
+    hidden = f".{name}.{secrets.token_hex(8)}"
     partial, aside = target.with_name(f"{hidden}.partial"), target.with_name(f"{hidden}.old")
     try:
         partial.mkdir()
@@ -61,6 +74,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def _replace(target: Path, partial: Path, aside: Path) -> None:
     if not target.exists() or not any(target.iterdir()):
         os.rename(partial, target)  # POSIX replaces an empty folder in the same step
+        return
+    if exchange(partial, target):
+        shutil.rmtree(partial)  # what was there before
         return
     try:
         os.rename(target, aside)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from tnlib import FileFormatError, MissingFileError
 from tnlib._validate import as_path
-from tnlib_adapters.architectures.table import Architecture, find_row
+from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.tensor_file import TensorInfo, read_header
 
 WEIGHTS = "model.safetensors"
@@ -28,7 +27,6 @@ class Folder:
 
     path: Path
     config: Mapping[str, Any]
-    architecture: Architecture
     tensors: Mapping[str, TensorInfo]
     files: tuple[Path, ...]  # the safetensors files, in order
     metadata: Mapping[str, str]
@@ -42,7 +40,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     MissingFileError
         If the folder or its config.json is missing.
     FileFormatError
-        If a file is not what it should be, its architecture is not known, or its weights are pickled.
+        If a file is not what it should be, or its weights are pickled.
     """
     folder = as_path("open_checkpoint", "folder", path)
     if not folder.is_dir():
@@ -53,20 +51,20 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        found, metadata = read_header(file)
-        for name in found.keys() & tensors.keys():
+        in_file, metadata = read_header(file)
+        for name in in_file.keys() & tensors.keys():
             raise FileFormatError(
                 f"open_checkpoint: tensor {name!r} must stand in one file, found it in {tensors[name].file.name} and "
                 f"in {file.name}; remove one of them."
             )
-        tensors |= found
+        tensors |= in_file
     for name, file_name in weight_map.items():
         if name not in tensors or tensors[name].file.name != file_name:
             raise FileFormatError(
                 f"open_checkpoint: {INDEX} places tensor {name!r} in {file_name}, which does not hold it; "
                 "download the checkpoint again."
             )
-    return Folder(folder, config, find_row(config, str(folder / CONFIG), "open_checkpoint"), tensors, files, metadata)
+    return Folder(folder, config, tensors, files, metadata)
 
 
 def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
@@ -102,10 +100,5 @@ def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
 def _read_json(file: Path, advice: str) -> dict[str, Any]:
     if not file.is_file():
         raise MissingFileError(f"open_checkpoint: found no {file.name} in {file.parent}; {advice}.")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise FileFormatError(f"open_checkpoint: {file} is no JSON ({problem}); {advice}.") from None
-    if not isinstance(content, dict):
-        raise FileFormatError(f"open_checkpoint: {file} must hold a JSON object, got {type(content).__name__}.")
-    return content
+    json_file = JsonFile("open_checkpoint", file, advice)
+    return json_file.as_object(json_file.read())

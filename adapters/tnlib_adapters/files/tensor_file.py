@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnlib import FileFormatError
+from tnlib._json import LARGEST_JSON, parse_json
 from tnlib._typing import Array
 from tnlib_adapters.files.bf16 import from_bf16, to_bf16
 
@@ -37,14 +38,13 @@ STORED_AS = {
     "F64": np.dtype("<f8"),
 }
 FLOATS = ("F16", "BF16", "F32", "F64")  # narrowest first
-_LARGEST_HEADER = 100_000_000  # the limit of the safetensors package itself
 _MOST_LEGS = 32  # of a numpy array before version 2
 _LARGEST_SHAPE = 2**59  # numbers of eight bytes that numpy can address
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies, and what it is."""
+    """File, byte range, dtype and shape of a stored tensor."""
 
     file: Path
     name: str
@@ -87,8 +87,8 @@ class TensorInfo:
                 f"open_checkpoint: {self.file} ends inside tensor {self.name!r}; it was cut short, copy it again."
             )
         # a plain array over the mapping, or every part of it would be a memmap as well
-        whole = np.asarray(np.memmap(self.file, STORED_AS[self.dtype], "r", self.begin, self.shape))
-        part = decode(np.array(whole[index]), self.dtype)
+        stored = np.asarray(np.memmap(self.file, STORED_AS[self.dtype], "r", self.begin, self.shape))
+        part = decode(np.array(stored[index]), self.dtype)
         check_finite(self.name, self.file, part)
         return part
 
@@ -121,15 +121,15 @@ def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     with file.open("rb") as opened:
         prefix = opened.read(8)
         length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(total - 8, _LARGEST_HEADER):
+        if len(prefix) < 8 or length > min(total - 8, LARGEST_JSON):
             raise _damaged(file, f"its header claims {length:,} bytes, the file has {total:,}")
         raw = opened.read(length)
-    try:
-        header = json.loads(raw, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as problem:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise _damaged(file, f"its header is no JSON ({problem})") from None
-    if not isinstance(header, dict):
+    if raw[:1] != b"{":
         raise _damaged(file, "its header is no JSON object")
+    try:
+        header = parse_json(raw)
+    except ValueError as problem:
+        raise _damaged(file, f"its header is no JSON ({problem})") from None
 
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -171,13 +171,6 @@ def _check_extents(file: Path, tensors: Iterable[TensorInfo], start: int, total:
         reached, previous = tensor.end, f"tensor {tensor.name!r}"
     if reached != total:
         raise _damaged(file, f"its last {total - reached:,} bytes belong to no tensor")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        raise ValueError(f"duplicate key {next(n for n in names if names.count(n) > 1)!r}")
-    return dict(pairs)
 
 
 def _damaged(file: Path, what: str) -> FileFormatError:

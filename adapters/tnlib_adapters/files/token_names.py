@@ -1,12 +1,12 @@
-"""What the tokenizer of a folder calls its tokens, read from its files without a tokenizer library."""
+"""Names of the tokens of a checkpoint folder, read from its tokenizer files without a tokenizer library."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
-from typing import Any
 
-from tnlib import FileFormatError
+from tnlib_adapters.files.json_file import JsonFile
 
 TOKENIZER = "tokenizer.json"
 _WORDS = "vocab.json"  # of byte-level tokenizers
@@ -14,42 +14,61 @@ _LINES = "vocab.txt"  # of word pieces
 
 
 def token_names(folder: Path) -> dict[int, str] | None:
-    """Return the text of every token by its number; None where the folder holds no tokenizer that is known.
+    """Return the text of every token by its number; None if the folder holds no known tokenizer.
 
     Raises
     ------
     FileFormatError
-        If a file of the tokenizer is damaged.
+        If a file of the tokenizer is damaged, or holds values of another type.
     """
-    if (folder / TOKENIZER).is_file():
-        return _from_tokenizer(_load(folder / TOKENIZER))
-    if (folder / _WORDS).is_file():
-        return {number: _from_bytes(word) for word, number in _load(folder / _WORDS).items()}
-    if (folder / _LINES).is_file():
-        return dict(enumerate((folder / _LINES).read_text(encoding="utf-8").splitlines()))
+    for name, read in ((TOKENIZER, _from_tokenizer), (_WORDS, _from_words), (_LINES, _from_lines)):
+        if (folder / name).is_file():
+            return read(JsonFile("token_names", folder / name, "save the tokenizer again, or take the file away"))
     return None
 
 
-def _from_tokenizer(told: Any) -> dict[int, str] | None:
-    vocab = told.get("model", {}).get("vocab")
-    if isinstance(vocab, dict):
-        names = {number: word for word, number in vocab.items()}
-    elif isinstance(vocab, list):  # pieces with their scores
-        names = {number: piece for number, (piece, _) in enumerate(vocab)}
-    else:
+def _from_tokenizer(file: JsonFile) -> dict[int, str] | None:
+    content = file.as_object(file.read())
+    model = file.as_object(content.get("model", {}), "model")
+    if "vocab" not in model:
         return None
-    spoken = _from_bytes if '"ByteLevel"' in json.dumps([told.get("decoder"), told.get("pre_tokenizer")]) else _plain
-    added = {one["id"]: one["content"] for one in told.get("added_tokens", [])}
-    return {number: spoken(word) for number, word in names.items()} | added
+    if isinstance(model["vocab"], list):  # of a unigram model: pieces and their scores
+        names = dict(enumerate(_piece(file, entry, k) for k, entry in enumerate(model["vocab"])))
+    else:
+        names = _numbered_words(file, model["vocab"], "model.vocab")
+    is_byte_level = '"ByteLevel"' in json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
+    decode = _from_bytes if is_byte_level else _plain
+    added = {}
+    for k, entry in enumerate(file.as_list(content.get("added_tokens", []), "added_tokens")):
+        token = file.as_object(entry, f"added_tokens[{k}]")
+        number = file.as_index(token.get("id"), f"added_tokens[{k}].id")
+        added[number] = file.as_string(token.get("content"), f"added_tokens[{k}].content")
+    return {number: decode(word) for number, word in names.items()} | added
 
 
-def _load(file: Path) -> Any:
+def _piece(file: JsonFile, entry: object, k: int) -> str:
+    if not isinstance(entry, list) or len(entry) != 2 or type(entry[1]) not in (int, float):
+        file.refuse(f"model.vocab[{k}]", "a piece and its score", entry)
+    return file.as_string(entry[0], f"model.vocab[{k}]")
+
+
+def _from_words(file: JsonFile) -> dict[int, str]:
+    return {number: _from_bytes(word) for number, word in _numbered_words(file, file.read(), "").items()}
+
+
+def _numbered_words(file: JsonFile, content: object, place: str) -> dict[int, str]:
+    """Return the words of a JSON object from words to numbers."""
+    words = file.as_object(content, place)
+    return {file.as_index(number, place): word for word, number in words.items()}
+
+
+def _from_lines(file: JsonFile) -> dict[int, str]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise FileFormatError(
-            f"token_names: {file} must be JSON, got {problem}; save the tokenizer again, or take the file away."
-        ) from None
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as problem:
+        file.refuse("", "text in UTF-8", str(problem))
+    lines = io.StringIO(text, newline=None)  # only line breaks separate words, not every character of str.splitlines
+    return dict(enumerate(line.removesuffix("\n") for line in lines))
 
 
 def _plain(word: str) -> str:
@@ -57,7 +76,7 @@ def _plain(word: str) -> str:
 
 
 def _from_bytes(word: str) -> str:
-    """Undo the letters that stand for bytes; what is no whole letter is written as its bytes."""
+    """Decode a word of byte letters; bytes that are no UTF-8 are written as <0xFF>."""
     if any(letter not in _BYTES for letter in word):
         return word
     stored = bytes(_BYTES[letter] for letter in word)

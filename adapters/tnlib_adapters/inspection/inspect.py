@@ -1,19 +1,28 @@
-"""Write the inspection page of a checkpoint folder."""
+"""Write the inspection page of a checkpoint folder, as self-contained HTML."""
 
 from __future__ import annotations
 
+import html
 import os
+from itertools import count
+from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._validate import as_path
-from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
-from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.report.html import page as html_page
+from tnlib_adapters.compression.report.html import svg
+from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+from tnlib_adapters.inspection import PAGE
 from tnlib_adapters.inspection.measure import Inspection, measure
-from tnlib_adapters.inspection.names import PAGE
-from tnlib_adapters.inspection.page import page_of
+from tnlib_adapters.inspection.sections import block, composition, frozen, gauge, heads, patterns, spectra
 from tnlib_adapters.inspection.tokens import own_tokens, read_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def inspect(
@@ -73,8 +82,78 @@ def inspect(
     check_target("inspect", target, checkpoint.folder.path, force=force)
     tokens = own_tokens(checkpoint) if source_text is None else read_tokens(checkpoint, source_text)
     inspection = measure(checkpoint, tokens, target / PAGE, progress)
-    page = page_of(inspection, progress)
+    page_html = page_of(inspection, progress)
     with whole_folder(target) as partial:
-        (partial / PAGE).write_text(page, encoding="utf-8")
+        (partial / PAGE).write_text(page_html, encoding="utf-8")
         check_target("inspect", target, checkpoint.folder.path, force=force)
     return inspection
+
+
+_SECTIONS = (
+    ("block", "Blocks", block),
+    ("frozen", "Frozen attention patterns", frozen),
+    ("composition", "Composition of heads", composition),
+    ("spectra", "Spectra of heads", spectra),
+    ("heads", "Head scores and heads in tokens", heads),
+    ("gauge", "Gauge freedom", gauge),
+    ("patterns", "Attention patterns on a text", patterns),
+)
+_STYLE = """
+body { max-width: 78rem } nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
+.facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
+figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
+figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
+pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
+.tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
+.tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
+"""
+
+
+def page_of(inspection: Inspection, progress: Progress) -> str:
+    """Return the page: diagrams, composition, spectra, gauge freedom, and patterns if there is a text."""
+    numbers = count()
+
+    def draw(figure: Figure) -> str:
+        return svg(figure, f"p{next(numbers)}")
+
+    name = inspection.checkpoint.folder.path.resolve().name
+    body = [
+        f"<h1>{html.escape(name)}, inside</h1>",
+        _summary(inspection.checkpoint),
+        *(f"<p>{html.escape(note)}</p>" for note in inspection.notes),
+        "<nav>" + "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in _SECTIONS) + "</nav>",
+    ]
+    for done, (key, title, section) in enumerate(_SECTIONS):
+        progress("drawing", done, len(_SECTIONS))
+        body += [f'<h2 id="{key}">{title}</h2>', *section(inspection, draw)]
+    progress("drawing", len(_SECTIONS), len(_SECTIONS))
+    return html_page(f"{name}, inside", body, _STYLE)
+
+
+def _summary(checkpoint: Checkpoint) -> str:
+    sizes, layer = checkpoint.sizes, checkpoint.attention(0)
+    d, r = sizes.d_model, sizes.d_head
+    shared = "" if sizes.kv_heads == sizes.n_heads else f", on {sizes.kv_heads} key and value heads"
+    facts = {
+        "architecture": checkpoint.wiring.model_type,
+        "folder": str(checkpoint.folder.path),
+        "layers": f"{sizes.n_layers}",
+        "heads of a layer": f"{sizes.n_heads} of {r}{shared}",
+        "width of the stream": f"{d:,}",
+        "numbers": f"{sum(info.size for info in checkpoint.folder.tensors.values()):,}",
+        "positions": _positions(checkpoint, layer),
+        "QK of one head": f"2 x {d:,} x {r:,} = {2 * d * r:,} numbers for {d:,} x {d:,} = {d * d:,}",
+    }
+    lines = "".join(f"<tr><td>{label}</td><td>{html.escape(value)}</td></tr>" for label, value in facts.items())
+    return f'<table class="facts"><tbody>{lines}</tbody></table>'
+
+
+def _positions(checkpoint: Checkpoint, layer: Attention) -> str:
+    if layer.rotary is not None:
+        return f"rotary, {layer.rotary.n_columns} of {layer.d_head} columns of a head turn"
+    if layer.relative_bias is not None:
+        return f"relative bias of the scores, by {layer.relative_bias.table.shape[1]} bins of distances"
+    if layer.alibi is not None:
+        return "ALiBi, scores fall with the distance"
+    return "learned" if checkpoint.wiring.embedding.positions else "not known to the layers"

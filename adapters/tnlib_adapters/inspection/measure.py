@@ -12,15 +12,20 @@ import numpy as np
 from tnlib import ArgumentError, TnlibError
 from tnlib._format import fits_in_memory
 from tnlib._typing import Array
-from tnlib_adapters.architectures.architecture import by_config
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import Compositions, compositions
 from tnlib_adapters.circuits.arguments import Kind, has_layer_norm
-from tnlib_adapters.compression.progress import Progress
+from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.inspection.heads import GaugeReport, Spectra, gauge_report, spectra
-from tnlib_adapters.inspection.reading import Readings, read_heads
+from tnlib_adapters.inspection.head_measurements import (
+    GaugeReport,
+    Readings,
+    Spectra,
+    gauge_report,
+    read_heads,
+    spectra,
+)
 from tnlib_adapters.inspection.tokens import Tokens
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
@@ -96,7 +101,8 @@ def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress:
     progress("measuring heads", 0, 2)
     head_spectra = spectra(layers, distances)
     progress("measuring heads", 1, 2)
-    gauges = tuple(gauge_report(checkpoint.attention(layer)) for layer in range(count))
+    stored = (checkpoint.attention(k) for k in range(count))
+    gauges = tuple(gauge_report(layer if layer.latent_norm is None else layer.numerator()) for layer in stored)
     progress("measuring heads", 2, 2)
     scores = _compositions(layers, distances, centred, progress)
     near = distances[-1] if len(distances) == 1 else distances[1]
@@ -115,28 +121,26 @@ def n_shown(sizes: Sizes) -> int:
 def _layers(checkpoint: Checkpoint, count: int, progress: Progress) -> tuple[list[Attention], list[str]]:
     """Return the compared layers, with adjacent norms folded in where possible, and notes on that."""
     notes = []
-    if _place(checkpoint) == "before" and checkpoint.pieces is None:
+    pre_norm = checkpoint.wiring.layers[0].attention.pre_norm
+    if pre_norm is not None and checkpoint.factored is None:
         checkpoint = fold(checkpoint).checkpoint
         notes.append("The weights of the norm in front of a layer count as part of what its heads read.")
-    elif _place(checkpoint) == "before":
+    elif pre_norm is not None:
         notes.append("Weights are stored as factors, and those of norms are not part of what heads read.")
     layers = []
     for layer in range(count):
         progress("reading weights", layer, count)
         layers.append(checkpoint.attention(layer))
     progress("reading weights", count, count)
-    if any(attention.head_norm is not None for attention in layers):
-        notes.append("Queries and keys are normalised: their operators are shown without the two divisions.")
+    if not all(attention.is_bilinear for attention in layers):
+        normalised = "Queries and keys" if layers[0].latent_norm is None else "Latent vectors"
+        notes.append(f"{normalised} are normalised: operators are shown without the divisions.")
         layers = [attention.numerator() for attention in layers]
     return layers, notes
 
 
-def _place(checkpoint: Checkpoint) -> str | None:
-    return by_config(checkpoint.architecture.norm_place, checkpoint.config)
-
-
 def _distances(layer: Attention) -> list[int | None]:
-    if layer.rotary is None and layer.alibi is None:
+    if not layer.depends_on_distance:
         return [None]
     return [distance for distance in DISTANCES if layer.context is None or distance < layer.context]
 
@@ -158,7 +162,7 @@ def _compositions(
 
 def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | None, list[str]]:
     """Return the weights of a model to run, None if it is too large to run without a given text; and notes."""
-    if checkpoint.architecture.reads != "tokens":
+    if checkpoint.wiring.reads != "tokens":
         return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
     if tokens is None and numbers > _MOST_NUMBERS:

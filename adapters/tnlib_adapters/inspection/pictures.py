@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.report.pictures import OV, QK
-from tnlib_adapters.inspection.heads import Spectra, effective_rank
+from tnlib_adapters.compression.report.figures import OV, QK
+from tnlib_adapters.inspection.head_measurements import Spectra, effective_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,15 +20,15 @@ _MOST_VALUES = 250  # largest number of heads with printed values
 _NOISE = 1e-8  # smallest plotted value relative to the largest singular value
 
 
-def rank_maps(found: Spectra) -> Figure:
+def rank_maps(spectra: Spectra) -> Figure:
     """Draw the effective ranks of all heads, layers as rows and heads as columns."""
-    ranks = {f"QK{_at(distance)}": effective_rank(values) for distance, values in found.qk.items()}
-    ranks["OV"] = effective_rank(found.ov)
+    ranks = {f"QK{_at(distance)}": effective_rank(values) for distance, values in spectra.qk.items()}
+    ranks["OV"] = effective_rank(spectra.ov)
     top = max(rank.max() for rank in ranks.values())
     return _maps(ranks, [("viridis", 0.0, float(top), "effective rank")] * len(ranks))
 
 
-def doing_maps(shares: Mapping[str, Array], copying: Array | None) -> Figure:
+def head_score_maps(shares: Mapping[str, Array], copying: Array | None) -> Figure:
     """Draw attention shares, and copying scores if there are any, layers as rows and heads as columns."""
     maps = dict(shares)
     styles = [("Blues", 0.0, 1.0, "share of attention")] * len(shares)
@@ -61,22 +61,22 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
     return figure
 
 
-def schmidt_values(found: Spectra) -> Figure:
+def schmidt_values(spectra: Spectra) -> Figure:
     """Draw the singular values of every head, one panel per layer, each divided by its largest."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    n_layers = len(found.ov)
+    n_layers = len(spectra.ov)
     columns = min(4, n_layers)
     rows = -(-n_layers // columns)
     figure = Figure(figsize=(max(7.5, 2.9 * columns), 0.5 + 2.2 * rows), layout="constrained")
     axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
-    first = next(iter(found.qk))
+    first = next(iter(spectra.qk))
     for layer, ax in enumerate(axes):
         if layer >= n_layers:
             ax.set_visible(False)
             continue
-        for colour, values in ((QK, found.qk[first][layer]), (OV, found.ov[layer])):
+        for colour, values in ((QK, spectra.qk[first][layer]), (OV, spectra.ov[layer])):
             for spectrum in values:
                 relative = spectrum / (spectrum[0] or 1.0)
                 above_noise = relative > _NOISE

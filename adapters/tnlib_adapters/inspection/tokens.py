@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.architecture import by_config
-from tnlib_adapters.architectures.table import ATTENTION_ONLY
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.tokenizer import load_tokenizer
 from tnlib_adapters.files.folder import TOKENIZERS
 from tnlib_adapters.files.token_names import token_names
 
@@ -37,9 +37,9 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
         If the model reads images, the text has fewer than two tokens, or is not token numbers where there is no
         tokenizer.
     """
-    if checkpoint.architecture.reads != "tokens":
+    if checkpoint.wiring.reads != "tokens":
         raise ArgumentError(
-            f"inspect: text must be left out for a model of images, got one for a {checkpoint.architecture.model_type}."
+            f"inspect: text must be left out for a model of images, got one for a {checkpoint.wiring.model_type}."
         )
     names = token_names(checkpoint.folder.path) or {}
     limit, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
@@ -57,7 +57,7 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
 
 def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
     """Return a sequence like the training data of the built-in model; None for any other model."""
-    if checkpoint.architecture is not ATTENTION_ONLY or _vocabulary(checkpoint) < 2:
+    if not checkpoint.wiring.is_attention_only or _vocabulary(checkpoint) < 2:
         return None
     rng = np.random.default_rng(0)
     segment = rng.permutation(min(128, _vocabulary(checkpoint)))[: min(16, _longest(checkpoint) // 2)]
@@ -67,14 +67,12 @@ def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
 
 def _longest(checkpoint: Checkpoint) -> int:
     """Return the largest number of tokens of a sequence."""
-    row, config = checkpoint.architecture, checkpoint.config
-    stated = row.get(config, row.context) if row.context else None
-    first = by_config(row.first_position, config)
-    return int(min(_MOST, (stated or _MOST) - first))
+    wiring = checkpoint.wiring
+    return int(min(_MOST, (wiring.context or _MOST) - wiring.embedding.first_position))
 
 
 def _vocabulary(checkpoint: Checkpoint) -> int:
-    info = checkpoint.locate(f"{checkpoint.architecture.embeddings[0]}.weight")
+    info = checkpoint.locate(checkpoint.wiring.embedding.table.weight)
     return 0 if info is None else int(info.shape[0])
 
 
@@ -83,11 +81,9 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     folder = checkpoint.folder.path
     if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would return an empty tokenizer
         return None
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
+    if find_spec("transformers") is None:
         return None
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    return load_tokenizer("inspect", folder)
 
 
 def _visible(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Running models of transformers: hooks on their modules, statistics over text, and layers fitted one by one."""
+"""Instrumented transformers models: hooks on modules, statistics over text, block-wise reconstruction."""
 
 from tnlib_adapters._require_torch import require_torch
 

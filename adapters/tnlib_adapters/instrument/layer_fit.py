@@ -1,15 +1,14 @@
-r"""Truncated layers fitted to the layers they replace, one after the other, first to last.
+r"""Block-wise reconstruction: truncated layers fitted to the layers they replace, first to last.
 
-A layer sees what the truncated layers before it write, x', and is to write what the original layer wrote of the
-original stream x. First the last factor R of W_O = L R and its bias alone, by least squares in closed form:
+A layer reads x', the stream written by the truncated layers before it, and is fitted to the output of the original
+layer on the original stream x. First the last factor R of W_O = L R and its bias, by least squares in closed form:
 
     min  sum_t | z_t R + b - o_t |^2 + ridge . |diag(E[z z]) (R - R_0)|^2,        z = y' L
 
-(y' what the truncated heads mix, o what the original attention wrote, L the identity where W_O is whole), then all
-factors of the block, those of a truncated feed-forward layer among them, by descent on the squared difference at the
-output of the whole block. No gradient leaves the block. What is kept of a layer, its factors as they were truncated,
-refitted, descended or halfway, is told by batches that neither step has seen: by what the whole model makes of them,
-the layers behind as they came.
+with y' the mixed values of the truncated heads, o the output of the original attention, and L the identity if W_O is
+not factored. Then all factors of the block, those of a truncated feed-forward layer included, by gradient descent on
+the squared difference at the output of the block. No gradient leaves the block. The factors of a layer, as truncated,
+refitted, descended or halfway, are chosen on held-out batches by the output of the whole model, later layers unchanged.
 """
 
 from __future__ import annotations
@@ -19,28 +18,99 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from tnlib._typing import Array
+from tnlib_adapters.factors.expansion import on_rows
 from tnlib_adapters.factors.products import Products
-from tnlib_adapters.instrument.block_replacement import Block, as_tensor
-from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module, input_of, output_of
+from tnlib_adapters.factors.projections import Projections, join_modules
+from tnlib_adapters.instrument.running_model import Batch, Layer, RunningModel, find_module, input_of, output_of
+
+
+@dataclass(frozen=True)
+class Block:
+    """The k-th block of the model; runs alone, with its own or other parameters."""
+
+    model: RunningModel
+    k: int
+
+    @property
+    def layer(self) -> Layer:
+        """The block and its projections."""
+        return self.model.layers[self.k]
+
+    def parameters(self, products: Products) -> dict[str, Tensor]:
+        """Return the parameters of the block for products of tensors, by name below the block."""
+        attention = products.expand(self.model.sizes)
+        parameters_by_name = self.of_attention(attention) if attention.weights else {}
+        for name, weight in products.modules().items():
+            module = find_module(self.model.model, name)
+            parameters_by_name[f"{_name(self.layer.block, module)}.weight"] = on_rows(self.model.wiring, name, weight)
+        return parameters_by_name
+
+    def of_attention(self, projections: Projections) -> dict[str, Tensor]:
+        """Return the parameters of the block for all four projections."""
+        attention, layer, parameters = self.model.wiring.layers[self.k].attention, self.layer, {}
+        joined = join_modules(attention, projections, lambda parts, leg: torch.cat([*parts], leg))
+        for held, linear in attention.projections.items():
+            name = _name(layer.block, layer.projections[held[0]].module)
+            for kind in ("weight", "bias"):
+                if f"{linear.module}.{kind}" in joined:
+                    parameters[f"{name}.{kind}"] = joined[f"{linear.module}.{kind}"]
+        return parameters
+
+    def run(
+        self, x: Tensor, call: tuple[tuple[Any, ...], dict[str, Any]], parameters: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return the output of the block for input x and further call arguments, optionally with other parameters."""
+        args, kwargs = call
+        moving = parameters is not None and any(t.requires_grad for t in parameters.values())
+        with torch.set_grad_enabled(moving):
+            out = functional_call(self.layer.block, dict(parameters or {}), (x, *args), kwargs)
+        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
+
+    def install(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy these parameters into the model."""
+        with torch.no_grad():
+            for name, value in parameters.items():
+                self.layer.block.get_parameter(name).copy_(value)
+
+
+def install(model: RunningModel, k: int, projections: Projections) -> None:
+    """Put projections into the k-th layer of a running model."""
+    block = Block(model, k)
+    tensors: Any = [
+        {name: as_tensor(a) for name, a in arrays.items()} for arrays in (projections.weights, projections.biases)
+    ]
+    block.install(block.of_attention(Projections(*tensors)))
+
+
+def as_tensor(values: Array) -> Tensor:
+    """Return a copy in the precision of a running model."""
+    return torch.from_numpy(np.array(values, np.float32))
+
+
+def _name(block: nn.Module, module: nn.Module) -> str:
+    return str(next(name for name, candidate in block.named_modules() if candidate is module))
+
 
 _RIDGE = 0.03
-_RATE = 0.03  # of a factor's root mean square, per step
+_RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
-_TELLING = 6  # batches that tell which step is kept
+_HELD_OUT = 6  # batches on which the factors of a layer are chosen
 
 
 @dataclass
 class _Stream:
-    """One batch on its way through the layers: what the original and what the truncated layers wrote."""
+    """Streams of one batch before the current layer: after the original and after the truncated layers."""
 
     batch: Batch
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]  # per layer, what else its block is called with
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]  # per layer, the further arguments of its block
     original: Tensor
     truncated: Tensor
 
@@ -55,27 +125,27 @@ def fit_layers(
     seed: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
-    """Yield the fitted weights of every layer; the model itself is truncated as this goes on.
+    """Yield the fitted weights of every layer; each is installed in the model before the next is fitted.
 
     Parameters
     ----------
     model
-        With its original weights.
+        Model with its original weights.
     batches
-        Of calibration text.
+        Calibration batches.
     start
-        Layer -> its truncated weights.
+        Function from a layer index to its truncated weights.
     tables
-        Embeddings that are truncated too, by module: what the first layer reads.
+        Truncated tables of embeddings, by module: they feed the first layer.
     n_steps
-        Of descent in every layer, one batch each.
+        Number of gradient steps per layer, one batch each.
     seed
-        Of the order of the batches.
+        Seed of the order of the batches.
     progress
-        Called with (stage, done, total).
+        Called as progress(stage, done, total).
     """
-    count = min(_TELLING, len(batches) // 2)
-    telling = [(batch, _output(model, batch)) for batch in batches[: max(1, count)]]
+    count = min(_HELD_OUT, len(batches) // 2)
+    held_out = [(batch, _model_output(model, batch)) for batch in batches[: max(1, count)]]
     streams = [_enter(model, batch) for batch in batches[count:]]
     if tables:
         _look_up(model, tables, streams)
@@ -90,11 +160,11 @@ def fit_layers(
             for stream in streams:
                 stream.original = block.run(stream.original, stream.calls[k])
         best = truncated
-        if truncated.parts:  # otherwise all of the block stays as it is
+        if truncated.parts:  # otherwise nothing of the block is truncated
             descended = _descend(block, streams, refitted, n_steps, generator)
-            halfway = refitted.each(lambda one, other: (one + other) / 2, descended)
-            tried = (descended, halfway, refitted, truncated)
-            best = min(tried, key=lambda one: _error(block, telling, one))
+            halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
+            candidates = (descended, halfway, refitted, truncated)
+            best = min(candidates, key=lambda candidate: _error(block, held_out, candidate))
             block.install(block.parameters(best))
         for stream in streams:
             stream.truncated = block.run(stream.truncated, stream.calls[k])
@@ -103,7 +173,7 @@ def fit_layers(
 
 
 def _enter(model: RunningModel, batch: Batch) -> _Stream:
-    """Run a batch and keep what the first block reads, and with what every block is called."""
+    """Run a batch; return the input of the first block and the further arguments of all blocks."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     entering: list[Tensor] = []
 
@@ -120,7 +190,7 @@ def _enter(model: RunningModel, batch: Batch) -> _Stream:
 
 
 def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence[_Stream]) -> None:
-    """Let the model, and the truncated streams, have these embeddings."""
+    """Copy these embeddings into the model and recompute the truncated streams."""
     for name, table in tables.items():
         with torch.no_grad():
             find_module(model.model, name).get_parameter("weight").copy_(as_tensor(table))
@@ -129,7 +199,7 @@ def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence
 
 
 def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> Products:
-    """Return `start` with the last factor of W_O and its bias refitted; the original streams have passed the block."""
+    """Return `start` with the last factor of W_O and its bias refitted; original streams advance past the block."""
     o, truncated = block.layer.projections["o"].module, block.parameters(start)
     *first, old = start.factors["o"]
     wrote: dict[int, Tensor] = {}
@@ -159,16 +229,16 @@ def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> 
 def _descend(
     block: Block, streams: Sequence[_Stream], start: Products, n_steps: int, generator: torch.Generator
 ) -> Products:
-    """Return the factors after `n_steps` of Adam, each number measured in the root mean square of its factor."""
-    scales = start.each(lambda one: one.square().mean().sqrt() if one.numel() else one)
-    moves = start.each(lambda one: torch.zeros_like(one, requires_grad=True))
+    """Return the factors after `n_steps` of Adam, in units of the root mean square of each factor."""
+    scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
+    moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
     optimiser = torch.optim.Adam(moves.parts, lr=_RATE, betas=(0.9, 0.99))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
     )
 
     def moved() -> Products:
-        return start.each(lambda one, scale, move: one + scale * move, scales, moves)
+        return start.each(lambda a, scale, move: a + scale * move, scales, moves)
 
     order: list[int] = []
     for _ in range(n_steps):
@@ -183,12 +253,12 @@ def _descend(
     return moved().each(Tensor.detach)
 
 
-def _error(block: Block, telling: Sequence[tuple[Batch, Tensor]], products: Products) -> float:
-    """Return how far the whole model with these factors is from what it once wrote: 1 - cosine, or a divergence."""
+def _error(block: Block, held_out: Sequence[tuple[Batch, Tensor]], products: Products) -> float:
+    """Return the error of the whole model with these factors: 1 - cosine, or Kullback-Leibler divergence, summed."""
     block.install(block.parameters(products))
     total = 0.0
-    for batch, before in telling:
-        after = _output(block.model, batch)
+    for batch, before in held_out:
+        after = _model_output(block.model, batch)
         if block.model.predicts:
             total += float((before.exp() * (before - after)).sum())
         else:
@@ -196,8 +266,8 @@ def _error(block: Block, telling: Sequence[tuple[Batch, Tensor]], products: Prod
     return total
 
 
-def _output(model: RunningModel, batch: Batch) -> Tensor:
-    """Return the embeddings of a batch, or the logarithms of the probabilities of its tokens."""
+def _model_output(model: RunningModel, batch: Batch) -> Tensor:
+    """Return the embeddings of a batch, or its log-probabilities."""
     with torch.no_grad():
         out = model(batch)
     return out[batch.valid].log_softmax(-1) if model.predicts else out

@@ -1,10 +1,10 @@
-"""A running model of transformers seen from inside: what its modules read and write, and probes of what it answers.
+"""A loaded transformers model: loading, the modules of its attention, hooks on them, and output probes.
 
-Every projection of the table of architectures is a module, so that forward hooks on modules suffice, whatever kernel
-the model computes its attention with:
+Every projection of the table of architectures is a module, so that forward hooks on modules suffice for any attention
+kernel:
 
-    q[t, h] = x[t] W_Q^h + b_Q^h          what the module of "q" writes, before any rotation
-    y[t, h] = sum_u A^h[t, u] v[u, h]     what the module of "o" reads
+    q[t, h] = x[t] W_Q^h + b_Q^h          output of the module of "q", before any rotation
+    y[t, h] = sum_u A^h[t, u] v[u, h]     input of the module of "o"
 """
 
 from __future__ import annotations
@@ -19,27 +19,76 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from tnlib_adapters.architectures.table import Architecture, find_row
+from tnlib import FileFormatError
+from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.checkpoints.residual_stream import unembedding
-from tnlib_adapters.factors.projections import Sizes, columns_of_head, read_sizes
+from tnlib_adapters.checkpoints.tokenizer import OFFLINE, load_tokenizer, loaded
+from tnlib_adapters.factors.projections import columns_of_head
 
-_TOKENS = 1024  # of a batch: enough for products at full speed, and many batches of a short text
-_LONGEST = 256  # tokens of a text
+_POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
+
+
+def load_model(function: str, folder: Path, *, predicts: bool) -> Any:
+    """Return the model of a folder in float32 and evaluation mode, with its language-model head if it `predicts`.
+
+    Raises
+    ------
+    FileFormatError
+        If transformers cannot load it, or tensors are missing, left over or of another shape: transformers would
+        initialise missing ones at random and ignore the others.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForTextEncoding
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+    import tnlib_adapters.transformers_plugin  # noqa: F401  registers the quantizer that loads compressed folders
+
+    config = loaded(function, f"the model in {folder}", lambda: AutoConfig.from_pretrained(str(folder), **OFFLINE))
+    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # where AutoModel may also make a decoder, as for T5
+    loader: Any = AutoModelForCausalLM if predicts else AutoModelForTextEncoding if encodes else AutoModel
+    options = {**OFFLINE, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # refused below, by name
+    model, info = loaded(function, f"the model in {folder}", lambda: loader.from_pretrained(str(folder), **options))
+    problems = {
+        "missing": [name for name in info["missing_keys"] if _POOLER not in name],
+        "left over": [name for name in info["unexpected_keys"] if _is_of(model, name)],
+        "of another shape": [str(name[0]) for name in info["mismatched_keys"]],
+    }
+    for problem, names in problems.items():
+        if names:
+            first, n_others = sorted(names)[0], len(names) - 1
+            others = f" and {n_others} more" if n_others else ""
+            raise FileFormatError(
+                f"{function}: every tensor of {type(model).__name__} must be in {folder} and no other of its layers, "
+                f"got {first!r}{others} {problem}; download the checkpoint again."
+            )
+    return model.eval().requires_grad_(False)
+
+
+def _is_of(model: nn.Module, name: str) -> bool:
+    """Test if a tensor belongs to a layer of this model, and not to a head that it was loaded without."""
+    base: Any = getattr(model, "base_model", model)
+    first = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
+    return first in dict(base.named_children()) or first in dict(model.named_children())
+
+
+_TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
+_LONGEST = 256  # tokens per text
 
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Where one projection of all its heads stands: columns (heads, d_head) of what a module writes, or reads ("o")."""
+    """One projection of all heads: columns (heads, d_head) of the output of a module, or of the input for "o"."""
 
     module: nn.Module
     columns: Tensor
     name: str
 
     def written(self, x: Tensor) -> Tensor:
-        """Return its part, (..., heads * d_head), of what the module writes: of "o", whose columns are read, all."""
+        """Return the columns of this projection of an output, (..., heads * d_head); all columns for "o"."""
         flat = self.columns.flatten()
         if self.name == "o" or (len(flat) == x.shape[-1] and bool((flat.diff() == 1).all())):
             return x
@@ -56,57 +105,58 @@ class Layer:
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts as tokens: both of shape (texts, tokens), the mask 1 where there is a token."""
+    """Tokenized texts and attention mask, (texts, tokens) each; the mask is 1 at tokens and 0 at padding."""
 
     ids: Tensor
     mask: Tensor
 
     @property
     def valid(self) -> Tensor:
-        """The mask as booleans."""
+        """Boolean mask."""
         return self.mask.bool()
 
     @property
     def n_tokens(self) -> int:
-        """Count of tokens that are part of a text."""
+        """Number of tokens without padding."""
         return int(self.mask.sum())
 
 
 @dataclass(frozen=True, repr=False)
 class RunningModel:
-    """A model of transformers in float32 with its tokenizer, and the modules of its attention."""
+    """A transformers model in float32, its tokenizer, and the modules of its attention."""
 
     model: Any
     tokenizer: Any
-    row: Architecture
-    sizes: Sizes
+    wiring: Wiring
     layers: tuple[Layer, ...]
 
     @property
+    def sizes(self) -> Sizes:
+        """Sizes of the attention layers."""
+        return self.wiring.sizes
+
+    @property
     def predicts(self) -> bool:
-        """True of a model that predicts tokens, False of one that embeds texts."""
-        return bool(self.row.unembed) and self.model.get_output_embeddings() is not None
+        """True for a model that predicts tokens, False for one that embeds texts."""
+        return self.wiring.unembedding is not None and self.model.get_output_embeddings() is not None
 
     @property
     def longest(self) -> int:
-        """The most tokens of one text."""
-        config, row = self.model.config.to_dict(), self.row
-        stated = row.get(config, row.context) if row.context else None
-        first = row.first_position(config) if callable(row.first_position) else row.first_position
-        return min(_LONGEST, (stated or _LONGEST) - first)
+        """Maximum number of tokens per text."""
+        return min(_LONGEST, (self.wiring.context or _LONGEST) - self.wiring.embedding.first_position)
 
     def batches(self, text: str) -> list[Batch]:
-        """Return a text as tokens: every line for itself where lines are embedded, windows of it where tokens are.
+        """Return a text in batches: windows of the text for a language model, lines for an embedding model.
 
-        Lines of similar length stand together; each is cut at `longest` tokens.
+        Texts are sorted by length and truncated at `longest` tokens.
         """
         if self.predicts:
-            whole = self.tokenizer(text, verbose=False)["input_ids"]
-            ids = [whole[start : start + self.longest] for start in range(0, len(whole), self.longest)]
+            token_ids = self.tokenizer(text, verbose=False)["input_ids"]
+            ids = [token_ids[start : start + self.longest] for start in range(0, len(token_ids), self.longest)]
         else:
             lines = [line for line in text.splitlines() if line.strip()]
             ids = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
-        ids = sorted((one for one in ids if len(one) > 1), key=len)
+        ids = sorted((text_ids for text_ids in ids if len(text_ids) > 1), key=len)
         batches, start = [], 0
         for end in range(1, len(ids) + 1):
             if end == len(ids) or (end + 1 - start) * len(ids[end]) > _TOKENS:
@@ -116,58 +166,45 @@ class RunningModel:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return logits (texts, tokens, vocabulary), or one embedding of norm 1 for every text (texts, d_model)."""
-        out = self.model(
-            input_ids=batch.ids, attention_mask=batch.mask, **({"use_cache": False} if self.row.unembed else {})
-        )
+        no_cache = {"use_cache": False} if self.wiring.layers[0].attention.causal else {}
+        out = self.model(input_ids=batch.ids, attention_mask=batch.mask, **no_cache)
         return cast(Tensor, out.logits) if self.predicts else pooled(out.last_hidden_state, batch.mask)
 
 
-def open_running(folder: str | os.PathLike[str]) -> RunningModel:
+def open_running(folder: str | os.PathLike[str], function: str = "evaluate") -> RunningModel:
     """Load a checkpoint folder of a model of text, with its tokenizer, in transformers.
 
     Raises
     ------
     FileFormatError
-        If the architecture is not known.
+        If the architecture is not known, or the folder does not hold the whole model; messages begin with `function`.
     """
-    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-
-    import tnlib_adapters.transformers_plugin  # noqa: F401  registers the quantizer that loads compressed folders
-
-    path = str(Path(folder))
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    # a folder without a head would get one at random
-    loader: Any = AutoModel if unembedding(open_checkpoint(path)) is None else AutoModelForCausalLM
-    model = loader.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval().requires_grad_(False)
-    return running(model, tokenizer)
+    path = Path(folder)
+    predicts = open_checkpoint(path).wiring.unembedding is not None  # a folder without a head gets one at random
+    tokenizer = load_tokenizer(function, path)
+    return running(load_model(function, path, predicts=predicts), tokenizer)
 
 
 def running(model: Any, tokenizer: Any) -> RunningModel:
-    """Find the attention of a model that is in memory."""
-    config = model.config.to_dict()
-    row = find_row(config, f"the config of {type(model).__name__}", "calibrate")
-    sizes = read_sizes(row, config, f"the config of {type(model).__name__}", "calibrate")
-    modules = dict(model.named_modules())
-    layers = []
-    for layer in range(sizes.n_layers):
-        base = _in_memory(row, row.attention.format(layer=layer))
-        name = next(name for name in modules if name == base or name.endswith(f".{base}"))
-        block = name[: name.rindex(f".{layer}.") + len(f".{layer}")]
-        found = {}
-        for part, held in row.projections.items():
-            for one in held:
-                heads = range(0, sizes.n_heads, 1 if one in "qo" else sizes.n_heads // sizes.kv_heads)
-                slices = [columns_of_head(row, sizes, held, one, head) for head in heads]
+    """Return a model in memory with the modules of its attention."""
+    wiring = wire_model(model, "calibrate")
+    sizes, modules, layers = wiring.sizes, dict(model.named_modules()), []
+    for layer in wiring.layers:
+        projections = {}
+        for held, linear in layer.attention.projections.items():
+            for name in held:
+                heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.n_heads // sizes.kv_heads)
+                slices = [columns_of_head(layer.attention, held, name, head) for head in heads]
                 columns = torch.tensor([range(s.start, s.stop) for s in slices])
-                found[one] = Projection(modules[f"{name}.{_in_memory(row, part)}"], columns, one)
-        layers.append(Layer(modules[block], found))
-    return RunningModel(model, tokenizer, row, sizes, tuple(layers))
+                projections[name] = Projection(modules[linear.module], columns, name)
+        layers.append(Layer(modules[layer.module], projections))
+    return RunningModel(model, tokenizer, wiring, tuple(layers))
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module:
     """Return the module of this name, or of this name below the base model of one with a head."""
-    found: nn.Module = next(m for path, m in model.named_modules() if path == name or path.endswith(f".{name}"))
-    return found
+    module: nn.Module = next(m for path, m in model.named_modules() if path == name or path.endswith(f".{name}"))
+    return module
 
 
 def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -177,7 +214,7 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Return the gradient of one probe at the output, as `observe` draws them: of v . e it is v."""
+    """Return the gradient of a random probe with respect to the output, see `observe`; v for the probe v . e."""
     if not model.predicts:
         return torch.randn(out.shape, generator=generator)
     p = out.detach().softmax(-1)
@@ -187,10 +224,9 @@ def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.
 
 
 def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
-    """Return one index (..., 1) for every row of probabilities (..., vocabulary).
+    """Sample one index (..., 1) per row of probabilities (..., vocabulary), by inverting the cumulative sums.
 
-    One random number for every row, and where the sum of the row passes it: `torch.multinomial` draws as many as the
-    row is long, which takes longer than a small model takes for its forward pass.
+    `torch.multinomial` draws one random number per entry, which takes longer than the forward pass of a small model.
     """
     sums = p.cumsum(-1)
     at = torch.rand((*p.shape[:-1], 1), generator=generator) * sums[..., -1:]
@@ -199,20 +235,14 @@ def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
 
 def _padded(ids: Sequence[Sequence[int]], pad: int) -> Batch:
     longest = max(map(len, ids))
-    tokens = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in ids])
-    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
+    tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
     return Batch(tokens, mask)
-
-
-def _in_memory(row: Architecture, name: str) -> str:
-    for part, loaded in row.in_memory.items():
-        name = name.replace(part, loaded)
-    return name
 
 
 @contextmanager
 def start_of_gradients(block: nn.Module) -> Iterator[None]:
-    """Let the stream in front of `block` be a leaf, so that gradients need no parameter."""
+    """Detach the input stream of `block` and make it require gradients, so that no parameter has to."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
@@ -228,7 +258,7 @@ def start_of_gradients(block: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
-    """Keep what a module writes, whenever it runs inside the block, as into[key]."""
+    """Store the output of a module in into[key] whenever it runs inside the block."""
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> None:
         into[key] = out
@@ -242,7 +272,7 @@ def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[
 
 @contextmanager
 def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
-    """Keep what a module reads, whenever it runs inside the block, as into[key]."""
+    """Store the input of a module in into[key] whenever it runs inside the block."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
         into[key] = args[0]

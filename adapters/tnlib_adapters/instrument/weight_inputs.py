@@ -1,7 +1,7 @@
-"""What the weights of a running model read, and gradients of random probes at what they write.
+"""Inputs of the weights of a running model, and gradients of random probes at their outputs.
 
-A weight goes by a key: a projection by its layer and name, "3.q", a module outside the attention by its own name. What
-it reads has a key as well, because queries, keys and values read the same: "3.x", that of "3.o" is "3.y".
+The key of a weight is its layer and name for a projection, "3.q", and the module name outside the attention. Inputs
+have keys as well, because queries, keys and values share theirs: "3.x"; the input of "3.o" is "3.y".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tnlib_adapters.instrument.running_model import (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight stands in a running model, and the key of what it reads."""
+    """A weight of a running model: its module, the key of its input, and its projection if it is in the attention."""
 
     module: nn.Module
     reads: str
@@ -37,7 +37,7 @@ class Place:
 
     @property
     def is_table(self) -> bool:
-        """Whether it looks tokens up."""
+        """True for a table of embeddings."""
         return isinstance(self.module, nn.Embedding)
 
 
@@ -45,20 +45,20 @@ Places = Mapping[str, Place]
 
 
 def find_places(model: RunningModel, modules: Sequence[str] = (), *, attention: bool = True) -> Places:
-    """Return by key the projections of every layer, if `attention` is asked for, and these modules."""
-    found = {}
+    """Return places by key: the projections of every layer if `attention`, and these modules."""
+    places = {}
     for k, layer in enumerate(model.layers if attention else ()):
         for name in NAMES:
-            one = layer.projections[name]
-            found[f"{k}.{name}"] = Place(one.module, f"{k}.{'y' if name == 'o' else 'x'}", one)
-    return found | {name: Place(find_module(model.model, name), name) for name in modules}
+            projection = layer.projections[name]
+            places[f"{k}.{name}"] = Place(projection.module, f"{k}.{'y' if name == 'o' else 'x'}", projection)
+    return places | {name: Place(find_module(model.model, name), name) for name in modules}
 
 
 def read(model: RunningModel, batch: Batch, places: Places) -> dict[str, Tensor]:
-    """Run one batch and return by key what its weights read, (texts, tokens, width): 0 beyond the end of a text.
+    """Run one batch and return the inputs of the weights by key, (texts, tokens, width), 0 at padding.
 
-    What queries, keys and values read has a last entry 1, which multiplies a bias. Tables read ids (texts, tokens), -1
-    beyond the end.
+    Inputs of queries, keys and values have a last entry 1, which multiplies the bias. Inputs of tables are token ids
+    (texts, tokens), -1 at padding.
     """
     with _keeping_reads(places) as reads, torch.no_grad():
         model(batch)
@@ -68,21 +68,21 @@ def read(model: RunningModel, batch: Batch, places: Places) -> dict[str, Tensor]
 def observe(
     model: RunningModel, batch: Batch, places: Places, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Run one batch; return the same, and for every weight the gradient of a random probe at what it writes.
+    """Run one batch; return the inputs of `read`, and the gradient of a random probe at the output of every weight.
 
-    A probe of an embedding e is v . e with v normal; of predictions, the log-probability of tokens that are drawn from
-    the predictions themselves. The mean square of its change is, to lowest order, the squared change of the embedding,
-    or twice the divergence of the predictions.
+    The probe of an embedding e is v . e with v normal; that of predictions is the log-probability of tokens sampled
+    from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
+    twice the Kullback-Leibler divergence of the predictions.
     """
     wrote: dict[str, Tensor] = {}
     with _keeping_reads(places) as reads, ExitStack() as hooks:
-        tables = [one.module for one in places.values() if one.is_table]
+        tables = [place.module for place in places.values() if place.is_table]
         hooks.enter_context(_leaf_at(*tables) if tables else start_of_gradients(model.layers[0].block))
         for key, place in places.items():
             hooks.enter_context(output_of(place.module, wrote, key))
         with torch.enable_grad():
             out = model(batch)
-            tensors = {id(t): t for t in wrote.values()}  # some write for several
+            tensors = {id(t): t for t in wrote.values()}  # a fused module writes several projections
             slope = draw_probe(model, out, batch, generator)
             grads = dict(zip(tensors, torch.autograd.grad(out, list(tensors.values()), slope), strict=True))
     slopes = {}
@@ -94,7 +94,7 @@ def observe(
 
 @contextmanager
 def _keeping_reads(places: Places) -> Iterator[dict[str, Tensor]]:
-    """Keep what the weights read, whenever the model runs inside the block, by key."""
+    """Store the inputs of the weights by key whenever the model runs inside the block."""
     reads: dict[str, Tensor] = {}
     with ExitStack() as hooks:
         for key, module in {place.reads: place.module for place in places.values()}.items():
@@ -103,26 +103,26 @@ def _keeping_reads(places: Places) -> Iterator[dict[str, Tensor]]:
 
 
 def _reads(reads: Mapping[str, Tensor], places: Places, batch: Batch) -> dict[str, Tensor]:
-    found = {}
+    inputs = {}
     for place in places.values():
         x = reads[place.reads]
         if place.is_table:
-            found[place.reads] = x.masked_fill(~batch.valid, -1)
-        elif place.reads not in found:
+            inputs[place.reads] = x.masked_fill(~batch.valid, -1)
+        elif place.reads not in inputs:
             with_bias = place.projection is not None and place.projection.name != "o"
-            found[place.reads] = _valid(nn.functional.pad(x, (0, 1), value=1.0) if with_bias else x, batch)
-    return found
+            inputs[place.reads] = _valid(nn.functional.pad(x, (0, 1), value=1.0) if with_bias else x, batch)
+    return inputs
 
 
 def _valid(x: Tensor, batch: Batch) -> Tensor:
-    """Return (texts, tokens, width), 0 beyond the end of a text; some models lay all tokens in one row in between."""
+    """Return (texts, tokens, width), 0 at padding; some models flatten texts and tokens in between."""
     x = x.detach().reshape(*batch.ids.shape, x.shape[-1])
     return x if bool(batch.mask.all()) else x * batch.mask[..., None]
 
 
 @contextmanager
 def _leaf_at(module: nn.Module) -> Iterator[None]:
-    """Let what a module writes be a leaf, so that gradients need no parameter."""
+    """Detach the output of a module and make it require gradients, so that no parameter has to."""
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         return out.detach().requires_grad_()

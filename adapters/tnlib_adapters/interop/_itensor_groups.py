@@ -16,18 +16,17 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from tnlib._errors import FileFormatError
 from tnlib._typing import Array
+from tnlib_adapters.interop._hdf5 import Node
 
 _DTYPES = {"Float32": np.float32, "Float64": np.float64, "ComplexF32": np.complex64, "ComplexF64": np.complex128}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _STORAGES = [f"{kind}{{{name}}}" for kind in ("Dense", "BlockSparse") for name in _DTYPES]
 _LONG_NAMES = re.compile(r"\bComplex\{Float(32|64)\}")  # ComplexF32, ComplexF64 in some versions of Julia
-_LARGEST = 1 << 31  # largest number of entries of a tensor made dense
 
 
 @dataclass(frozen=True)
@@ -42,110 +41,90 @@ class Index:
     blocks: tuple[int, ...] = field(compare=False, default=())  # sizes of the sectors of a QN index
 
 
-def refuse(group: Any, expected: str, got: str, remedy: str = "write the file again") -> NoReturn:
-    """Raise a FileFormatError that names the file and the group."""
-    raise FileFormatError(f"itensor.read: {group.name} in {group.file.filename} {expected}, got {got}; {remedy}.")
-
-
-def kind_of(group: Any) -> str:
-    """Return the attribute `type` of a group, "" if there is none."""
-    return text(group.attrs.get("type", ""))
-
-
-def text(stored: Any) -> str:
-    """Return an HDF5 string of any type as str."""
-    return stored.decode("utf-8", "replace") if isinstance(stored, bytes) else str(stored)
-
-
-def expect(group: Any, kind: str) -> None:
+def expect(group: Node, kind: str) -> None:
     """Raise unless a group has this type and version 1 of its layout."""
-    if kind_of(group) != kind:
-        refuse(group, f"must have type {kind!r}", repr(kind_of(group)))
-    version = int(group.attrs.get("version", 1))
+    stored = group.text_attribute("type", "")
+    if stored != kind:
+        group.refuse(f"must have type {kind!r}", repr(stored))
+    version = group.integer_attribute("version", 1)
     if version != 1:
-        refuse(group, "must have version 1 of its layout", str(version), "save it with a version of ITensor of today")
+        group.refuse("must have version 1 of its layout", str(version), "save it with a version of ITensor of today")
 
 
-def integer(group: Any, name: str) -> int:
-    """Return the integer stored under `name`."""
-    value = np.asarray(group[name][()])
-    if value.size != 1 or value.dtype.kind not in "iu":
-        refuse(group, f"must hold one integer under {name!r}", f"{value.dtype} of shape {value.shape}")
-    return int(value.reshape(()))
-
-
-def read_tensor(group: Any) -> tuple[Array, list[Index]]:
+def read_tensor(group: Node) -> tuple[Array, list[Index]]:
     """Return a tensor as a dense array, and its legs in the order of the file."""
     expect(group, "ITensor")
-    legs = _read_indices(group["inds"])
+    legs = _read_indices(group.child("inds"))
     shape = tuple(leg.dim for leg in legs)
-    if math.prod(shape) > _LARGEST:
-        refuse(group, f"must have at most {_LARGEST:,} entries when dense", f"{shape}", "truncate the state first")
-    storage = group["storage"] if "storage" in group else group["store"]
-    stored = _LONG_NAMES.sub(r"ComplexF\1", kind_of(storage))
+    storage = group.child("storage" if "storage" in group.names() else "store")
+    stored = _LONG_NAMES.sub(r"ComplexF\1", storage.text_attribute("type", ""))
     if stored not in _STORAGES:
-        refuse(storage, f"must have one of the types {', '.join(_STORAGES)}", repr(stored), "make it dense first")
-    kind, dtype = stored.rstrip("}").split("{")
-    data = _read_data(storage, np.dtype(_DTYPES[dtype]), math.prod(shape))
+        storage.refuse(f"must have one of the types {', '.join(_STORAGES)}", repr(stored), "make it dense first")
+    kind, name = stored.rstrip("}").split("{")
+    dtype = np.dtype(_DTYPES[name])
+    group.check_dense(shape, dtype)
+    data = _read_data(storage, dtype)
     if kind == "BlockSparse":
         return _from_blocks(storage, data, legs), legs
     if data.size != math.prod(shape):
-        refuse(storage, f"must hold {math.prod(shape)} numbers for its indices", str(data.size))
+        storage.refuse(f"must hold {math.prod(shape)} numbers for its indices", str(data.size))
     return data.reshape(shape, order="F"), legs
 
 
-def _read_indices(group: Any) -> list[Index]:
+def _read_indices(group: Node) -> list[Index]:
     expect(group, "IndexSet")
-    return [_read_index(group[f"index_{n}"]) for n in range(1, integer(group, "length") + 1)]
+    return [_read_index(group.child(f"index_{n}")) for n in range(1, group.child("length").integer() + 1)]
 
 
-def _read_index(group: Any) -> Index:
+def _read_index(group: Node) -> Index:
     expect(group, "Index")
-    tags = group["tags"]
+    tags = group.child("tags")
     expect(tags, "TagSet")
-    names = text(tags["tags"][()])
-    dim = integer(group, "dim")
-    space = text(group.attrs.get("space_type", "Int"))
+    names = tags.child("tags").text()
+    id, plev, dim, direction = (group.child(name).integer() for name in ("id", "plev", "dim", "dir"))
+    space = group.text_attribute("space_type", "Int")
     if space not in ("Int", "QNBlocks"):
-        refuse(group, "must have space_type 'Int' or 'QNBlocks'", repr(space))
-    blocks = (dim,) if space == "Int" else tuple(int(n) for n in np.ravel(group["space"]["dims"][()]))
+        group.refuse("must have space_type 'Int' or 'QNBlocks'", repr(space))
+    blocks = (dim,) if space == "Int" else tuple(map(int, group.child("space").child("dims").numbers("iu").ravel()))
     if dim < 1 or min(blocks, default=0) < 1 or sum(blocks) != dim:
-        refuse(group, "must have sectors that add up to its positive dim", f"{blocks} and {dim}")
+        group.refuse("must have sectors that add up to its positive dim", f"{blocks} and {dim}")
     names = ",".join(sorted(name.strip() for name in names.split(",")))
-    return Index(integer(group, "id"), integer(group, "plev"), names, dim, integer(group, "dir"), blocks)
+    return Index(id, plev, names, dim, direction, blocks)
 
 
-def _read_data(storage: Any, dtype: np.dtype[Any], most: int) -> Array:
+def _read_data(storage: Node, dtype: np.dtype[Any]) -> Array:
     """Return the flat data; complex numbers are pairs of fields (Julia) or pairs on a last axis (C++)."""
-    data = storage["data"]
-    if data.size > 2 * most:  # checked before the data is read
-        refuse(storage, f"must hold at most {most} numbers for its indices", str(data.size))
-    flat = np.asarray(data[()])
-    if "__complex__" in data.attrs:
+    data = storage.child("data")
+    flat = data.numbers("fc")
+    if data.attribute("__complex__") is not None:
         if flat.ndim != 2 or flat.shape[1] != 2 or flat.dtype.kind != "f":
-            refuse(storage, "must hold pairs of real numbers", f"{flat.dtype} of shape {flat.shape}")
+            data.refuse("must hold pairs of real numbers", f"{flat.dtype} of shape {flat.shape}")
         flat = flat[:, 0] + 1j * flat[:, 1]
     if flat.ndim != 1 or flat.dtype.newbyteorder("=") != dtype:
-        refuse(storage, f"must hold a vector of {dtype}", f"{flat.dtype} of shape {flat.shape}")
+        data.refuse(f"must hold a vector of {dtype}", f"{flat.dtype} of shape {flat.shape}")
+    if not np.isfinite(flat).all():
+        first = int(np.argmin(np.isfinite(flat)))
+        data.refuse("must be finite", f"{flat[first]} at index {first}", "repair the tensor first")
     return flat.astype(dtype, copy=False)
 
 
-def _from_blocks(storage: Any, data: Array, legs: Sequence[Index]) -> Array:
+def _from_blocks(storage: Node, data: Array, legs: Sequence[Index]) -> Array:
     """Return the dense tensor from blocks (coordinates from 1, offset from 0), first index fastest."""
-    order, table = len(legs), np.ravel(storage["offsets"][()])
-    if integer(storage, "ndims") != order and table.size:
-        refuse(storage, f"must have {order} legs like its indices", str(integer(storage, "ndims")))
-    if table.size % (order + 1) or table.dtype.kind not in "iu":
-        refuse(storage, f"must list blocks by {order + 1} integers each", f"{table.size} of {table.dtype}")
+    order, table = len(legs), storage.child("offsets").numbers("iu").ravel()
+    n_legs = storage.child("ndims").integer()
+    if n_legs != order and table.size:
+        storage.refuse(f"must have {order} legs like its indices", str(n_legs))
+    if table.size % (order + 1):
+        storage.refuse(f"must list blocks by {order + 1} integers each", f"{table.size} of {table.dtype}")
     starts = [np.concatenate([[0], np.cumsum(leg.blocks)]) for leg in legs]
     out = np.zeros([leg.dim for leg in legs], data.dtype)
     for *block, offset in table.reshape(-1, order + 1).tolist():
         if any(not 1 <= b <= len(leg.blocks) for b, leg in zip(block, legs, strict=True)):
-            refuse(storage, "must list blocks that its indices have", str(block))
+            storage.refuse("must list blocks that its indices have", str(block))
         shape = [leg.blocks[b - 1] for b, leg in zip(block, legs, strict=True)]
         part = data[offset : offset + math.prod(shape)] if offset >= 0 else data[:0]
         if part.size != math.prod(shape):
-            refuse(storage, f"must hold the block {block} of {math.prod(shape)} numbers", f"{part.size} at {offset}")
+            storage.refuse(f"must hold the block {block} of {math.prod(shape)} numbers", f"{part.size} at {offset}")
         region = tuple(slice(s[b - 1], s[b]) for s, b in zip(starts, block, strict=True))
         out[region] = part.reshape(shape, order="F")
     return out

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,16 +66,18 @@ def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
         core[:, order] for core, order in _checked(name, parts, len(parts.forms), len(parts.spectra) - 1)
     ]  # vL p vR
     norm = complex(parts.norm)
-    if not math.isfinite(abs(norm)):
+    size = math.hypot(norm.real, norm.imag)  # abs(norm) raises where it overflows
+    if not math.isfinite(size):
         raise ArgumentError(f"{name} must have a finite norm, got {norm}; set it first.")
-    phase, log_scale = (norm / abs(norm), math.log(abs(norm))) if norm else (0.0, 0.0)
+    phase, log_scale = (norm / size, math.log(size)) if norm else (0.0, 0.0)
     if all(form == (0.0, 0.0) for form in parts.forms) and phase:
         return _as_vidal(name, cores, parts.spectra, phase, log_scale)
     for k in range(1, len(cores)):
         power = _missing_power(name, k, parts.forms[k - 1], parts.forms[k])
         if power != 0.0:
-            s = _values(name, k, parts.spectra[k], cores[k].dtype)
-            cores[k] = (s**power)[:, None, None] * cores[k]
+            s = _values(name, k, parts.spectra[k], cores[k])
+            with np.errstate(over="ignore", invalid="ignore"):  # TensorTrain refuses what is not finite
+                cores[k] = (s**power)[:, None, None] * cores[k]
     center = find_center(cores)
     if phase != 1.0:
         cores = _times(cores, center or 0, phase)
@@ -126,20 +129,25 @@ def _missing_power(name: str, k: int, left: Form, right: Form) -> float:
     return 1.0 - left[1] - right[0]
 
 
-def _values(name: str, k: int, s: Array | None, dtype: np.dtype[np.generic]) -> Array:
+def _values(name: str, k: int, s: Array | None, core: Array) -> Array:
+    """Return the singular values of the bond on the left of tensor k."""
     if s is None or s.ndim != 1 or not (s > 0).all():
         problem = "none" if s is None else "a matrix" if s.ndim == 2 else "zeros among them"
         raise ArgumentError(
             f"{name} must have positive singular values on bond {k}, got {problem}; call canonical_form() first."
         )
-    return s.astype(np.empty(0, dtype).real.dtype, copy=False)
+    if len(s) != len(core):
+        raise ArgumentError(f"{name} must have {len(core)} singular values on bond {k}, got {len(s)}; it is damaged.")
+    return s.astype(core.real.dtype, copy=False)
 
 
 def _as_vidal(
     name: str, gammas: list[Array], spectra: Sequence[Array | None], phase: complex, log_scale: float
 ) -> Vidal:
     """Return the Vidal form with descending values: TeNPy sorts them by charge."""
-    lambdas = [_values(name, k, spectra[k], gammas[k].dtype) for k in range(1, len(gammas))]
+    lambdas = [_values(name, k, spectra[k], gammas[k]) for k in range(1, len(gammas))]
+    if any(left.shape[-1] != len(right) for left, right in pairwise(gammas)):
+        raise ArgumentError(f"{name} must have one size on both sides of every bond, got others; it is damaged.")
     for k, s in enumerate(lambdas):
         order = np.argsort(-s, kind="stable")
         lambdas[k], gammas[k], gammas[k + 1] = s[order], gammas[k][..., order], gammas[k + 1][order]

@@ -10,23 +10,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnlib._errors import ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib_adapters.interop._cores import as_one_precision, with_scale, wrong_value
+from tnlib_adapters.interop._hdf5 import Node, open_hdf5, write_hdf5
 from tnlib_adapters.interop._itensor_groups import (
     Index,
     expect,
-    integer,
-    kind_of,
     read_tensor,
-    refuse,
     start_group,
     write_tensor,
 )
-from tnlib_adapters.interop._shared import find_center, open_hdf5, write_hdf5
+from tnlib_adapters.interop._shared import find_center
 
 Value: TypeAlias = TensorTrain | TTMatrix | Array
 
@@ -53,7 +51,9 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Value:
     Raises
     ------
     FileFormatError
-        If the file is damaged, or holds no such object, another storage type, or a chain that is not open.
+        If the file is damaged, or holds no such object, another storage type, NaN or inf, or a chain that is not open;
+        if it leads to data in other files (external links and storage, virtual datasets, soft links), or would take
+        more memory than 10 times its size as stored, and 16 times when blocks become dense tensors (and 8 MiB each).
     MissingFileError
         If there is no such file.
 
@@ -72,17 +72,22 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Value:
     >>> f"{tnlib.entropy(itensor.read(path), 1) / np.log(2):.4f}"
     '1.0000'
     """
-    with open_hdf5("itensor.read", path) as (_, opened):
-        group = _choose(opened, name)
-        kind = kind_of(group)
+    with open_hdf5("itensor.read", path) as root:
+        group = _choose(root, name)
+        kind = group.text_attribute("type", "")
         expect(group, kind)
         if kind == "ITensor":
             return read_tensor(group)[0]
-        tensors = [read_tensor(group[f"{kind}[{n}]"]) for n in range(1, integer(group, "length") + 1)]
-        cores = as_one_precision("itensor.read", "tensor", _chain(group, tensors, 1 if kind == "MPS" else 2))
-        claimed = integer(group, "llim") if integer(group, "rlim") - integer(group, "llim") == 2 else None
-        train = TensorTrain if kind == "MPS" else TTMatrix
-        return train(cores, find_center(cores, claimed))
+        length, left, right = (group.child(limit).integer() for limit in ("length", "llim", "rlim"))
+        tensors = [read_tensor(group.child(f"{kind}[{n}]")) for n in range(1, length + 1)]
+        chain = _chain(group, tensors, 1 if kind == "MPS" else 2)
+        try:
+            cores = as_one_precision("itensor.read", "tensor", chain)
+            return (TensorTrain if kind == "MPS" else TTMatrix)(
+                cores, find_center(cores, left if right - left == 2 else None)
+            )
+        except (ArgumentError, ArgumentTypeError) as problem:
+            group.refuse(f"must hold a valid {kind}", str(problem))
 
 
 def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None) -> None:
@@ -132,23 +137,23 @@ def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None
     write_hdf5("itensor.write", path, lambda opened: _write_chain(opened, name, cores, value.center))
 
 
-def _choose(opened: Any, name: str | None) -> Any:
+def _choose(root: Node, name: str | None) -> Node:
     """Return the requested group, or the only one."""
-    names = [key for key in opened if kind_of(opened[key]) in _KINDS]
+    kinds = {key: root.child(key).text_attribute("type", "") for key in root.names() if root.holds(key)}
+    names = [key for key, kind in kinds.items() if kind in _KINDS]
     expected = f"must hold one {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
     if name is not None:
-        if name not in opened or kind_of(opened[name]) not in _KINDS:
-            refuse(opened, f"{expected} named {name!r}", f"{names or list(opened)}", "pass one of these names")
-        return opened[name]
+        if name not in names:
+            root.refuse(f"{expected} named {name!r}", f"{names or root.names()}", "pass one of these names")
+        return root.child(name)
     if not names:
-        types = sorted({kind_of(opened[key]) for key in opened} - {""})
-        refuse(opened, expected, f"groups of the types {types}", "read another file")
+        root.refuse(expected, f"groups of the types {sorted(set(kinds.values()) - {''})}", "read another file")
     if len(names) > 1:
-        refuse(opened, expected, str(names), f"pass for example name={names[0]!r}")
-    return opened[names[0]]
+        root.refuse(expected, str(names), f"pass for example name={names[0]!r}")
+    return root.child(names[0])
 
 
-def _chain(group: Any, tensors: Sequence[tuple[Array, list[Index]]], n_sites: int) -> list[Array]:
+def _chain(group: Node, tensors: Sequence[tuple[Array, list[Index]]], n_sites: int) -> list[Array]:
     """Return cores (l, site legs ..., r); links are the legs shared by two tensors."""
     tensors_of_leg = defaultdict(list)
     for n, (_, legs) in enumerate(tensors):
@@ -157,7 +162,7 @@ def _chain(group: Any, tensors: Sequence[tuple[Array, list[Index]]], n_sites: in
     for leg, owners in tensors_of_leg.items():
         if len(owners) > 2 or (len(owners) == 2 and owners[1] - owners[0] != 1):
             numbers = ", ".join(str(n + 1) for n in owners)
-            refuse(group, "must be an open chain", f"index {leg.tags!r} in tensors {numbers}", "cut cyclic chains open")
+            group.refuse("must be an open chain", f"index {leg.tags!r} in tensors {numbers}", "cut cyclic chains open")
     return [
         _core(
             group,
@@ -173,7 +178,7 @@ def _chain(group: Any, tensors: Sequence[tuple[Array, list[Index]]], n_sites: in
 
 
 def _core(
-    group: Any,
+    group: Node,
     n: int,
     a: Array,
     legs: list[Index],
@@ -185,15 +190,14 @@ def _core(
     right = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n, n + 1]]
     sites = [k for k in alone if len(alone) == n_sites or legs[k].dim > 1 or "Link" not in legs[k].tags]
     if len(sites) != n_sites:
-        refuse(
-            group,
+        group.refuse(
             f"must have {n_sites} site leg{'s' if n_sites > 1 else ''} on every tensor",
             f"{[legs[k].tags for k in sites]} on tensor {n + 1}",
         )
     if n_sites == 2:
         sites.sort(key=lambda k: (-legs[k].plev, -legs[k].dir))  # rows are primed, or else outgoing
         if (legs[sites[0]].plev, legs[sites[0]].dir) == (legs[sites[1]].plev, legs[sites[1]].dir):
-            refuse(group, "must prime its row legs", f"two alike on tensor {n + 1}", "prime one in ITensor")
+            group.refuse("must prime its row legs", f"two alike on tensor {n + 1}", "prime one in ITensor")
     # both tensors at a bond list its legs in the order of their ids
     left, right = (sorted(side, key=lambda k: (legs[k].id, legs[k].plev, legs[k].tags)) for side in (left, right))
     dropped = [k for k in alone if k not in sites]

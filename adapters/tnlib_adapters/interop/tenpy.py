@@ -21,7 +21,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.interop._shared import open_hdf5, write_hdf5
+from tnlib_adapters.interop._hdf5 import open_hdf5, write_hdf5
 from tnlib_adapters.interop._tenpy_build import PACKAGE, build
 from tnlib_adapters.interop._tenpy_file import parts_of_file
 from tnlib_adapters.interop._tenpy_parts import OPERATOR_LEGS, STATE_LEGS, OperatorParts, StateParts, operator, state
@@ -135,7 +135,8 @@ def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal |
     Raises
     ------
     FileFormatError
-        If the file is truncated, has another format, or holds types that a state or operator does not have.
+        If the file is truncated, has another format, or holds types that a state or operator does not have; if it leads
+        to data in other files, or would take more memory than `itensor.read` allows.
     MissingFileError
         If there is no such file.
     ModuleNotFoundError
@@ -147,11 +148,11 @@ def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal |
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(f"tenpy.read: name must be a string, got {name!r}; pass for example name='psi'.")
-    with open_hdf5("tenpy.read", path) as (file, opened):
-        parts = parts_of_file(opened, name)
-    name = f"tenpy.read: the object in {file}"
+    with open_hdf5("tenpy.read", path) as root:
+        parts = parts_of_file(root, name)
+    prefix = f"tenpy.read: the object in {os.fspath(path)}"
     try:
-        return operator(name, parts) if isinstance(parts, OperatorParts) else state(name, parts)
+        return operator(prefix, parts) if isinstance(parts, OperatorParts) else state(prefix, parts)
     except (ArgumentError, ArgumentTypeError) as problem:
         raise FileFormatError(str(problem)) from None
 

@@ -67,6 +67,35 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: the `n_chosen` experts of largest router weight, weighted by it.
+
+    If `normalised`, the weights of the chosen experts sum to one; otherwise those of all experts do.
+    """
+
+    router: Affine
+    experts: tuple[FeedForward, ...]
+    n_chosen: int
+    normalised: bool
+
+    def __call__(self, x: Array) -> Array:
+        """Return the weighted sum of the outputs of the chosen experts."""
+        weights, out = self.weights(x), np.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            chosen = weights[..., k] > 0
+            out[chosen] += weights[chosen, k, None] * expert(x[chosen])  # position d_model
+        return out
+
+    def weights(self, x: Array) -> Array:
+        """Return the weight of every expert at every position, (..., experts), 0 unless it is chosen."""
+        weights = softmax(self.router(x))
+        chosen = np.argsort(weights, axis=-1, kind="stable")[..., -self.n_chosen :]
+        kept = np.zeros_like(weights)
+        np.put_along_axis(kept, chosen, np.take_along_axis(weights, chosen, -1), -1)
+        return kept / kept.sum(-1, keepdims=True) if self.normalised else kept
+
+
+@dataclass(frozen=True)
 class Unembedding:
     """Map from hidden states to logits, with an optional soft cap."""
 

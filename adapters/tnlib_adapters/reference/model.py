@@ -14,6 +14,8 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.reference.layers import Norm, log_softmax, softmax
 from tnlib_adapters.reference.weights import Weights, as_weights
 
+_BATCH = 16  # sequences whose loss is computed at once: their patterns stay in memory that is used again
+
 
 @dataclass(frozen=True, repr=False)
 class Forward:
@@ -139,7 +141,9 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
         )
     tokens = weights.embedding.check("loss", tokens, weights.context)
     targets = check_mask("loss", mask, tokens)
-    hidden = run(replace(weights, unembed=None), tokens).hidden[:, :-1]  # only what counts is unembedded, below
+    headless = replace(weights, unembed=None)  # only what counts is unembedded, below
+    batches = np.array_split(tokens, -(-len(tokens) // _BATCH))
+    hidden = np.concatenate([run(headless, batch).hidden for batch in batches])[:, :-1]
     chosen, actual = targets[:, 1:], tokens[:, 1:]
     log_p = log_softmax(weights.unembed(hidden[chosen]))  # token vocab
     return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
@@ -160,12 +164,11 @@ def check_mask(function: str, mask: Array, tokens: Array) -> Array:
 def _attend(layer: Attention, x: Array) -> tuple[Array, Array]:
     """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model) of an attention layer."""
     visible = layer.mask(x.shape[1])
-    patterns, written = [], []
-    for sequence in x:
-        pattern = softmax(np.where(visible, layer.scores(sequence), -np.inf))  # h n n
-        patterns.append(pattern)
-        written.append(layer.frozen(pattern).apply(sequence))  # n d_model
-    return np.stack(patterns), np.stack(written)
+    patterns, written = np.empty((len(x), layer.n_heads, *visible.shape)), np.empty_like(x)
+    for k, sequence in enumerate(x):
+        patterns[k] = softmax(np.where(visible, layer.scores(sequence), -np.inf))
+        written[k] = layer.output(patterns[k], sequence)
+    return patterns, written
 
 
 def _normed(norm: Norm | None, x: Array) -> Array:

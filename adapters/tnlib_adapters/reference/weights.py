@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,24 +9,27 @@ import numpy as np
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.architecture import Mlp, by_config, names
+from tnlib_adapters.architectures.wiring import (
+    AttentionWiring,
+    ExpertsWiring,
+    FeedForwardWiring,
+    LayerWiring,
+    Linear,
+    NormWiring,
+)
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.arguments import as_checkpoint
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, FeedForward, Norm, Unembedding
+from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Experts, FeedForward, Norm, Unembedding
 
 Shape = tuple[int | None, ...]
-
-# Older parameter names, still used by a few checkpoints such as bert-base-uncased.
-_NORM_NAMES = (("weight", "bias"), ("gamma", "beta"))
 
 
 @dataclass(frozen=True)
 class Branch:
     """Residual branch: adds behind(layer(before(x))) to the stream x; absent norms are None."""
 
-    layer: Attention | FeedForward
+    layer: Attention | FeedForward | Experts
     before: Norm | None
     behind: Norm | None
 
@@ -95,12 +97,13 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
     >>> read_weights(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
-    row = checkpoint.architecture
+    wiring = checkpoint.wiring
+    layers = [_layer(checkpoint, k, layer, length) for k, layer in enumerate(wiring.layers)]
     return Weights(
-        architecture=row.model_type,
-        embedding=_patches(checkpoint) if row.reads == "images" else read_embedding(checkpoint),
-        blocks=tuple(block for layer in range(checkpoint.n_layers) for block in _layer(checkpoint, layer, length)),
-        final_norm=read_final_norm(checkpoint),
+        architecture=wiring.model_type,
+        embedding=_patches(checkpoint) if wiring.reads == "images" else read_embedding(checkpoint),
+        blocks=tuple(block for blocks in layers for block in blocks),
+        final_norm=read_norm(checkpoint, wiring.final_norm),
         unembed=read_unembedding(checkpoint),
     )
 
@@ -110,106 +113,71 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
 
 def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
     """Load the embedding of a model that reads tokens."""
-    row, d = checkpoint.architecture, checkpoint.sizes.d_model
-    of_tokens, *others = row.embeddings
-    table = _into_stream(checkpoint, _tensor(checkpoint, f"{of_tokens}.weight", (None, None)))
+    embedding, d = checkpoint.wiring.embedding, checkpoint.sizes.d_model
+    table = _tensor(checkpoint, embedding.table.weight, (None, None))
+    if embedding.widen is not None:
+        table = table @ _tensor(checkpoint, embedding.widen.weight, (d, table.shape[1])).T  # vocab [e] d_model
     if table.shape[1] != d:
-        raise _misfit(f"{of_tokens}.weight", (None, d), table.shape)
-    positions, segments, *_ = [_tensor(checkpoint, f"{name}.weight", (None, d)) for name in others] + [None, None]
-    first = by_config(row.first_position, checkpoint.config)
+        raise _misfit(embedding.table.weight, (None, d), table.shape)
+    positions, segments = (
+        None if name is None else _tensor(checkpoint, name, (None, d))
+        for name in (embedding.positions, embedding.segments)
+    )
     return TokenEmbedding(
-        tokens=table * math.sqrt(d) if row.embedding_scale else table,
-        positions=None if positions is None else positions[first:],
+        tokens=table * embedding.scale if embedding.scale != 1 else table,
+        positions=None if positions is None else positions[embedding.first_position :],
         segment=None if segments is None else segments[0],
-        norm=_norm(checkpoint, row.embedding_norm),
+        norm=read_norm(checkpoint, embedding.norm),
     )
 
 
-def _into_stream(checkpoint: Checkpoint, table: Array) -> Array:
-    """Return token embeddings with d_model columns."""
-    narrow = checkpoint.architecture.narrow
-    if narrow is None or not checkpoint.locate(f"{narrow[0]}.weight"):
-        return table
-    widen = _tensor(checkpoint, f"{narrow[0]}.weight", (checkpoint.sizes.d_model, table.shape[1]))
-    return table @ widen.T  # vocab [e] d_model
-
-
 def _patches(checkpoint: Checkpoint) -> PatchEmbedding:
-    d, base = checkpoint.sizes.d_model, checkpoint.architecture.embeddings[0]
-    parent = base.split(".")[0]
-    kernel = _tensor(checkpoint, f"{base}.weight", (d, None, None, None))
+    embedding, d = checkpoint.wiring.embedding, checkpoint.sizes.d_model
+    kernel = _tensor(checkpoint, embedding.table.weight, (d, None, None, None))
     return PatchEmbedding(
         kernel=kernel,
-        bias=_tensor(checkpoint, f"{base}.bias", (d,)),
-        first=_tensor(checkpoint, f"{parent}.cls_token", (1, 1, d))[0, 0],
-        positions=_tensor(checkpoint, f"{parent}.position_embeddings", (1, None, d))[0],
+        bias=_tensor(checkpoint, f"{embedding.table.module}.bias", (d,)),
+        first=_tensor(checkpoint, str(embedding.class_token), (1, 1, d))[0, 0],
+        positions=_tensor(checkpoint, str(embedding.positions), (1, None, d))[0],
     )
 
 
 def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
     """Load the unembedding, None for a model without one."""
-    row, d = checkpoint.architecture, checkpoint.sizes.d_model
-    name = next((n for n in row.unembed if checkpoint.locate(f"{n}.weight")), None)
-    tied = row.get(checkpoint.config, "tie_word_embeddings")
-    if name is None or (name in row.embeddings and tied is False):
+    unembedding, d = checkpoint.wiring.unembedding, checkpoint.sizes.d_model
+    if unembedding is None:
         return None
-    weight = _tensor(checkpoint, f"{name}.weight", (None, None)).T  # in vocab
-    if row.narrow is not None and checkpoint.locate(f"{row.narrow[1]}.weight"):
-        weight = _tensor(checkpoint, f"{row.narrow[1]}.weight", (len(weight), d)).T @ weight  # d_model [e] vocab
+    name, cap = unembedding.linear.weight, unembedding.logit_cap
+    weight = _tensor(checkpoint, name, (None, None)).T  # in vocab
+    if unembedding.narrow is not None:
+        narrow = _tensor(checkpoint, unembedding.narrow.weight, (len(weight), d))
+        weight = narrow.T @ weight  # d_model [e] vocab
     if len(weight) != d:
-        raise _misfit(f"{name}.weight", (None, d), weight.shape[::-1])
-    bias = _bias(checkpoint, name, weight.shape[1])
-    cap = None if row.logit_cap is None else row.stated(checkpoint.config, row.logit_cap)
+        raise _misfit(name, (None, d), weight.shape[::-1])
+    bias = _bias(checkpoint, unembedding.linear, weight.shape[1])
     return Unembedding(Affine(weight, bias), None if cap is None else float(cap))
-
-
-def read_final_norm(checkpoint: Checkpoint) -> Norm | None:
-    """Load the norm after the last layer, None if there is none."""
-    row = checkpoint.architecture
-    return _norm(checkpoint, by_config(row.final_norm, checkpoint.config))
 
 
 # ------------------------------------------------------------------------------------------------------- the layers
 
 
-def read_attention_norms(checkpoint: Checkpoint, layer: int) -> tuple[Norm | None, Norm | None]:
-    """Load the norm before one attention layer and the norm of its output; None where there is none."""
-    row = checkpoint.architecture
-    norm = None if _normed_after(checkpoint) else _first_norm(checkpoint, row.attention_norm, layer)
-    return norm, _behind(checkpoint, row.attention_norm_after, layer)
+def _layer(checkpoint: Checkpoint, k: int, layer: LayerWiring, length: int | None) -> list[Block]:
+    blocks = [_block(checkpoint, _attention(checkpoint, k, length), layer.attention)]
+    if layer.feed_forward is not None:
+        blocks.append(_block(checkpoint, _feed_forward(checkpoint, layer.feed_forward), layer.feed_forward))
+    if layer.experts is not None:
+        blocks.append(_block(checkpoint, _experts(checkpoint, layer.experts), layer.experts))
+    return [Block(tuple(b for block in blocks for b in block.branches), None)] if layer.parallel else blocks
 
 
-def _normed_after(checkpoint: Checkpoint) -> bool:
-    """Test if the norm of a block follows its residual sum."""
-    row = checkpoint.architecture
-    return by_config(row.norm_place, checkpoint.config) == "after"
-
-
-def _layer(checkpoint: Checkpoint, layer: int, length: int | None) -> list[Block]:
-    row = checkpoint.architecture
-    after = _normed_after(checkpoint)
-    attention, norm = _attention(checkpoint, layer, length), _first_norm(checkpoint, row.attention_norm, layer)
-    blocks = [_block(attention, norm, _behind(checkpoint, row.attention_norm_after, layer), after)]
-    if row.mlp is not None:
-        norm, norm_after = _first_norm(checkpoint, row.mlp.norm, layer), _behind(checkpoint, row.mlp.norm_after, layer)
-        blocks.append(_block(_feed_forward(checkpoint, row.mlp, layer), norm, norm_after, after))
-    parallel = by_config(row.parallel, checkpoint.config)
-    return [Block(tuple(b for block in blocks for b in block.branches), None)] if parallel else blocks
-
-
-def _block(inner: Attention | FeedForward, norm: Norm | None, behind: Norm | None, after: bool) -> Block:
+def _block(
+    checkpoint: Checkpoint,
+    inner: Attention | FeedForward | Experts,
+    wiring: AttentionWiring | FeedForwardWiring | ExpertsWiring,
+) -> Block:
+    norm, behind = (read_norm(checkpoint, norm_wiring) for norm_wiring in (wiring.norm, wiring.output_norm))
+    after = wiring.norm is not None and wiring.norm.place == "post"
     return Block((Branch(inner, None if after else norm, behind),), norm if after else None)
-
-
-def _first_norm(checkpoint: Checkpoint, name: str | tuple[str, ...] | None, layer: int) -> Norm | None:
-    """Return the first of these norms that exists in the checkpoint."""
-    all_names = [n.format(layer=layer) for n in names(name)]
-    candidates = (n for n in all_names if any(checkpoint.locate(f"{n}.{weight}") for weight, _ in _NORM_NAMES))
-    return _norm(checkpoint, next(candidates, all_names[-1] if all_names else None))
-
-
-def _behind(checkpoint: Checkpoint, name: str | None, layer: int) -> Norm | None:
-    return _norm(checkpoint, None if name is None else name.format(layer=layer))
 
 
 def _attention(checkpoint: Checkpoint, layer: int, length: int | None) -> Attention:
@@ -220,25 +188,37 @@ def _attention(checkpoint: Checkpoint, layer: int, length: int | None) -> Attent
     if attention.head_norm is not None:
         query, key = (a.astype(np.float64) for a in (attention.head_norm.query, attention.head_norm.key))
         wide["head_norm"] = replace(attention.head_norm, query=query, key=key)
+    if attention.latent_norm is not None:
+        norm = attention.latent_norm
+        query_down = None if norm.query is None else norm.query.astype(np.float64)
+        wide["latent_norm"] = replace(norm, query=query_down, key_value=norm.key_value.astype(np.float64))
     return replace(attention, **wide)
 
 
-def _feed_forward(checkpoint: Checkpoint, mlp: Mlp, layer: int) -> FeedForward:
-    d, flip = checkpoint.sizes.d_model, checkpoint.architecture.stored == "out_in"
-    up = _affine(checkpoint, mlp.up.format(layer=layer), (d, None), flip=flip)
+def _experts(checkpoint: Checkpoint, wiring: ExpertsWiring) -> Experts:
+    return Experts(
+        router=_affine(checkpoint, wiring.router, (checkpoint.sizes.d_model, len(wiring.experts))),
+        experts=tuple(_feed_forward(checkpoint, expert) for expert in wiring.experts),
+        n_chosen=wiring.n_chosen,
+        normalised=wiring.normalised,
+    )
+
+
+def _feed_forward(checkpoint: Checkpoint, wiring: FeedForwardWiring) -> FeedForward:
+    d = checkpoint.sizes.d_model
+    up = _affine(checkpoint, wiring.up, (d, None))
     gate = None
-    if mlp.gate == mlp.up:
+    if wiring.gate == wiring.up:
         gate, up = _halves(up)
-    elif mlp.gate is not None:
-        gate = _affine(checkpoint, mlp.gate.format(layer=layer), up.weight.shape, flip=flip)
-    down = _affine(checkpoint, mlp.down.format(layer=layer), (up.weight.shape[1], d), flip=flip)
-    name = checkpoint.architecture.get(checkpoint.config, mlp.activation)
-    if name not in tuple(ACTIVATIONS):
+    elif wiring.gate is not None:
+        gate = _affine(checkpoint, wiring.gate, up.weight.shape)
+    down = _affine(checkpoint, wiring.down, (up.weight.shape[1], d))
+    if wiring.activation not in tuple(ACTIVATIONS):
         raise ArgumentError(
-            f"read_weights: {mlp.activation} in config.json must be one of {', '.join(ACTIVATIONS)}, got {name!r}; "
-            "the forward pass knows no other."
+            f"read_weights: {wiring.activation_key} in config.json must be one of {', '.join(ACTIVATIONS)}, "
+            f"got {wiring.activation!r}; the forward pass knows no other."
         )
-    return FeedForward(up, down, ACTIVATIONS[name], gate)
+    return FeedForward(up, down, ACTIVATIONS[wiring.activation], gate)
 
 
 def _halves(both: Affine) -> tuple[Affine, Affine]:
@@ -251,32 +231,25 @@ def _halves(both: Affine) -> tuple[Affine, Affine]:
 # ------------------------------------------------------------------------------------------------------ the tensors
 
 
-def _affine(checkpoint: Checkpoint, name: str, shape: Shape, *, flip: bool) -> Affine:
-    """Load an affine map whose weight has `shape` (in, out), stored as (out, in) if `flip`."""
-    weight = _tensor(checkpoint, f"{name}.weight", shape[::-1] if flip else shape)
-    weight = weight.T if flip else weight
-    return Affine(weight, _bias(checkpoint, name, weight.shape[1]))
-
-
-def _bias(checkpoint: Checkpoint, name: str, n: int) -> Array | None:
-    return _tensor(checkpoint, f"{name}.bias", (n,)) if checkpoint.locate(f"{name}.bias") else None
-
-
-def _norm(checkpoint: Checkpoint, name: str | None) -> Norm | None:
-    if name is None:
+def read_norm(checkpoint: Checkpoint, wiring: NormWiring | None) -> Norm | None:
+    """Load a norm of the stream, None for None."""
+    if wiring is None:
         return None
-    row = checkpoint.architecture
-    eps = None if row.norm_eps is None else row.get(checkpoint.config, row.norm_eps)
-    if not isinstance(eps, float) or not 0 < eps < 1:
-        raise FileFormatError(
-            f"read_weights: {row.norm_eps} in config.json must lie between 0 and 1, got {eps!r}; repair it."
-        )
-    of_weight, of_bias = next((n for n in _NORM_NAMES if checkpoint.locate(f"{name}.{n[0]}")), _NORM_NAMES[0])
-    d = checkpoint.sizes.d_model
-    weight = _tensor(checkpoint, f"{name}.{of_weight}", (d,))
-    if row.norm == "layer":
-        return Norm(weight, _tensor(checkpoint, f"{name}.{of_bias}", (d,)), eps)
-    return Norm(1 + weight if row.norm == "rms + 1" else weight, None, eps, centred=False)
+    eps, shape = wiring.checked_eps("read_weights"), (checkpoint.sizes.d_model,)
+    weight = wiring.offset + _tensor(checkpoint, wiring.weight, shape)
+    if wiring.kind == "rms":
+        return Norm(weight, None, eps, centred=False)
+    return Norm(weight, _tensor(checkpoint, wiring.bias or f"{wiring.name}.bias", shape), eps)
+
+
+def _affine(checkpoint: Checkpoint, linear: Linear, shape: Shape) -> Affine:
+    """Load an affine map whose weight has `shape` (in, out)."""
+    weight = linear.on_rows(_tensor(checkpoint, linear.weight, shape[::-1] if linear.stored == "out_in" else shape))
+    return Affine(weight, _bias(checkpoint, linear, weight.shape[1]))
+
+
+def _bias(checkpoint: Checkpoint, linear: Linear, n: int) -> Array | None:
+    return None if linear.bias is None else _tensor(checkpoint, linear.bias, (n,))
 
 
 def _tensor(checkpoint: Checkpoint, name: str, shape: Shape) -> Array:

@@ -1,7 +1,7 @@
-"""Linear layers whose weight is held as factors: y = x W + b, W low-rank, a TT-matrix, a Tucker or a CP.
+"""Linear layers whose weight is held as factors: y = x W + b, W low-rank, a TT-matrix, or one dense array.
 
-A layer multiplies by one factor after the other. Where many rows make it cheaper to multiply the factors out first,
-it does that; `cost` counts the multiplications of both ways. Gradients reach the factors on either.
+A layer multiplies by one factor after the other. For many rows it is cheaper to multiply the factors out first; `cost`
+counts the multiplications of both ways, and the cheaper one is taken. Gradients reach the factors on either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
 from tnlib._validate import as_array, to_numpy
-from tnlib_adapters.factors.attention_factors import scale_name
+from tnlib_adapters.factors.factored_matrix import scale_name
 
 Factors = Mapping[str, Tensor]
 
@@ -26,24 +26,24 @@ class Borrowed(NamedTuple):
     """Factors that are parameters of another module, so that several layers can share them."""
 
     home: nn.Module
-    names: Mapping[str, str]  # of a part here -> of the parameter there
+    names: Mapping[str, str]  # part -> name of the parameter in `home`
 
 
 class Cost(NamedTuple):
-    """Multiplications of the two ways to apply a layer."""
+    """Numbers of multiplications of the two ways to apply a layer."""
 
-    per_row: int  # through the factors
-    forming: int  # of multiplying the factors out, once
+    per_row: int  # factor by factor
+    forming: int  # to multiply the factors out, once
 
 
 class FactoredLinear(nn.Module, ABC):
     """y = x W + b with W held as factors; weights act on rows, W is (in_features, out_features).
 
-    Build one with `from_value`. The factors are parameters, and so is `bias`, which is None where there is none.
+    Build one with `from_value`. The factors are parameters, and so is `bias` unless it is None.
     """
 
     bias: nn.Parameter | None
-    _kinds: ClassVar[dict[type, Any]] = {}  # format -> the class that has `of` for it
+    _kinds: ClassVar[dict[type, Any]] = {}  # format -> class whose `of` builds a layer from it
 
     def __init_subclass__(cls, formats: Sequence[type] = ()) -> None:
         super().__init_subclass__()
@@ -52,14 +52,14 @@ class FactoredLinear(nn.Module, ABC):
     def __init__(self, factors: Factors | Borrowed, features: tuple[int, int]) -> None:
         super().__init__()
         self.in_features, self.out_features = features
-        # in a tuple, a module is no submodule of this one: its parameters are listed once, where they live
+        # a module in a tuple is not registered as a submodule: its parameters are listed once, in `home`
         self._home: tuple[nn.Module, ...] = ()
         if isinstance(factors, Borrowed):
             self._home, self._names = (factors.home,), dict(factors.names)
         else:
             self._names = {part: part for part in factors}
             for part, factor in factors.items():
-                # integers have no gradient; what they are multiplied by has
+                # integers have no gradient; their scales have
                 self.register_parameter(part, nn.Parameter(factor, requires_grad=factor.dtype != torch.int8))
         self.register_parameter("bias", None)
 
@@ -79,12 +79,12 @@ class FactoredLinear(nn.Module, ABC):
         value
             A `LowRank`, `SVD` or `TTMatrix` of shape (in, out); a `Tucker` or `CP` of any legs.
         inputs
-            Of a Tucker or CP: the legs that the layer reads, by default the first one. It writes the others, in
-            order; several legs are one feature axis in C order.
+            For a Tucker or CP: the input legs, by default the first one. The others are outputs, in order; several legs
+            are one feature axis in C order.
         bias
             (out,), or None.
         dtype, device
-            Of the parameters, by default the value's dtype on the CPU.
+            Dtype and device of the parameters, by default the value's dtype and the CPU.
 
         Raises
         ------
@@ -107,13 +107,13 @@ class FactoredLinear(nn.Module, ABC):
             )
         layer: FactoredLinear = kind.of(value, inputs)
         if bias is not None:
-            given = to_numpy("FactoredLinear.from_value", "bias", bias)
-            if given.shape != (layer.out_features,):
+            bias_array = to_numpy("FactoredLinear.from_value", "bias", bias)
+            if bias_array.shape != (layer.out_features,):
                 raise ArgumentError(
-                    f"FactoredLinear.from_value: bias must have shape ({layer.out_features},), got {given.shape}; "
+                    f"FactoredLinear.from_value: bias must have shape ({layer.out_features},), got {bias_array.shape}; "
                     "one number per output."
                 )
-            vector = torch.as_tensor(as_array("FactoredLinear.from_value", "bias", given).copy())
+            vector = torch.as_tensor(as_array("FactoredLinear.from_value", "bias", bias_array).copy())
             layer.bias = nn.Parameter(vector.to(layer.like().dtype))
         return layer.to(device=device, dtype=dtype)
 
@@ -127,12 +127,12 @@ class FactoredLinear(nn.Module, ABC):
         return y if bias is None else y + bias.to(y.dtype)
 
     def check(self, x: Tensor) -> None:
-        """Refuse input of another width; of shapes alone, which a compiler knows and leaves out."""
+        """Raise `ArgumentError` for input of another width; a test of shapes only, which compilers remove."""
         if not isinstance(x, Tensor) or x.shape[-1:] != (self.in_features,):
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            received = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(
-                f"{type(self).__name__}: x must be a tensor of shape (..., {self.in_features}), got {got}; "
-                "the last leg is what the layer reads."
+                f"{type(self).__name__}: x must be a tensor of shape (..., {self.in_features}), got {received}; "
+                "the last axis holds the input features."
             )
 
     @abstractmethod
@@ -145,45 +145,55 @@ class FactoredLinear(nn.Module, ABC):
 
     @abstractmethod
     def cost(self) -> Cost:
-        """Return the multiplications that a row, and that multiplying out, take."""
+        """Return the numbers of multiplications per row, and for multiplying out."""
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
-        """Return what is added to every row, or None: a bias may stand among the factors."""
+        """Return the bias, from the factors if they include it, or None."""
         if "bias" in self._names:
             return self.part("bias", dtype)
         return self.bias if self.bias is None or dtype is None else self.bias.to(dtype)
 
     def part(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return one of the factors; of one that is held in int8, the numbers that it stands for."""
+        """Return one of the factors, dequantized if it is held in int8."""
         factor, scale = self.held(name)
         if scale is not None:
             return factor.to(dtype or scale.dtype) * scale.to(dtype or scale.dtype)
         return factor if dtype is None else factor.to(dtype)
 
     def held(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return a factor as it is held, and its scale if that is in int8."""
+        """Return a factor as held, and its scale if it is in int8."""
         home = self._home[0] if self._home else self
         factor: Tensor = getattr(home, self._names[name])
         return factor, getattr(home, scale_name(self._names[name])) if factor.dtype == torch.int8 else None
+
+    def rows_of(self, name: str, ids: Tensor) -> Tensor:
+        """Return the rows `ids` of a factor with two axes."""
+        factor, scale = self.held(name)
+        rows = nn.functional.embedding(ids, factor)
+        return rows if scale is None else rows.to(scale.dtype) * scale  # such a factor has scales by column
 
     def parts(self, stem: str, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factors of a numbered kind: all cores, all factors."""
         return [self.part(name, dtype) for name in self._names if name.startswith(stem)]
 
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows W[ids], (..., out_features)."""
+        return nn.functional.embedding(ids, self.matrix())
+
     def to_dense(self) -> nn.Linear:
-        """Return an ordinary layer of the same function, multiplied out in double precision."""
+        """Return a dense layer of the same function, multiplied out in float64."""
         return as_dense(self, self.like())
 
     def like(self) -> Tensor:
-        """Return a tensor of the dtype and device of all factors."""
+        """Return a tensor with the dtype and device of the factors."""
         factor, scale = self.held(next(iter(self._names)))
         return factor if scale is None else scale
 
     def settle(self) -> None:
-        """Make what is no part of a state dict, once the factors have arrived on their device."""
+        """Create buffers that are not in the state dict, after the factors were moved to their device."""
 
     def extra_repr(self) -> str:
-        """Return the sizes and how many numbers the factors have."""
+        """Return sizes and number of parameters."""
         numbers = sum(self.held(name)[0].numel() for name in self._names)
         return f"in_features={self.in_features}, out_features={self.out_features}, numbers={numbers}"
 
@@ -209,6 +219,10 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
         """Return x left right."""
         return (x @ self.part("left")) @ self.part("right")  # ... [m], [m] r -> ... [r], [r] n
 
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of left, times right."""
+        return self.rows_of("left", ids) @ self.part("right")  # ... [r], [r] n
+
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return left right."""
         return self.part("left", dtype) @ self.part("right", dtype)  # m [r], [r] n
@@ -220,13 +234,13 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
 
 
 class TTLinear(FactoredLinear, formats=(TTMatrix,)):
-    """W a TT-matrix: core k (r[k], m[k], n[k], r[k+1]), row legs read, column legs written."""
+    """W a TT-matrix: core k (r[k], m[k], n[k], r[k+1]) with input leg m[k] and output leg n[k]."""
 
     def __init__(self, factors: Factors | Borrowed) -> None:
         core_shapes = shapes(factors, *(f"core{k}" for k in range(count(factors, "core"))))
         must_agree(core_shapes[0][0], 1)
-        for one, following in zip(core_shapes, [*core_shapes[1:], (1,)], strict=True):
-            must_agree(one[3], following[0])
+        for core, following in zip(core_shapes, [*core_shapes[1:], (1,)], strict=True):
+            must_agree(core[3], following[0])
         features = (math.prod(s[1] for s in core_shapes), math.prod(s[2] for s in core_shapes))
         super().__init__(factors, features)
 
@@ -270,7 +284,7 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
 
 
 def as_dense(layer: Any, like: Tensor) -> nn.Linear:
-    """Return an ordinary layer of the same function as one that has a matrix, multiplied out in double precision."""
+    """Return a dense layer of the same function as a layer with a `matrix`, multiplied out in float64."""
     wide = torch.complex128 if like.is_complex() else torch.float64
     with torch.no_grad():
         bias = layer.added(wide)
@@ -282,7 +296,7 @@ def as_dense(layer: Any, like: Tensor) -> nn.Linear:
 
 
 def contract(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> Tensor:
-    """Return the sum over these legs: the others of `a`, then those of `b`; one matrix product, which autocasts."""
+    """Contract these legs, as one matrix product, which autocasts; free legs of `a` come before those of `b`."""
     free_a = [leg for leg in range(a.ndim) if leg not in of_a]
     free_b = [leg for leg in range(b.ndim) if leg not in of_b]
     inner = math.prod([b.shape[leg] for leg in of_b])
@@ -293,7 +307,7 @@ def contract(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> 
 
 
 def no_numbers(like: Tensor) -> nn.Parameter:
-    """Return what stands under the name of a weight whose numbers are factors, as in the file; it is not trained."""
+    """Return an empty, untrained parameter for the name of a weight that is stored as factors."""
     return nn.Parameter(like.new_empty(0), requires_grad=False)
 
 
@@ -305,19 +319,19 @@ def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
 
 
 def count(factors: Factors | Borrowed, stem: str) -> int:
-    """Return how many parts there are of a numbered kind."""
+    """Return the number of parts of a numbered kind."""
     names = factors.names if isinstance(factors, Borrowed) else factors
     return sum(name.startswith(stem) for name in names)
 
 
-def must_agree(one: int, other: int) -> None:
-    """Raise unless two legs that are summed over have one size."""
-    if one != other:
-        raise ValueError(f"legs of sizes {one} and {other} meet")
+def must_agree(size: int, other: int) -> None:
+    """Raise `ValueError` unless two contracted axes have equal sizes."""
+    if size != other:
+        raise ValueError(f"contracted axes have sizes {size} and {other}")
 
 
 def tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return copies, so that training a layer leaves the value alone."""
+    """Return copies of arrays as tensors, so that training does not change the value."""
     return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
 
 
@@ -328,3 +342,40 @@ def refuse_inputs(value: Any, inputs: Sequence[int] | None) -> None:
             f"FactoredLinear.from_value: inputs must be None for a {type(value).__name__}, got {inputs!r}; "
             "its rows are the inputs."
         )
+
+
+class DenseLinear(FactoredLinear):
+    """A dense weight: a matrix, or the entries `first` of a stack of matrices."""
+
+    def __init__(
+        self,
+        factors: Factors | Borrowed,
+        part: str,
+        inputs: Sequence[int] = (0,),
+        outputs: Sequence[int] = (1,),
+        first: slice | None = None,
+    ) -> None:
+        sizes = list(shapes(factors, part)[0])
+        if first is not None:
+            sizes[0] = len(range(*first.indices(sizes[0])))
+        n_in, n_written = (math.prod(sizes[leg] for leg in legs) for legs in (inputs, outputs))
+        super().__init__(factors, (n_in, n_written))
+        self._part, self._order, self._first = part, (*inputs, *outputs), first
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W."""
+        return x @ self.matrix()
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return rows of W."""
+        return self.rows_of(self._part, ids)
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W."""
+        stack = self.part(self._part, dtype)
+        chosen = stack if self._first is None else stack[self._first]
+        return chosen.permute(self._order).reshape(self.in_features, self.out_features)
+
+    def cost(self) -> Cost:
+        """Return the size of W, and 0."""
+        return Cost(self.in_features * self.out_features, 0)

@@ -1,6 +1,6 @@
-"""Linear layers of projections whose heads have ranks of their own.
+"""Linear layers of projections with a rank per head.
 
-A head fills the first of its d_head inner dimensions, as many as its rank, and the others are zero.
+A head of rank r uses the first r of its d_head inner dimensions; the others are zero.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tnlib_adapters.factors.attention_factors import places
+from tnlib_adapters.factors.expansion import places
 from tnlib_adapters.transformers_plugin.factored_linear import Borrowed, Cost, FactoredLinear, shapes
 
 
 class _Heads(FactoredLinear):
-    """What reads or writes the filled inner dimensions."""
+    """Base class: indices of the used inner dimensions, and padding with zeros."""
 
     filled: Tensor | None
 
@@ -33,7 +33,7 @@ class _Heads(FactoredLinear):
             raise ValueError(f"ranks {self.ranks} for heads of {d_head}")
 
     def settle(self) -> None:
-        """Make the indices, which are no part of a state dict, on the device where the factors have arrived."""
+        """Create the indices, which are not in the state dict, on the device of the factors."""
         device = self.like().device
         indices = (
             None
@@ -43,13 +43,13 @@ class _Heads(FactoredLinear):
         self.register_buffer("filled", indices, persistent=False)
 
     def spread(self, y: Tensor) -> Tensor:
-        """Put the columns of all heads, (..., rank), into their places, (..., width)."""
+        """Pad the columns of all heads, (..., rank), with zeros to (..., width)."""
         if self.filled is None:
             return y
         return y.new_zeros(*y.shape[:-1], self.width).index_copy(-1, self.filled, y)
 
     def cost(self) -> Cost:
-        """Return the entries of the factor; multiplying out only adds zeros to it."""
+        """Return the size of the factor, and 0: multiplying out only adds zeros."""
         return Cost(self.rank * (self.in_features + self.out_features - self.width), 0)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers whose left factor holds unit rows, which are not stored."""
+"""Linear layers of interpolative decompositions: unit rows of the left factor are not stored."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tnlib_adapters.transformers_plugin.factored_linear import (
 
 
 class InterpolativeLinear(FactoredLinear):
-    """W = L R with L (m, r) the unit matrix in some of its rows and `left` (m - r, r) in the others.
+    """W = L R; L (m, r) is the unit matrix in some rows and `left` (m - r, r) in the others.
 
-    A last row beyond the `in_features` is a bias.
+    If m = in_features + 1, the last row is the bias.
     """
 
     units: Tensor
@@ -37,7 +37,7 @@ class InterpolativeLinear(FactoredLinear):
             raise ValueError(f"{self.n_rows} rows for {in_features} inputs")
 
     def settle(self) -> None:
-        """Make the indices of the rows, which are no part of a state dict, where the factors have arrived."""
+        """Create the row indices, which are not in the state dict, on the device of the factors."""
         chosen = set(self.unit_rows)
         rest = [row for row in range(self.n_rows) if row not in chosen]
         for name, rows in (("units", self.unit_rows), ("others", rest)):

@@ -1,10 +1,9 @@
-"""`AutoModel.from_pretrained` on a folder that `tnlib compress` wrote, through transformers' own registration.
+"""transformers quantizer for compressed checkpoints: `AutoModel.from_pretrained` of a folder from `tnlib compress`.
 
-transformers hands a checkpoint whose config names a quantization method to the quantizer registered for it, once
-before the weights are loaded and once after. Here the first call puts layers that hold factors in the place of the
-attention's projections. The factors are parameters of one module below the attention, under the names they have in
-the files, so that loading finds a home for every tensor and `save_pretrained` writes the same again.
-`model.dequantize()` makes an ordinary dense model.
+transformers calls the quantizer that is registered for the quantization method of a config before and after loading the
+weights. The first call replaces the projections of the attention by factored layers. Their factors are parameters of
+one module below the attention, under their names in the file, so that loading finds every tensor and `save_pretrained`
+writes the same file. `model.dequantize()` returns a dense model.
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.table import ARCHITECTURES, Architecture
-from tnlib_adapters.attention.loaded_module import in_memory
-from tnlib_adapters.factors.attention_factors import KEY, METHOD, descriptions, held_biases
-from tnlib_adapters.factors.module_factors import MODULES, described_modules
-from tnlib_adapters.factors.projections import Sizes, read_sizes
-from tnlib_adapters.transformers_plugin.attention_layers import LayerFactors, SideBySide, build
+from tnlib_adapters.architectures.resolve_wiring import wire
+from tnlib_adapters.architectures.wiring import AttentionWiring, Wiring
+from tnlib_adapters.factors.factored_matrix import KEY, METHOD, MODULES, Description, descriptions
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, no_numbers
-from tnlib_adapters.transformers_plugin.module_layers import FactoredEmbedding, factored_module
+from tnlib_adapters.transformers_plugin.factored_modules import (
+    FactoredEmbedding,
+    LayerFactors,
+    SideBySide,
+    build,
+    factored_module,
+)
 
 
 @register_quantization_config(METHOD)
@@ -51,7 +53,7 @@ class TnlibConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class TnlibQuantizer(HfQuantizer):
-    """Puts layers that hold factors in the place of those that held weights."""
+    """Replaces layers of compressed weights by factored layers."""
 
     requires_calibration = False
     quantization_config: TnlibConfig
@@ -63,18 +65,18 @@ class TnlibQuantizer(HfQuantizer):
             home = LayerFactors(layer.described, next(iter(originals.values())).weight)
             layer.attention.add_module(METHOD, home)
             for name, held in modules.items():
-                made = build(layer.described, held, home, layer.sizes, layer.row.fused)
+                factored = build(layer.described, held, home, layer.wiring.sizes, layer.wiring.fused)
                 if not layer.holds_bias_of(held):
-                    made.bias = originals[name].bias
-                made.register_parameter("weight", no_numbers(originals[name].weight))
-                _set_module(layer.attention, name, made)
-            # nothing is missing, whatever an architecture's own initialisation looks for in this module, but for
-            # what no file holds: buffers that it computes
+                    factored.bias = originals[name].bias
+                factored.register_parameter("weight", no_numbers(originals[name].weight))
+                _set_module(layer.attention, name, factored)
+            # skip the architecture's own initialisation, which looks for dense weights, unless it computes buffers
+            # that no file holds
             if not layer.attention._non_persistent_buffers_set:
                 layer.attention._is_hf_initialized = True  # type: ignore[assignment]
-        for name, told in _modules(self.quantization_config).items():
-            place, original = find_place(model, name)
-            made_of = factored_module(told, original)
+        for description in _modules(model, self.quantization_config):
+            place, original = find_place(model, description.module)
+            made_of = factored_module(description, original)
             made_of._is_hf_initialized = True  # type: ignore[assignment]
             _set_module(model, place, made_of)
 
@@ -83,94 +85,94 @@ class TnlibQuantizer(HfQuantizer):
             if isinstance(module, FactoredLinear):
                 module.settle()
         for name, parameter in model.named_parameters():
-            if name.endswith(".weight") and not parameter.numel():  # loading forgets that it is not trained
+            if name.endswith(".weight") and not parameter.numel():  # loading resets requires_grad
                 parameter.requires_grad_(False)
-        model.is_quantized = False  # type: ignore[assignment]  # all are ordinary numbers: any dtype, any training
+        model.is_quantized = False  # type: ignore[assignment]  # factors are ordinary floats: any dtype, any training
         return model
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        """Multiply all factors out: what `model.dequantize()` calls."""
+        """Multiply all factors out; called by `model.dequantize()`."""
         for layer in _layers(model, self.quantization_config):
             for name, held in layer.projections().items():
                 factored = cast(FactoredLinear | SideBySide, layer.attention.get_submodule(name))
                 dense = factored.to_dense()
-                if dense.bias is None and layer.holds_bias_of(held):  # the factors say it is zero
+                if dense.bias is None and layer.holds_bias_of(held):  # the factors imply zero
                     dense.bias = nn.Parameter(dense.weight.new_zeros(dense.out_features))
-                _set_module(layer.attention, name, dense if layer.row.stored == "out_in" else _conv1d(dense))
+                is_conv = layer.wiring.projections[held].stored == "in_out"
+                _set_module(layer.attention, name, _conv1d(dense) if is_conv else dense)
             delattr(layer.attention, METHOD)
-        row, _ = _row_and_sizes(model.config)
-        for name in _modules(self.quantization_config):
-            place, module = find_place(model, name)
-            whole = cast(FactoredLinear | FactoredEmbedding, module).to_dense()
-            is_conv = isinstance(whole, nn.Linear) and row.stored == "in_out"
-            _set_module(model, place, _conv1d(cast(nn.Linear, whole)) if is_conv else whole)
+        wiring = _wire(model.config)
+        for description in _modules(model, self.quantization_config):
+            place, module = find_place(model, description.module)
+            dense_module = cast(FactoredLinear | FactoredEmbedding, module).to_dense()
+            is_conv = isinstance(dense_module, nn.Linear) and wiring.matrices[description.module].stored == "in_out"
+            _set_module(model, place, _conv1d(cast(nn.Linear, dense_module)) if is_conv else dense_module)
         return model
 
     def is_serializable(self, *_: Any) -> bool:
-        """Say that what was loaded can be saved."""
+        """Return True: loaded models can be saved."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Say that what was loaded can be trained."""
+        """Return True: loaded models can be trained."""
         return True
 
     @property
     def is_compileable(self) -> bool:
-        """Say that what was loaded can be compiled."""
+        """Return True: loaded models can be compiled."""
         return True
 
 
 class _Layer(NamedTuple):
-    """One layer of a model and how its attention is stored."""
+    """One attention layer of a model, the descriptions of its factors, and its wiring."""
 
     attention: nn.Module
-    described: list[dict[str, Any]]
-    row: Architecture
-    sizes: Sizes
+    described: list[Description]
+    wiring: AttentionWiring
 
     def projections(self) -> dict[str, str]:
-        """Return the modules below the attention of which all projections are factored -> these projections."""
-        weights = "".join(piece["of"] for piece in self.described)
-        base, row = self.row.attention, self.row
+        """Return {module below the attention: its projections} for modules whose projections are all factored."""
+        weights = "".join(description.of for description in self.described)
         return {
-            in_memory(row, f"{base}.{name}").removeprefix(f"{in_memory(row, base)}."): held
-            for name, held in row.projections.items()
+            linear.module.removeprefix(f"{self.wiring.parent}."): held
+            for held, linear in self.wiring.projections.items()
             if set(held) <= set(weights)
         }
 
     def holds_bias_of(self, held: str) -> bool:
-        """Whether the biases of these projections are in the factors."""
-        return set(held) <= set("".join(held_biases(piece, self.sizes.d_model) for piece in self.described))
+        """Test if the factors include the biases of these projections."""
+        d_model = self.wiring.sizes.d_model
+        return set(held) <= set("".join(description.held_biases(d_model) for description in self.described))
 
 
 def _layers(model: nn.Module, config: TnlibConfig) -> list[_Layer]:
-    row, sizes = _row_and_sizes(model.config)
-    return [
-        _Layer(_find(model, in_memory(row, row.attention.format(layer=layer))), described, row, sizes)
-        for layer, described in enumerate(_described(config))
-        if described
-    ]
+    wiring, described = _wire(model.config), _described(model, config)
+    layers = []
+    for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
+        own = [description for description in described if description.of and description.module == module]
+        layers += [_Layer(_find(model, layer.attention.parent), own, layer.attention)] if own else []
+    return layers
 
 
-def _row_and_sizes(config: Any) -> tuple[Architecture, Sizes]:
-    row, values = ARCHITECTURES[config.model_type], config.to_dict()
-    return row, read_sizes(row, values, "config.json", "from_pretrained")
+def _modules(model: nn.Module, config: TnlibConfig) -> list[Description]:
+    """Return the factored matrices outside the attention."""
+    return [description for description in _described(model, config) if not description.of]
 
 
-def _described(config: TnlibConfig) -> list[list[dict[str, Any]]]:
-    """Return the pieces of every layer, checked as `open_checkpoint` checks them."""
+def _wire(config: Any) -> Wiring:
+    return wire(config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
+
+
+def _described(model: nn.Module, config: TnlibConfig) -> list[Description]:
+    """Return the factored matrices, checked as `open_checkpoint` checks them."""
     section = {"quant_method": METHOD, "version": config.version, "layers": config.layers}
-    return descriptions({KEY: section}) or []
-
-
-def _modules(config: TnlibConfig) -> dict[str, dict[str, Any]]:
-    """Return the described matrices outside the attention, checked as `open_checkpoint` checks them."""
-    return described_modules({KEY: {MODULES: getattr(config, MODULES, {})}})
+    section |= {MODULES: getattr(config, MODULES, {})}
+    return descriptions({KEY: section}, _wire(model.config).attention_modules) or []
 
 
 def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:
-    """Return where the module `path` is, perhaps below the base model of one with a head, and the module."""
+    """Return name and module at `path`, also below the base model of a model with a head."""
     for name, module in model.named_modules():
         if name == path or name.endswith(f".{path}"):
             return name, module
@@ -191,9 +193,9 @@ def _set_module(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _conv1d(linear: nn.Linear) -> Conv1D:
-    """Return the layer of GPT-2 that stores its weight as (in, out)."""
-    found = Conv1D(0, 0)  # type: ignore[no-untyped-call]
-    found.nf, found.nx = linear.out_features, linear.in_features
-    found.weight = nn.Parameter(linear.weight.detach().T.contiguous())
-    found.bias = linear.bias
-    return found
+    """Return GPT-2's layer type, which stores its weight as (in, out)."""
+    layer = Conv1D(0, 0)  # type: ignore[no-untyped-call]
+    layer.nf, layer.nx = linear.out_features, linear.in_features
+    layer.weight = nn.Parameter(linear.weight.detach().T.contiguous())
+    layer.bias = linear.bias
+    return layer

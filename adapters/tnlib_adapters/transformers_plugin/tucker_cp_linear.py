@@ -1,4 +1,4 @@
-"""Linear layers from Tucker and CP: some legs of the tensor are read, the others written."""
+"""Linear layers from Tucker and CP: some legs of the tensor are inputs, the others outputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tnlib_adapters.transformers_plugin.factored_linear import (
 class _WithLegs(FactoredLinear):
     """A layer from a tensor of several legs.
 
-    `inputs` are the legs that are read, `outputs` those written, each as one feature axis in the order given. Of leg 0
-    only the entries `first` count where that is given: the weights of some projections out of a stack of all.
+    `inputs` and `outputs` are the input and output legs, each one feature axis in the given order. `first` restricts
+    leg 0 to some entries: the weights of some projections in a stack of all.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class _WithLegs(FactoredLinear):
     @staticmethod
     @abstractmethod
     def inner(factors: Factors | Borrowed, d: int) -> tuple[int, ...]:
-        """Return the count of columns that the factor of every leg must have."""
+        """Return the number of columns of the factor of every leg."""
 
     def factors(self, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factor of every leg, (n, r)."""
-        found = self.parts("factor", dtype)
-        return found if self.first is None else [found[0][self.first], *found[1:]]
+        factors = self.parts("factor", dtype)
+        return factors if self.first is None else [factors[0][self.first], *factors[1:]]
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(-1, *(self.sizes[leg] for leg in self.inputs))
@@ -85,7 +85,7 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         return cls(tensors({"core": value.core} | _named(value.factors)), read)
 
     def product(self, x: Tensor) -> Tensor:
-        """Return x W: into the factors of the legs read, through the core, out of those of the legs written."""
+        """Return x W: input factors, then the core, then output factors."""
         core, factors, t = self._core(), self.factors(), self._split(x)
         for leg in self.inputs:
             if self._in_core(leg):
@@ -133,7 +133,7 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         return Cost(per_row, forming)
 
     def _in_core(self, leg: int) -> bool:
-        """Whether the factor of a leg is part of what `_core` returns."""
+        """Test if `_core` includes the factor of a leg."""
         return leg == 0 and self.first is not None
 
     def _ranks(self) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class CPLinear(_WithLegs, formats=(CP,)):
 
     @staticmethod
     def inner(factors: Factors | Borrowed, d: int) -> tuple[int, ...]:
-        """Return the count of components, for every leg."""
+        """Return the number of components, for every leg."""
         return tuple(shapes(factors, "weights")[0]) * d
 
     @classmethod
@@ -163,7 +163,7 @@ class CPLinear(_WithLegs, formats=(CP,)):
         return cls(tensors({"weights": weights} | _named(value.factors)), read)
 
     def product(self, x: Tensor) -> Tensor:
-        """Return x W: the overlap with every component, weighted, times what the component writes."""
+        """Return x W: the weighted overlap of x with every component, times the output vectors of the components."""
         factors = self.factors()
         *leading, last = self.inputs
         t = self._split(x) @ factors[last]  # b ... [n], [n] R
@@ -183,7 +183,7 @@ class CPLinear(_WithLegs, formats=(CP,)):
         return (read * self.part("weights", dtype)) @ written.T  # in [R], out [R]
 
     def cost(self) -> Cost:
-        """Return R (in + out) and what merging legs adds, and R in out."""
+        """Return R (in + out) plus the cost of merging legs, and R in out."""
         rank = self.part("weights").shape[0]
         merged = self.in_features // self.sizes[self.inputs[-1]] + self.out_features // self.sizes[self.outputs[-1]]
         both = self.in_features + self.out_features
@@ -203,7 +203,7 @@ def _legs_read(value: Tucker | CP, inputs: Sequence[int] | None) -> tuple[int, .
         or not 0 < len(read) < d
     ):
         raise ArgumentError(
-            f"FactoredLinear.from_value: inputs must be different legs of {d}, one at least left to write, got "
+            f"FactoredLinear.from_value: inputs must be different legs of {d}, at least one left as output, got "
             f"{inputs!r}; pass for example (0,)."
         )
     return read
@@ -211,7 +211,7 @@ def _legs_read(value: Tucker | CP, inputs: Sequence[int] | None) -> tuple[int, .
 
 def _khatri_rao(factors: Sequence[Tensor]) -> Tensor:
     """Return the columns' Kronecker products, (n0 n1 ..., R)."""
-    found, *others = factors
+    product, *others = factors
     for factor in others:
-        found = (found[:, None] * factor).flatten(0, 1)  # n 1 R, n' R -> (n n') R
-    return found
+        product = (product[:, None] * factor).flatten(0, 1)  # n 1 R, n' R -> (n n') R
+    return product

@@ -1,12 +1,12 @@
-r"""The linear parts of norms and the value biases, folded into the weights beside them; the model computes the same.
+r"""Fold the linear parts of norms and the value biases into adjacent weights; the model computes the same function.
 
-With n(x) the norm without its weights, n(x) = (x - mean) / rms or x / rms, a norm and what reads from it are
+With n(x) the norm without its weights, n(x) = (x - mean) / rms or x / rms, a norm and the map that reads it are
 
     (n diag(w) + b) W + c  =  n (diag(w) W) + (c + b W)
 
-so w and b vanish into W and c. As the entries of LayerNorm's n sum to zero, a constant added to a column of W changes
-nothing, and what is written into a stream that only LayerNorms read may have its mean taken off. Rows of
-patterns sum to one, so a value bias arrives as it is: b_O + sum_h b_V^h W_O^h.
+so w and b are absorbed by W and c. As the entries of LayerNorm's n sum to zero, a constant added to a column of W has
+no effect, and the mean over features may be subtracted from all outputs into a stream that only LayerNorms read. Rows
+of patterns sum to one, so a value bias reaches the output unchanged: b_O + sum_h b_V^h W_O^h.
 
 N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), section "Handling layer normalization".
 """
@@ -14,32 +14,161 @@ N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), se
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.arguments import as_checkpoint
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib._validate import as_array
+from tnlib_adapters.architectures.wiring import AttentionWiring, Linear, NormWiring, Wiring
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
-from tnlib_adapters.checkpoints.residual_stream import Leg, read_stream, unembedding
-from tnlib_adapters.factors.projections import Projections, module_names, put_together, take_apart
-from tnlib_adapters.transforms.norm_folding import Changes, fold_norms, untied
+from tnlib_adapters.checkpoints.residual_stream import Leg, read_stream
+from tnlib_adapters.factors.projections import Projections, put_together, take_apart
+
+Changes = dict[str, Callable[[], Array]]
+
+
+def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
+    """Return the divisors of the norms of a model at each position of the stream x (n, d_model), (n,) in float64.
+
+    LayerNorm divides by sqrt(variance + eps), RMSNorm by sqrt(mean square + eps).
+
+    Raises
+    ------
+    ArgumentError
+        If the model has no norms, or x has another width.
+
+    Examples
+    --------
+    An attention layer after its norm is linear in the stream if patterns and divisors are frozen:
+    `checkpoint.attention(layer).frozen(patterns, divisors=norm_divisors(checkpoint, x))`, of a folded checkpoint.
+    """
+    wiring = as_checkpoint("norm_divisors", checkpoint).wiring
+    norm, d = wiring.layers[0].attention.norm, wiring.sizes.d_model
+    if norm is None:
+        raise ArgumentError(
+            f"norm_divisors: checkpoint must have norms, got a {wiring.model_type}, which has none; leave divisors out."
+        )
+    x = as_array("norm_divisors", "x", x, ndim=2).astype(np.float64)
+    if x.shape[1] != d:
+        raise ArgumentError(
+            f"norm_divisors: x must have shape (positions, {d}), got {x.shape}; pass the stream of one sequence."
+        )
+    centred = x - x.mean(axis=1, keepdims=True) if norm.kind == "layer" else x
+    divisors: Array = np.sqrt(np.square(centred).mean(axis=1) + norm.checked_eps("norm_divisors"))
+    return divisors
+
+
+def untied(checkpoint: Checkpoint, left: list[str]) -> Checkpoint:
+    """Return the checkpoint with an unembedding of its own if it shares the weights of the embeddings."""
+    wiring, unembedding = checkpoint.wiring, checkpoint.wiring.unembedding
+    if wiring.final_norm is None or unembedding is None or unembedding.reader.weight != wiring.embedding.table.weight:
+        return checkpoint
+    if checkpoint.prefix == "" or read_stream(checkpoint).unknown:  # a model without a head is saved without a prefix
+        left.append("the final norm: the maps that read it are unknown, or are the embeddings")
+        return checkpoint
+    changes = {unembedding.own_weight: functools.partial(wide, checkpoint, unembedding.linear.weight)}
+    return with_tensors(checkpoint, changes, {"tie_word_embeddings": False})
+
+
+def fold_norms(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Checkpoint:
+    """Fold every norm whose output only known maps read; append notes to `done` and `left`."""
+    changes: Changes = {}
+    wiring, stream, count = checkpoint.wiring, read_stream(checkpoint), 0
+    config = {}
+    for norm, readers in [*stream.norms.items(), *_latent_norms(wiring)]:
+        if norm.place not in ("pre", "latent"):
+            left.append(f"{norm.weight}: {_WHY[norm.place]}")
+        elif norm == wiring.final_norm and stream.unknown:
+            left.append(f"{norm.weight}: {stream.unknown[0]} may read from it, too")
+        elif not any(reader.weight == wiring.embedding.table.weight for reader in readers):
+            changes_of_norm = _fold_norm(checkpoint, norm, readers, left)
+            changes |= changes_of_norm
+            count += bool(changes_of_norm)
+            if norm == wiring.final_norm and changes_of_norm and wiring.unembedding and not wiring.unembedding.shared:
+                # a checkpoint may hold a copy of tied weights, which must not be tied again
+                config["tie_word_embeddings"] = False
+    if count:
+        done.append(f"{count} norms, into the weights that read from them")
+    return with_tensors(checkpoint, changes, config)
+
+
+def _latent_norms(wiring: Wiring) -> Iterator[tuple[NormWiring, tuple[Linear, ...]]]:
+    """Yield the norms of latent vectors, each with the map to the heads that reads from it."""
+    for latent in (layer.attention.latent for layer in wiring.layers):
+        if latent is not None:
+            yield latent.norm, (latent.up,)
+            if latent.query_norm is not None:
+                yield latent.query_norm, (latent.query_up,)
+
+
+_WHY = {
+    "post": "its output is the stream itself, which other layers read as well",
+    "output": "it is applied to the output of a layer",
+    "final": "the model ends in it",
+}
+
+
+def _fold_norm(checkpoint: Checkpoint, norm: NormWiring, readers: Sequence[Linear], left: list[str]) -> Changes:
+    """Return the changed tensors of a norm and of the maps that read it."""
+    taken_up = norm.bias is None or all(reader.bias for reader in readers)
+    centre = norm.kind == "layer" and taken_up
+    weight = functools.partial(_weight, checkpoint, norm)
+    changes: Changes = {norm.weight: lambda: np.full_like(weight(), 1.0 - norm.offset)}
+    if norm.bias and taken_up:
+        changes[norm.bias] = lambda: np.zeros_like(weight())
+    elif norm.bias:
+        bare = next(reader.weight for reader in readers if not reader.bias)
+        if np.any((weight() == 0) & (wide(checkpoint, norm.bias) != 0)):
+            left.append(
+                f"{norm.weight}: it has zeros where its bias is not zero, and {bare} has no bias to absorb that"
+            )
+            return {}
+        left.append(f"{norm.bias}: {bare} has no bias to absorb it; it stays, divided by the weights")
+        changes[norm.bias] = functools.partial(_divided, checkpoint, norm.bias, weight)
+    for reader in readers:
+        changes[reader.weight] = functools.partial(_scaled, checkpoint, reader, weight, centre)
+        if norm.bias and taken_up:
+            changes[str(reader.bias)] = functools.partial(_with_bias, checkpoint, reader, norm.bias)
+    return changes
+
+
+def _weight(checkpoint: Checkpoint, norm: NormWiring) -> Array:
+    return norm.offset + wide(checkpoint, norm.weight)
+
+
+def _divided(checkpoint: Checkpoint, bias: str, weight: Callable[[], Array]) -> Array:
+    b, w = wide(checkpoint, bias), weight()
+    return np.divide(b, w, out=np.zeros_like(b), where=w != 0)
+
+
+def _scaled(checkpoint: Checkpoint, reader: Linear, weight: Callable[[], Array], centre: bool) -> Array:
+    x = reader.on_rows(wide(checkpoint, reader.weight)) * weight()[:, None]  # d out
+    scaled: Array = reader.on_rows(x - x.mean(axis=0) if centre else x)  # transposed again
+    return scaled
+
+
+def _with_bias(checkpoint: Checkpoint, reader: Linear, bias: str) -> Array:
+    w = reader.on_rows(wide(checkpoint, reader.weight))  # d out
+    out: Array = wide(checkpoint, str(reader.bias)) + wide(checkpoint, bias) @ w  # [d] out
+    return out
 
 
 @dataclass(frozen=True, repr=False)
 class Folded:
-    """A model whose norms and value biases are folded, and what could not be.
+    """A model with folded norms and value biases, returned by `fold`.
 
     Parameters
     ----------
     checkpoint
-        Computes the same; tensors are folded when they are read, and `save_checkpoint` writes them.
+        The same function; tensors are folded when they are read, and `save_checkpoint` writes them.
     done
         Sentences on what was folded.
     left
-        Sentences on what was not, and why.
+        Sentences on what was not folded, and why.
     """
 
     checkpoint: Checkpoint
@@ -53,18 +182,18 @@ class Folded:
 
 
 def fold(checkpoint: Checkpoint) -> Folded:
-    """Fold norms into what reads from them, value biases into output biases, and centre weights where that is exact.
+    """Fold norms into the maps that read them and value biases into output biases; centre weights where that is exact.
 
     Parameters
     ----------
     checkpoint
-        Any whose attention is not stored as factors.
+        Any checkpoint whose attention is not stored as factors.
 
     Returns
     -------
     Folded
-        `.checkpoint`, `.done` and `.left`. The division of a norm is not linear and stays; so do the norms of models
-        that normalise the stream itself, norms of queries and keys, and biases that nothing can take up.
+        `.checkpoint`, `.done` and `.left`. The division of a norm is not linear and stays. Norms of models that
+        normalise the stream itself, norms of queries and keys, and biases that no other bias can absorb stay as well.
 
     Raises
     ------
@@ -77,18 +206,17 @@ def fold(checkpoint: Checkpoint) -> Folded:
     >>> fold(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).done
     ('value biases of 2 layers, into the output biases',)
     """
-    if as_checkpoint("fold", checkpoint).pieces is not None:
+    if as_checkpoint("fold", checkpoint).factored is not None:
         raise ArgumentError(
-            "fold: checkpoint must hold its weights as they came, got one that is stored as factors; "
-            "fold first, then compress."
+            "fold: checkpoint must hold dense weights, got one that is stored as factors; fold first, then compress."
         )
     done: list[str] = []
     left: list[str] = []
     folded = fold_norms(untied(checkpoint, left), done, left)
     folded = _fold_value_biases(folded, done, left)
     folded = _centre_writers(folded, done)
-    if checkpoint.architecture.qk_norm:
-        left.append("the norms of queries and keys: they act inside the heads, where rotary embeddings come next")
+    if any(layer.attention.head_norms for layer in checkpoint.wiring.layers):
+        left.append("the norms of queries and keys: they act inside the heads, before rotary embeddings")
     return Folded(folded, tuple(done), tuple(left))
 
 
@@ -97,59 +225,58 @@ def fold(checkpoint: Checkpoint) -> Folded:
 
 def _fold_value_biases(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Checkpoint:
     changes: Changes = {}
-    layers, row, tensors = 0, checkpoint.architecture, checkpoint.folder.tensors
-    for layer in range(checkpoint.n_layers):
-        held = {
-            name: f"{module}.bias" for module, h in module_names(row, checkpoint.prefix, layer).items() for name in h
-        }
-        if held["v"] not in tensors:
+    layers = 0
+    for layer in checkpoint.wiring.layers:
+        bias_of = {name: linear.bias for held, linear in layer.attention.projections.items() for name in held}
+        values, output = bias_of.get("v"), bias_of["o"]
+        if values is None:
             continue
-        if held["o"] not in tensors:
-            left.append(f"the value biases {held['v']}: the output of attention has no bias to take them up")
+        if output is None:
+            left.append(f"the value biases {values}: the output of attention has no bias to absorb them")
             continue
         layers += 1
-        for name in (held["v"], held["o"]):
-            changes[name] = functools.partial(_value_bias, checkpoint, layer, name)
+        for name in (values, output):
+            changes[name] = functools.partial(_value_bias, checkpoint, layer.attention, name)
     if layers:
         done.append(f"value biases of {layers} layers, into the output biases")
     return with_tensors(checkpoint, changes)
 
 
-def _value_bias(checkpoint: Checkpoint, layer: int, name: str) -> Array:
-    """Return one of the two biases that change."""
-    row, sizes = checkpoint.architecture, checkpoint.sizes
-    tensors = checkpoint.folder.tensors
-    was = take_apart(row, sizes, checkpoint.prefix, layer, lambda n: wide(checkpoint, n) if n in tensors else None)
+def _value_bias(checkpoint: Checkpoint, attention: AttentionWiring, name: str) -> Array:
+    """Return the new value bias or output bias."""
+    sizes = attention.sizes
+    was = take_apart(attention, lambda tensor: wide(checkpoint, tensor))
     per_head = was.biases["v"].reshape(sizes.kv_heads, -1).repeat(sizes.n_heads // sizes.kv_heads, axis=0)
     biases = {
         "v": np.zeros_like(was.biases["v"]),
         "o": was.biases["o"] + per_head.reshape(-1) @ was.weights["o"],  # [h dh] d
     }
     after = was.updated(Projections({}, biases))
-    return put_together(row, sizes, checkpoint.prefix, layer, after)[name]
+    return put_together(attention, after)[name]
 
 
 # ------------------------------------------------------------------------------------------------------------ centring
 
 
 def _centre_writers(checkpoint: Checkpoint, done: list[str]) -> Checkpoint:
-    """Take the mean off what is written, where nothing but LayerNorms reads the stream."""
-    stream, row = read_stream(checkpoint), checkpoint.architecture
-    normed = {reader.weight.tensor for norm in stream.norms for reader in norm.readers}
-    raw = [reader for reader in stream.readers if reader.weight.tensor not in normed]
-    ends_in_norm = any(norm.place == "output" for norm in stream.norms) or unembedding(checkpoint) is not None
-    if row.norm != "layer" or not stream.norms or raw or not ends_in_norm or stream.unknown:
+    """Subtract the mean from all outputs into the stream if only LayerNorms read it."""
+    stream = read_stream(checkpoint)
+    normed = {reader.weight for readers in stream.norms.values() for reader in readers}
+    raw = [reader for reader in stream.readers if reader.weight not in normed]
+    ends_in_norm = checkpoint.wiring.final_norm or checkpoint.wiring.unembedding
+    only_layer_norms = stream.norms and all(norm.kind == "layer" for norm in stream.norms)
+    if not only_layer_norms or raw or not ends_in_norm or stream.unknown:
         return checkpoint
     changes: Changes = {
         leg.tensor: functools.partial(_centred, checkpoint, leg)
         for leg in stream.writers
         if leg.tensor not in normed  # tied embeddings are read as well
     }
-    done.append("the mean of what is written into the stream, which LayerNorm takes off")
+    done.append("the mean over features of outputs into the stream, which LayerNorm subtracts")
     return with_tensors(checkpoint, changes)
 
 
 def _centred(checkpoint: Checkpoint, leg: Leg) -> Array:
     x = wide(checkpoint, leg.tensor)
-    centred: Array = x - x.mean(axis=leg.leg, keepdims=True)
+    centred: Array = x - x.mean(axis=leg.axis, keepdims=True)
     return centred

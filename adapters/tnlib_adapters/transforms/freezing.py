@@ -1,4 +1,4 @@
-"""Attention-only models with fixed patterns."""
+"""Attention-only models with frozen patterns."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, is_list
 from tnlib_adapters.attention.frozen.stack import FrozenPaths, FrozenStack
-from tnlib_adapters.checkpoints.arguments import as_checkpoint
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 
 __all__ = ["FrozenPaths", "FrozenStack", "freeze"]
 
 
 def freeze(checkpoint: Checkpoint, patterns: Sequence[Array]) -> FrozenStack:
-    """Return an attention-only model, from its embeddings to its final stream, with all patterns fixed.
+    """Return an attention-only model, from its embeddings to its final stream, with all patterns frozen.
 
     Parameters
     ----------
     checkpoint
-        Of an architecture without norms and feed-forward layers.
+        Checkpoint of an architecture without norms and feed-forward layers.
     patterns
-        Per layer (heads, n, n): the weight that position i gives to position j, rows summing to one.
+        Per layer (heads, n, n): attention weights, rows summing to one.
 
     Raises
     ------
@@ -36,22 +35,23 @@ def freeze(checkpoint: Checkpoint, patterns: Sequence[Array]) -> FrozenStack:
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> seen = run(model, [5, 6, 7, 5, 6])
-    >>> stack = freeze(model, [of_layer[0] for of_layer in seen.patterns])
-    >>> bool(np.allclose(stack.apply(seen.residuals[0][0]), seen.residuals[-1][0]))
+    >>> forward = run(model, [5, 6, 7, 5, 6])
+    >>> stack = freeze(model, [of_layer[0] for of_layer in forward.patterns])
+    >>> bool(np.allclose(stack.apply(forward.residuals[0][0]), forward.residuals[-1][0]))
     True
     """
-    row = as_checkpoint("freeze", checkpoint).architecture
-    if row.norm_place is not None or row.mlp is not None:
+    wiring = as_checkpoint("freeze", checkpoint).wiring
+    if not wiring.is_attention_only:
         raise ArgumentError(
-            f"freeze: checkpoint must be an attention-only model without norms, got a {row.model_type}, whose norms "
-            "and feed-forward layers are not linear; freeze one layer with checkpoint.attention(layer).frozen(...)."
+            f"freeze: checkpoint must be an attention-only model without norms, got a {wiring.model_type}, whose "
+            "norms and feed-forward layers are not linear; freeze one layer with "
+            "checkpoint.attention(layer).frozen(...)."
         )
     if not is_list(patterns) or len(patterns) != checkpoint.n_layers:
-        got = len(patterns) if is_list(patterns) else type(patterns).__name__
+        received = len(patterns) if is_list(patterns) else type(patterns).__name__
         raise ArgumentError(
-            f"freeze: patterns must be one array per layer, {checkpoint.n_layers}, got {got}; "
-            "pass what the model attended to on one sequence."
+            f"freeze: patterns must be one array per layer, {checkpoint.n_layers}, got {received}; "
+            "pass the patterns of one sequence."
         )
     checked = [as_array("freeze", f"patterns of layer {layer}", a) for layer, a in enumerate(patterns)]
     for layer, a in enumerate(checked):
@@ -67,7 +67,7 @@ def _check_pattern(layer: int, a: Array, shape: tuple[int, ...]) -> None:
         )
     sums = a.sum(axis=2)
     off = np.abs(sums - 1)
-    if off.max() > 1e-3:  # half precision is right to as much
+    if off.max() > 1e-3:  # accuracy of half precision
         head, i = np.unravel_index(off.argmax(), off.shape)
         raise ArgumentError(
             f"freeze: patterns of layer {layer} must have rows that sum to one, got {sums[head, i]:.4g} in row {i} of "

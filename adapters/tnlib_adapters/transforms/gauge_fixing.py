@@ -1,14 +1,14 @@
-r"""One form of an attention layer among all that compute the same.
+r"""Gauge fixing of attention layers: one representative of all weights that compute the same function.
 
-Weights decide the operators of a layer, and not the other way round. With heads that share a key and value head as one,
+The operators of a layer do not determine its weights. With query heads that share a key and value head as one group,
 
-    W_Q G and W_K G^-T      G commuting with the rotations of positions: see `score_gauge`
+    W_Q G and W_K G^-T      G commuting with the rotations of positions: see `gauge.scores`
     W_V H and H^-1 W_O      any invertible H
-    b_K                     what it adds to all scores of a query alike
-    b_V                     into b_O, as the rows of patterns sum to one
+    b_K                     its contribution common to all scores of a query
+    b_V                     absorbed by b_O, as the rows of patterns sum to one
     the order of heads      of groups that share a key head, and of queries within them
 
-all go unseen. Where queries and keys are normalised, G must keep their norm: see `norm_gauge`.
+are free. Where queries and keys are normalised, G must keep their norm: see `gauge.head_norms`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.gauge.head_order import in_order, rank_heads
 from tnlib_adapters.attention.gauge.layer import fix_heads
-from tnlib_adapters.checkpoints.arguments import as_layer
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer
 from tnlib_adapters.checkpoints.modified import with_tensors
-from tnlib_adapters.factors.projections import NAMES, Projections, module_names, put_together
+from tnlib_adapters.factors.projections import NAMES, Projections, put_together
 
 
 @overload
@@ -35,26 +34,26 @@ def fix_gauge(attention: Attention) -> Attention: ...
 @overload
 def fix_gauge(attention: Checkpoint) -> Checkpoint: ...
 def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
-    """Return the layer, or the model, in the one gauge of its heads that depends on what it computes alone.
+    """Return the layer, or the model, in the gauge that depends only on the function it computes.
 
     Parameters
     ----------
     attention
-        An attention layer, or a checkpoint whose attention is not stored as factors: then every layer.
+        An attention layer, or a checkpoint whose attention is not stored as factors: every layer is fixed.
 
     Returns
     -------
     Attention or Checkpoint
-        The same function of the stream, where rows of patterns sum to one, in the precision that came; weights of
-        checkpoints in half precision become single, and are computed when they are read. Per key head,
+        The same function of the stream, if rows of patterns sum to one, in the same precision; weights of checkpoints
+        in half precision become float32, and are computed when they are read. Per key head,
         W_V is balanced with all W_O that read it, and W_K with all W_Q: columns orthogonal, of equal lengths on both
-        sides, descending, those beyond the rank zero; under rotary embeddings so only where columns do not turn, and
-        plane by plane elsewhere. Biases go along as one more row; signs are fixed on keys and values. The key bias is
-        zero where it does not turn and there is no soft cap, the value bias where there is an output bias. Heads come
-        in the order of the norm of W_O, then of W_Q, the largest first, groups that share a key head before the heads
-        within them; under ALiBi, whose slopes belong to their places, they stay. Under a norm of queries and keys only
-        signs and quarter turns of planes are free, whole turns where the two weights of a plane are equal, and lengths
-        of these weights against each other.
+        sides, descending, those beyond the rank zero; with rotary embeddings this holds for unrotated columns, and
+        plane by plane for the others. Biases are one more row; signs are fixed on keys and values. The key bias is
+        zero on unrotated columns if there is no soft cap, the value bias if there is an output bias. Heads are sorted
+        by the norm of W_O, then of W_Q, the largest first, groups that share a key head before the heads within them;
+        with ALiBi and relative biases, which belong to head indices, the order stays. With norms of queries and keys
+        only signs and quarter turns of planes are free, rotations where the two weights of a plane are equal, and the
+        scale of these weights against each other.
 
     Raises
     ------
@@ -83,14 +82,19 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
     if not isinstance(attention, Checkpoint):
         raise ArgumentTypeError(
             f"fix_gauge: attention must be an Attention or a Checkpoint, got {type(attention).__name__}; "
-            "make one with Attention.from_module or open_checkpoint."
+            "pass Attention.from_module(...) or open_checkpoint(folder)."
         )
-    if attention.pieces is not None:
+    if attention.factored is not None:
         raise ArgumentError(
-            "fix_gauge: attention must hold its weights as they came, got a checkpoint that is stored as factors; "
+            "fix_gauge: attention must hold dense weights, got a checkpoint that is stored as factors; "
             "fix the gauge first, then compress."
         )
-    # tensors of one layer are mostly read one after the other, and each needs all of them
+    if attention.wiring.layers[0].attention.latent is not None:
+        raise ArgumentError(
+            f"fix_gauge: attention must hold one weight per projection, got a {attention.wiring.model_type}, whose "
+            "queries, keys and values are made from latent vectors; fix one layer, attention(layer).numerator()."
+        )
+    # consecutive reads are mostly of one layer, and each tensor needs all of that layer
     compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, attention))
     changes: dict[str, Callable[[], Array]] = {
         name: functools.partial(_one, compute, layer, name)
@@ -101,7 +105,7 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
 
 
 def head_order(attention: Attention) -> Array:
-    """Return which head `fix_gauge` puts where: head p of the fixed layer is head order[p] of this one.
+    """Return the order of heads of `fix_gauge`: head p of the fixed layer is head order[p] of this one.
 
     Parameters
     ----------
@@ -134,32 +138,23 @@ def _fix_layer(layer: Attention) -> Attention:
 
 
 def _order(fixed: Attention) -> Array:
-    return rank_heads(fixed) if fixed.alibi is None else np.arange(fixed.n_heads)
+    return rank_heads(fixed) if fixed.alibi is None and fixed.relative_bias is None else np.arange(fixed.n_heads)
 
 
 def _names(checkpoint: Checkpoint, layer: int) -> list[str]:
-    """Return the tensors of a layer that change."""
-    row, tensors = checkpoint.architecture, checkpoint.folder.tensors
-    modules = [*module_names(row, checkpoint.prefix, layer), *_norms(checkpoint, layer)]
-    return [name for module in modules for part in ("weight", "bias") if (name := f"{module}.{part}") in tensors]
-
-
-def _norms(checkpoint: Checkpoint, layer: int) -> list[str]:
-    row = checkpoint.architecture
-    base = checkpoint.prefix + row.attention.format(layer=layer)
-    return [f"{base}.{norm}" for norm in row.qk_norm or ()]
+    """Return the names of the tensors of a layer that change."""
+    attention = checkpoint.wiring.layers[layer].attention
+    names = [name for linear in attention.projections.values() for name in (linear.weight, linear.bias)]
+    return [name for name in names if name] + [norm.weight for norm in attention.head_norms]
 
 
 def _tensors(checkpoint: Checkpoint, layer: int) -> dict[str, Array]:
     """Return the tensors of a layer, fixed."""
-    fixed = _fix_layer(checkpoint.attention(layer))
-    arrays: dict[str, Any] = put_together(
-        checkpoint.architecture, checkpoint.sizes, checkpoint.prefix, layer, _side_by_side(fixed)
-    )
+    fixed, attention = _fix_layer(checkpoint.attention(layer)), checkpoint.wiring.layers[layer].attention
+    arrays: dict[str, Any] = put_together(attention, _side_by_side(fixed))
     if fixed.head_norm is not None:
-        stored = 1.0 if checkpoint.architecture.norm == "rms + 1" else 0.0  # is added when the norm is applied
-        of_norms = (fixed.head_norm.query - stored, fixed.head_norm.key - stored)
-        arrays |= {f"{n}.weight": w for n, w in zip(_norms(checkpoint, layer), of_norms, strict=True)}
+        of_norms = fixed.head_norm.query, fixed.head_norm.key
+        arrays |= {norm.weight: w - norm.offset for norm, w in zip(attention.head_norms, of_norms, strict=True)}
     return arrays
 
 

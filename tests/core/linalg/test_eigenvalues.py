@@ -41,6 +41,7 @@ def test_moduli_of_transfer_maps(dtype: type, r: int) -> None:
     np.testing.assert_allclose(leading_moduli(*transfer(core), count=1), want[:1], rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [28, 73])
 def test_moduli_that_are_close(seed: int) -> None:
     core = oracles.normal((33, 2, 33), np.complex128, seed)

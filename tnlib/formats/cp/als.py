@@ -39,7 +39,8 @@ def als(x: Array, size: float, factors: Sequence[Array], *, n_iter: int, target:
     factorizations", IEEE Trans. Signal Process. 61 (2013)). The iteration ends where the residual falls to
     `target`, or a sweep lowers it by less than the fraction `slow`.
     """
-    split = _balanced_split(x.shape)
+    # the split whose two Khatri-Rao products have the fewest rows in total
+    split = min(range(1, x.ndim), key=lambda k: math.prod(x.shape[:k]) + math.prod(x.shape[k:]))
     halves = (range(split), range(split, x.ndim))
     matrix = x.reshape(math.prod(x.shape[:split]), -1)  # (left legs) (right legs)
     factors = list(factors)
@@ -86,11 +87,6 @@ def cp_residual(x: Array, factors: Sequence[Array]) -> float:
     half = x.ndim // 2
     left, right = khatri_rao(factors[:half]), khatri_rao(factors[half:])
     return residual_norm(x.reshape(len(left), -1), left, right.T)
-
-
-def _balanced_split(shape: tuple[int, ...]) -> int:
-    """Return the number of legs on the left for which the two Khatri-Rao products have the fewest rows in total."""
-    return min(range(1, len(shape)), key=lambda k: math.prod(shape[:k]) + math.prod(shape[k:]))
 
 
 def _update(factors: Sequence[Array], half: range, partial: Array) -> tuple[list[Array], Array]:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of
 from tnlib.formats.cp.als import Iterate, als, cp_residual, unit_columns
@@ -20,7 +21,8 @@ from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
 from tnlib.linalg.gram import gram
-from tnlib.linalg.scaling import norm, prepare, shift
+from tnlib.linalg.randomized import standard_normal
+from tnlib.linalg.scaling import norm, prepare, restore
 from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -36,6 +38,7 @@ _START_NOISE = 0.1  # length of the random columns added to unit vectors
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def cp(
     x: ArrayLike,
     rank: int,
@@ -70,11 +73,6 @@ def cp(
     Fit[CP]
         Unit columns, non-negative weights in descending order; leading entries are positive in every factor but
         the last, unless a constraint decides the signs. The minimum need not be the global one.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `x` is not a finite array of at least two legs, or another argument is invalid.
 
     References
     ----------
@@ -111,7 +109,7 @@ def cp(
     weights, factors = normalize_components(np.ones(rank, scaled.dtype), rounded, signs=constraint is None)
     weights = weights.astype(scaled.real.dtype)
     residual = _rounded_residual(scaled, size, best.residual, weights, factors)
-    error, value = residual / size if size > 0 else 0.0, CP(shift(weights, exponent), tuple(factors))
+    error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
     return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, stationary=best.stationary)
 
 
@@ -191,8 +189,5 @@ def _singular_vectors(x: Array, rank: int, rng: np.random.Generator) -> list[Arr
 
 def _random_columns(x: Array, rank: int, rng: np.random.Generator) -> list[Array]:
     """Return unit columns (n[k], R) with normally distributed entries, complex for complex `x`."""
-    factors = []
-    for n in x.shape:
-        draw = rng.standard_normal((n, rank))
-        factors.append(unit_columns(draw + 1j * rng.standard_normal((n, rank)) if np.iscomplexobj(x) else draw))
-    return factors
+    dtype = np.result_type(x, np.float64)
+    return [unit_columns(standard_normal((n, rank), dtype, rng)) for n in x.shape]

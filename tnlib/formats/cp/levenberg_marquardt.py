@@ -100,7 +100,8 @@ def _step(x: Array, point: _Point, *, limit: float = np.inf, penalty: float = 0.
     damping, growth, before = point.damping, 2.0, point.objective(penalty)
     for _ in range(_TRIALS):
         delta = solve_damped(normal, damping * unit + penalty, gradient)
-        trial = _add(point.factors, delta)
+        parts = np.split(delta, np.cumsum([factor.size for factor in point.factors])[:-1])
+        trial = [f + part.reshape(f.shape) for f, part in zip(point.factors, parts, strict=True)]
         following = _Point(trial, cp_residual(x, trial))
         after = following.objective(penalty)
         if after < before and _component_norm(trial) <= limit:
@@ -130,11 +131,6 @@ def _normal_equations(x: Array, factors: list[Array]) -> tuple[Array, Array]:
             normal[rows, starts[l] : starts[l + 1]] = block
             normal[starts[l] : starts[l + 1], rows] = block.conj().T
     return normal, gradient
-
-
-def _add(factors: list[Array], delta: Array) -> list[Array]:
-    ends = np.cumsum([factor.size for factor in factors])[:-1]
-    return [f + part.reshape(f.shape) for f, part in zip(factors, np.split(delta, ends), strict=True)]
 
 
 def _component_norm(factors: Sequence[Array]) -> float:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
+from tnlib._fit import wrong_type
 from tnlib._typing import Array
 from tnlib._validate import as_flag
 from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.normalization import unit_components
+from tnlib.linalg.canonical_basis import unit_phases
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +60,6 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
         `.value` is `a`, reordered and with phases that make every cosine with the partner positive real, except the
         smallest one where they do not multiply to 1.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `a` or `b` is no CP, or they differ in shape.
-
     References
     ----------
     E. Acar, D. M. Dunlavy, T. G. Kolda, M. Morup, "Scalable tensor factorizations for incomplete data", Chemom. Intell.
@@ -79,9 +76,7 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
     """
     for name, value in (("a", a), ("b", b)):
         if not isinstance(value, CP):
-            raise ArgumentTypeError(
-                f"match: {name} must be a CP, got a {type(value).__name__}; decompose it first, with tnlib.cp."
-            )
+            raise wrong_type("match", name, "a CP", value, "decompose it first, with tnlib.cp")
     if a.shape != b.shape:
         raise ArgumentError(
             f"match: a and b must have one shape, got {a.shape} and {b.shape}; compare two models of one tensor."
@@ -90,7 +85,9 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
     (weights, factors), (b_weights, b_factors) = _normalized(a), _normalized(b)
     cosines = np.stack([x.conj().T @ y for x, y in zip(factors, b_factors, strict=True)])  # leg R R'
     congruences = np.abs(cosines).prod(axis=0)
-    scores = congruences * _weight_ratios(weights, b_weights) if weight_penalty else congruences
+    larger, smaller = np.maximum.outer(weights, b_weights), np.minimum.outer(weights, b_weights)
+    ratios = np.where(larger > 0, smaller / np.where(larger > 0, larger, 1), 1)  # 1 for two zeros
+    scores = congruences * ratios if weight_penalty else congruences
     rows, partners = _best_pairs(scores)
     order = np.concatenate([rows, np.setdiff1d(np.arange(len(weights)), rows)])
     phases = np.ones((len(factors), len(order)), factors[0].dtype)
@@ -106,12 +103,6 @@ def _normalized(value: CP) -> tuple[Array, Sequence[Array]]:
     return unit.weights, unit.factors
 
 
-def _weight_ratios(w: Array, v: Array) -> Array:
-    """Return min(w, v) / max(w, v) for all pairs (R, R'), 1 for two zeros."""
-    larger = np.maximum.outer(w, v)
-    return np.asarray(np.where(larger > 0, np.minimum.outer(w, v) / np.where(larger > 0, larger, 1), 1))
-
-
 def _best_pairs(scores: Array) -> tuple[Array, Array]:
     """Return the rows and the columns of the pairs with the largest sum of `scores`, by ascending column."""
     from scipy.optimize import linear_sum_assignment
@@ -123,9 +114,8 @@ def _best_pairs(scores: Array) -> tuple[Array, Array]:
 
 def _aligning_phases(cosines: Array) -> Array:
     """Return phases (d, R) of product 1 that make all `cosines` (d, R) but the smallest of each column positive."""
-    size = np.abs(cosines)
-    phases = np.where(size > 0, cosines, 1) / np.where(size > 0, size, 1)
-    columns, least = np.arange(cosines.shape[1]), np.argmin(size, axis=0)
+    phases = unit_phases(cosines)
+    columns, least = np.arange(cosines.shape[1]), np.argmin(np.abs(cosines), axis=0)
     phases[least, columns] = 1
     phases[least, columns] = phases.prod(axis=0).conj()
-    return np.asarray(phases)
+    return phases

@@ -15,7 +15,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
-from tnlib.linalg.canonical_basis import CanonicalForm, equal_groups, leading_phases
+from tnlib.linalg.canonical_basis import CanonicalForm, equal_groups, leading_phases, unit_phases
 from tnlib.linalg.scaling import column_exponents, shift
 
 _EQUAL = 16.0  # weights closer than this many eps of themselves count as equal
@@ -58,7 +58,7 @@ def unit_components(weights: Array, factors: Sequence[Array], *, signs: bool = T
         units.append(unit * phases.conj())
         carried, exponents = carried * (phases * lengths), exponents + e
     sizes = np.abs(carried)
-    units[-1] = units[-1] * np.where(sizes > 0, carried / np.where(sizes > 0, sizes, 1), 1)
+    units[-1] = units[-1] * unit_phases(carried)
     dtype = factors[0].dtype
     return shift(sizes, np.where(sizes > 0, exponents, 0)), [unit.astype(dtype, copy=False) for unit in units]
 

@@ -17,6 +17,7 @@ register(
     round="tnlib.formats.matrix.operations:round_low_rank",
     inner="tnlib.formats.matrix.operations:inner_low_rank",
     kron="tnlib.formats.matrix.operations:kron_low_rank",
+    outer="tnlib.formats.matrix.operations:outer_low_rank",
     canonical_form="tnlib.formats.matrix.operations:canonical_low_rank",
     to_SVD="tnlib.formats.matrix.conversion:low_rank_to_svd",
     to_TensorTrain="tnlib.formats.matrix.conversion:low_rank_to_train",

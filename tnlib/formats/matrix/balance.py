@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._deprecation import renamed_arguments
-from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit
+from tnlib._errors import ArgumentError
+from tnlib._fit import wrong_type
 from tnlib._typing import Array
 from tnlib._validate import as_real
 from tnlib.formats.matrix.low_rank import LowRank
@@ -51,11 +51,6 @@ def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
         At the numerical rank; columns of `left` in the order of S, descending, its signs and its bases of equal values
         fixed. The SVD itself is `tnlib.convert(t, tnlib.SVD)`.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `t` is no LowRank, or `power` is not from 0 to 1.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -64,8 +59,7 @@ def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
     (array([2., 0.]), array([2., 0.]))
     """
     if not isinstance(t, LowRank):
-        advice = "pass fit.value" if isinstance(t, Fit) else "pass tnlib.LowRank(A, B.T) for A B^T"
-        raise ArgumentTypeError(f"balance: t must be a LowRank, got a {type(t).__name__}; {advice}.")
+        raise wrong_type("balance", "t", "a LowRank", t, "pass tnlib.LowRank(A, B.T) for A B^T")
     power = as_real("balance", "power", power, "power=0.5")
     if not 0.0 <= power <= 1.0:
         raise ArgumentError(f"balance: power must lie between 0 and 1, got {power}; 0.5 is balanced.")

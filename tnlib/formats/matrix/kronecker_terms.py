@@ -127,11 +127,6 @@ class KroneckerTerms(LinearFormat, Operator):
         """The transpose, term by term."""
         return KroneckerTerms(self.left.transpose(0, 2, 1), [term.T for term in self.right])
 
-    @property
-    def H(self) -> KroneckerTerms:
-        """The adjoint, term by term."""
-        return self.T.conj()
-
     def _part(self, *, imaginary: bool) -> KroneckerTerms:
         """Return the real or the imaginary part: two terms, with Re(right[h]) and Im(right[h]), for each."""
         left = [self.left.imag, self.left.real] if imaginary else [self.left.real, -self.left.imag]
@@ -166,9 +161,6 @@ class KroneckerTerms(LinearFormat, Operator):
     def _matmat(self, x: Array) -> Array:
         columns = np.ascontiguousarray(x.T).reshape(-1, *self._legs[2:])  # k p' q'
         return self._apply(columns).reshape(len(columns), -1).T
-
-    def _rmatmat(self, x: Array) -> Array:
-        return self.H._matmat(x)
 
     def _apply(self, x: Array) -> Array:
         out = np.zeros((len(x), *self._legs[:2]), np.result_type(self.dtype, x))

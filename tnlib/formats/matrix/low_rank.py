@@ -61,11 +61,6 @@ class LowRank(LinearFormat, Operator):
         """The transpose, right^T @ left^T."""
         return LowRank(self.right.T, self.left.T)
 
-    @property
-    def H(self) -> LowRank:
-        """The adjoint, right^H @ left^H."""
-        return LowRank(self.right.conj().T, self.left.conj().T)
-
     def _part(self, *, imaginary: bool) -> LowRank:
         """Return left @ Re(right) + left @ Im(right), of real left factors: the rank doubles."""
         left = [self.left.imag, self.left.real] if imaginary else [self.left.real, -self.left.imag]
@@ -109,4 +104,4 @@ class LowRank(LinearFormat, Operator):
         return np.asarray(self.left @ (self.right @ x))  # m [r] [n] k
 
     def _rmatmat(self, x: Array) -> Array:
-        return np.asarray(self.right.conj().T @ (self.left.conj().T @ x))  # n [r] [m] k
+        return np.asarray((x.conj().T @ self.left @ self.right).conj().T)  # n [r] [m] k, without a copy of a factor

@@ -10,10 +10,13 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.degenerate import choose_groups
 from tnlib.formats.matrix.balance import distribute, scaled_product_svd, truncated_product_svd
+from tnlib.formats.matrix.conversion import low_rank_to_train
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms, right_factors
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.matrix_sums import Factors, multiply_factors, rescale_terms
 from tnlib.formats.matrix.svd import SVD
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.operations import chain_trains
 from tnlib.linalg.canonical_basis import CanonicalForm, group_basis_change
 from tnlib.linalg.scaling import Scaled, norm, rescale, rescale_each, shift
 from tnlib.linalg.truncation import TruncationBudget
@@ -86,6 +89,11 @@ def kron_low_rank(a: LowRank, b: LowRank) -> LowRank:
     """Return the Kronecker product: of the left and of the right factors."""
     ((l, r), e), ((m, s), f) = rescale_each(a.arrays()), rescale_each(b.arrays())
     return LowRank(shift(np.kron(l, m), e + f), np.kron(r, s))
+
+
+def outer_low_rank(a: LowRank, b: LowRank) -> TensorTrain:
+    """Return the outer product, a train of the four factors with a bond of size 1 in the middle."""
+    return chain_trains(low_rank_to_train(a), low_rank_to_train(b))
 
 
 def kron_terms(a: KroneckerTerms, b: KroneckerTerms) -> KroneckerTerms:

@@ -13,11 +13,14 @@ import numpy.typing as npt
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format, as_stored, refuse_too_large, set_fields
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
 from tnlib._validate import as_legs, as_max_rank, as_rtol
+from tnlib.formats.matrix.balance import scaled_product_svd
+from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
-from tnlib.linalg.scaling import norm, prepare, shift
+from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
@@ -26,6 +29,7 @@ _RESOLUTION = 1e-4  # relative difference of singular values that the subspace i
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def svd(
     a: npt.ArrayLike,
     *,
@@ -42,8 +46,7 @@ def svd(
     left
         Legs that form the rows; the others, in order, form the columns.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. With neither: the numerical
-        rank.
+        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
 
     Returns
     -------
@@ -51,11 +54,6 @@ def svd(
         `u` with orthonormal columns whose leading entries are positive, `s` descending, `vh` with orthonormal
         rows: the smallest error of all decompositions of that rank (Eckart and Young, 1936). Of a large matrix with a
         small `max_rank` alone, subspace iteration as a rule exceeds it by less than a part in a thousand.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `a` is not a finite array of numbers, `left` does not name some of its legs, or a tolerance is off.
 
     Examples
     --------
@@ -89,7 +87,7 @@ def svd(
     s = s[:rank].astype(matrix.real.dtype, copy=False)
     change = canonical_basis_change(u, s, u.dtype, diagonal=True)
     u, vh = change.columns(u).reshape(*row_shape, -1), change.rows(vh).reshape(-1, *column_shape)
-    value = SVD(u, shift(s, exponent), vh, rows)
+    value = SVD(u, restore("svd", "a", s, exponent), vh, rows)
     return report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes())
 
 
@@ -163,6 +161,14 @@ class SVD(Format):
     def ranks(self) -> tuple[int, ...]:
         """The one rank, (r,)."""
         return self.s.shape
+
+    def _part(self, *, imaginary: bool) -> SVD:
+        """Return the SVD of one part of u s vh, by its factors: the rank doubles, or is the smaller side."""
+        rank = len(self.s)
+        product = LowRank(self.u.reshape(-1, rank) * self.s, self.vh.reshape(rank, -1))._part(imaginary=imaginary)
+        u, s, vh, exponent = scaled_product_svd(product.left, product.right)
+        u, vh = u.reshape(*self.u.shape[:-1], -1), vh.reshape(-1, *self.vh.shape[1:])
+        return SVD(u, shift(s, exponent), vh, self.left)
 
     def full(self) -> Array:
         """Contract to the dense array, legs in their original order."""

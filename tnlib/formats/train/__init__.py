@@ -22,7 +22,6 @@ register(
     contract_vectors="tnlib.formats.train.contract:contract_vectors",
     to_TTMatrix="tnlib.formats.train.tt_matrix:as_column",
     to_Vidal="tnlib.formats.train.vidal:vidal",
-    sweep_steps="tnlib.formats.train.sweep_diagrams:sweep_steps",
 )
 register(
     "tnlib.formats.train.tt_matrix:TTMatrix",

@@ -19,16 +19,17 @@ is stored, the others are recomputed when the sweep back reaches them.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 import numpy as np
 
+from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix, as_column, refuse_unequal_legs
+from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, refuse_unequal_legs
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram_svd import left_svd
 from tnlib.linalg.orthogonal import left_factor
@@ -36,12 +37,11 @@ from tnlib.linalg.scaling import Scaled, norm, normalize, shift
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 
-T = TypeVar("T", TensorTrain, TTMatrix)
-
 _STORED = 1 << 18  # numbers in the factors T that may be stored all at once
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[T]:
     """Return operator @ x rounded: norm(operator @ x - fit.value) <= rtol * norm(operator @ x).
 
@@ -54,19 +54,13 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
     x
         A TensorTrain whose legs are the column legs of `operator`, or a TTMatrix whose row legs are, of bonds r.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. With neither: the numerical
-        ranks.
+        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
 
     Returns
     -------
     Fit
         Of the type of `x`, left-canonical as `round` leaves it. The cost per core is that of orthogonalizing a matrix
         with R r rows.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If the two are not trains, their legs do not meet, or a tolerance is off.
 
     References
     ----------
@@ -81,6 +75,10 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
     >>> max(fit.value.ranks), f"{fit.value.norm():.3f}", float(tnlib.inner(up, fit.value))
     (1, '2.000', 0.0)
     """
+    if isinstance(operator, TensorTrain) and isinstance(x, TTMatrix):
+        raise ArgumentTypeError(
+            "apply: operator must be a TTMatrix, got a TensorTrain and the operator as x; exchange them."
+        )
     as_train("apply", "operator", operator, TTMatrix)
     as_train("apply", "x", x)
     rtol, max_rank = as_rtol("apply", rtol), as_max_rank("apply", max_rank)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
+from tnlib._fit import wrong_type
 from tnlib._validate import as_integer, as_sizes
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.tt_matrix import TTMatrix
@@ -15,11 +16,8 @@ def as_train(function: str, parameter: str, t: object, *kinds: type) -> Train:
     """Return `t`, a train of one of `kinds`: by default, a TensorTrain or a TTMatrix."""
     kinds = kinds or (TensorTrain, TTMatrix)
     if not isinstance(t, Train) or not isinstance(t, kinds):
-        expected = " or a ".join(kind.__name__ for kind in kinds)
-        raise ArgumentTypeError(
-            f"{function}: {parameter} must be a {expected}, got a {type(t).__name__}; "
-            "decompose it first, for example with tnlib.tt_svd."
-        )
+        expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
+        raise wrong_type(function, parameter, expected, t, "decompose it first, for example with tnlib.tt_svd")
     return t
 
 

@@ -11,7 +11,6 @@ so that the norm, the Schmidt values and the best truncation of the whole are th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -20,13 +19,11 @@ from tnlib._typing import Array
 from tnlib._validate import as_position
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.linalg.canonical_basis import group_basis_change
 from tnlib.linalg.orthogonal import isometry_error, qr_positive
 from tnlib.linalg.scaling import Scaled, rescale
 from tnlib.linalg.threads import single_threaded_blas
-
-T = TypeVar("T", TensorTrain, TTMatrix)
 
 
 @single_threaded_blas
@@ -45,11 +42,6 @@ def canonicalize(tt: T, center: int) -> T:
     TensorTrain | TTMatrix
         The same tensor; bonds are no larger than the number of rows on their isometric side. The triangular factors
         that moved have positive diagonals; for a gauge that depends on the tensor alone see `canonical_form`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tt` is no train, or `center` names none of its cores.
 
     References
     ----------

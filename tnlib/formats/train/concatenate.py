@@ -23,11 +23,6 @@ def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
     axis
         The leg that grows; a negative one counts from the end.
 
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        If a value is no TensorTrain, or a leg differs.
-
     Examples
     --------
     >>> import numpy as np, tnlib

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tnlib._format import refuse_unallocatable
 from tnlib._validate import as_dtype, as_sizes
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 
 
 def ones(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TensorTrain:
-    """Return the train with 1 in every entry.
+    """Return the train of `shape` (n[0], ..., n[d-1]) with 1 in every entry.
 
-    Parameters
-    ----------
-    shape
-        (n[0], ..., n[d-1]).
-    dtype
-        float32, float64, complex64 or complex128.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `shape` is no sequence of positive integers, or `dtype` none of these.
+    `dtype` is float32, float64, complex64 or complex128.
 
     Examples
     --------
@@ -33,8 +25,7 @@ def ones(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TensorTrain
     >>> f"{tnlib.ones((2,) * 100).norm() / 2**50:.6f}"
     '1.000000'
     """
-    sizes, target = as_sizes("ones", "shape", shape), as_dtype("ones", dtype)
-    return TensorTrain([np.ones((1, n, 1), target) for n in sizes])
+    return TensorTrain([np.ones((1, n, 1), target) for n, target in _checked("ones", shape, dtype)])
 
 
 def zeros(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TensorTrain:
@@ -46,8 +37,7 @@ def zeros(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TensorTrai
     >>> tnlib.zeros((2, 3)).norm()
     0.0
     """
-    sizes, target = as_sizes("zeros", "shape", shape), as_dtype("zeros", dtype)
-    return TensorTrain([np.zeros((1, n, 1), target) for n in sizes])
+    return TensorTrain([np.zeros((1, n, 1), target) for n, target in _checked("zeros", shape, dtype)])
 
 
 def eye(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TTMatrix:
@@ -59,5 +49,14 @@ def eye(shape: Sequence[int], dtype: npt.DTypeLike = np.float64) -> TTMatrix:
     >>> float(tnlib.eye((2, 3)).full().sum())
     6.0
     """
-    sizes, target = as_sizes("eye", "shape", shape), as_dtype("eye", dtype)
-    return TTMatrix([np.eye(n, dtype=target).reshape(1, n, n, 1) for n in sizes])
+    return TTMatrix([np.eye(n, dtype=target).reshape(1, n, n, 1) for n, target in _checked("eye", shape, dtype, 2)])
+
+
+def _checked(
+    function: str, shape: Sequence[int], dtype: npt.DTypeLike, legs: int = 1
+) -> Iterator[tuple[int, np.dtype[Any]]]:
+    """Yield the size of every leg and the dtype, validated; a core has `legs` legs of that size."""
+    sizes, target = as_sizes(function, "shape", shape), as_dtype(function, dtype)
+    for n in sizes:
+        refuse_unallocatable(function, (n,) * legs, target)
+        yield n, target

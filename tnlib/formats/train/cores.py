@@ -52,14 +52,6 @@ def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
     return cores or [carry.array], carry.exponent
 
 
-def merge_cores(cores: Sequence[Array]) -> Array:
-    """Return isometric cores (l, n, r) ... (r', n', r'') as one matrix (l n ... n', r'')."""
-    out = cores[0].reshape(-1, cores[0].shape[-1])
-    for core in cores[1:]:
-        out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (l n [r]) [r] n' r'
-    return out
-
-
 def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:
     """Return the matrix of `cores` (r[k], m[k], n[k], r[k+1]) times x (prod n, K), shape (prod m, K).
 

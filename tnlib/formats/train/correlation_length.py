@@ -18,23 +18,13 @@ def correlation_length(core: npt.ArrayLike) -> float:
     """Return the correlation length, in sites, of the uniform train that repeats `core`.
 
     Correlations fall as exp(-distance / length), length = -1 / log|e[1] / e[0]|, of the two largest eigenvalues in
-    modulus of the transfer matrix sum over n of conj(A[:, n]) (x) A[:, n].
+    modulus of the transfer matrix sum over n of conj(A[:, n]) (x) A[:, n]. It is 0 for a product state, and inf where
+    two eigenvalues have the same modulus, as for a GHZ state; where too many are that close, ArgumentError is raised.
 
     Parameters
     ----------
     core
         (r, n, r), in any gauge and of any norm.
-
-    Returns
-    -------
-    float
-        0 for a product state; inf where two eigenvalues have the same modulus, as for a GHZ state.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `core` is not a finite array with equal first and last legs, or its transfer matrix has too many eigenvalues
-        of nearly the same modulus.
 
     Examples
     --------

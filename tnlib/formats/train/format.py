@@ -55,8 +55,12 @@ class Train(LinearFormat):
         dtype = np.result_type(*stored)
         arrays, power = rescale_each(core.astype(dtype, copy=False) for core in stored)
         exponent = as_integer(name, "exponent", exponent, "a float as log_scale")
+        if abs(exponent) > _LOG_SCALE_LIMIT:
+            raise ArgumentError(
+                f"{name}: exponent must lie between -1e12 and 1e12, got one beyond; use zero cores for 0."
+            )
         if log_scale is not None:
-            exponent, factor = split_exponential(_as_log_scale(name, log_scale))
+            exponent, factor = split_exponential(as_log_scale(name, log_scale))
             if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
                 arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
         self._set(arrays, center, power + exponent)
@@ -156,6 +160,17 @@ class Train(LinearFormat):
             carry = grown.update(r_factor(grown.array))
         return carry
 
+    def _in_range(self, method: str, a: Array, e: int) -> Array:
+        """Return `a` * 2**`e`, a contraction of the cores, times the scale of the train."""
+        with np.errstate(over="ignore"):
+            scaled = shift(a, e + self.exponent)
+        if e + self.exponent > 0 and not np.isfinite(scaled).all():
+            raise ArgumentError(
+                f"{type(self).__name__}.{method}: every entry must lie in the range of {self.dtype}, got one beyond; "
+                "lower the log_scale."
+            )
+        return scaled
+
     def conj(self) -> Self:
         """Return the complex conjugate, core by core."""
         return self.from_sweep([core.conj() for core in self.cores], self.center, self.exponent)
@@ -236,7 +251,7 @@ class TensorTrain(Train):
         """Contract to the dense array (n[0], ..., n[d-1])."""
         refuse_too_large(self)
         dense, e = raw.contract_cores(self.cores)
-        return shift(dense, e + self.exponent).reshape(self.shape)
+        return self._in_range("full", dense, e).reshape(self.shape)
 
     @property
     def T(self) -> TensorTrain:
@@ -285,7 +300,8 @@ def _check_bonds(name: str, cores: Sequence[Array]) -> None:
         )
 
 
-def _as_log_scale(name: str, log_scale: float) -> float:
+def as_log_scale(name: str, log_scale: float) -> float:
+    """Return the natural logarithm of a scale, small enough for its fraction to survive rounding."""
     value = as_real(name, "log_scale", log_scale, "a float")
     if not abs(value) <= _LOG_SCALE_LIMIT:  # NaN too
         raise ArgumentError(f"{name}: log_scale must lie between -1e12 and 1e12, got {value}; use zero cores for 0.")

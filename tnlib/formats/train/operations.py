@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix
-
-T = TypeVar("T", TensorTrain, TTMatrix)
+from tnlib.formats.train.tt_matrix import T
 
 
 def kron_trains(a: TensorTrain, b: TensorTrain) -> TensorTrain:

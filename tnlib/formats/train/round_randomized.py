@@ -23,14 +23,16 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rng, as_rtol
 from tnlib.formats.train.arguments import as_train
-from tnlib.formats.train.canonicalize import T
 from tnlib.formats.train.cores import with_common_exponent
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import right_canonicalize, train_budget, truncate_bonds
+from tnlib.formats.train.tt_matrix import T
 from tnlib.linalg.orthogonal import qr_positive
+from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import Scaled, largest, norm, shift
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -43,6 +45,7 @@ Cores = Sequence[Array]
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def round_randomized(
     t: T | Sequence[T],
     *,
@@ -71,11 +74,6 @@ def round_randomized(
         A train as `round` returns it. `error` is estimated from an independent sketch, two standard errors included,
         and `certified` False. With `max_rank` alone it is a few percent above that of `round` where singular values
         decay, and more where they do not.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If the terms are no trains of one kind and shape, or neither tolerance nor cap is given.
 
     References
     ----------
@@ -175,8 +173,7 @@ def _sketch(
     out = [(parts, exponent)]
     for k in range(len(sizes) - 2, 0, -1):
         n, columns = terms[0][k].shape[1], sizes[k + 1]
-        omega = _standard_normal((n * columns, sizes[k]), dtype, rng) / math.sqrt(columns)  # keeps norms on average
-        omega = omega.astype(dtype, copy=False)
+        omega = standard_normal((n * columns, sizes[k]), dtype, rng) / math.sqrt(columns)  # keeps norms on average
         grown = [np.tensordot(term[k], part, 1) for term, part in zip(terms, parts, strict=True)]  # l n [r] j
         parts, exponent = _rescale_all([a.reshape(len(a), -1) @ omega for a in grown], exponent)  # l [n] [j] j'
         out.append((parts, exponent))
@@ -192,13 +189,6 @@ def _rescale_all(arrays: list[Array], exponent: int) -> tuple[list[Array], int]:
     """Return `arrays` with one power of two removed, the largest part of all in [1/2, 1), and the new exponent."""
     e = math.frexp(max(largest(a) for a in arrays))[1]
     return [shift(a, -e) for a in arrays], exponent + e
-
-
-def _standard_normal(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
-    draw = rng.standard_normal(shape)
-    if dtype.kind == "c":
-        return np.asarray((draw + 1j * rng.standard_normal(shape)) / math.sqrt(2))
-    return draw
 
 
 def _as_terms(t: Any) -> list[Any]:

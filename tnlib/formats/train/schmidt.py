@@ -9,14 +9,15 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_real, as_rtol
 from tnlib.formats.train.arguments import as_bond, as_train
-from tnlib.formats.train.canonicalize import T, move_center, scaled_bond_matrix
+from tnlib.formats.train.canonicalize import move_center, scaled_bond_matrix
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix
-from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.formats.train.round import truncate_bonds
+from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import Scaled, norm, shift
 from tnlib.linalg.thin_svd import thin_svd
@@ -26,7 +27,10 @@ from tnlib.linalg.truncation import TruncationBudget, noise_level
 
 @single_threaded_blas
 def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
-    """Return the singular values of the tensor cut at `bond`, descending, not squared; `vidal` returns all bonds.
+    """Return the singular values (k,) of the tensor cut at `bond`, descending, not squared.
+
+    k is the smaller of the bond's size and the rows of its core. A value beyond the range of the dtype raises
+    ArgumentError. `vidal` returns all bonds.
 
     Parameters
     ----------
@@ -35,16 +39,6 @@ def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
         bond lies between positions and features.
     bond
         1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
-
-    Returns
-    -------
-    ndarray
-        (min of the bond's size and its core's rows,), real.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `tt` is no train, has no such bond, or a value leaves the range of its dtype.
 
     Examples
     --------
@@ -75,8 +69,7 @@ def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.
         1 for von Neumann, another a >= 0 for Renyi's log(sum(p^a)) / (1 - a): 0 gives the logarithm of the Schmidt
         rank, inf that of 1 / max(p).
     base
-        Of the logarithm: nats by default, 2 for bits. Errors are those of `schmidt_values`, and for `order` < 0 or
-        `base` <= 1.
+        Of the logarithm: nats by default, 2 for bits.
 
     Examples
     --------
@@ -114,7 +107,7 @@ def _renyi(p: Array, order: float) -> float:
 def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
     """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending; roundoff is left out.
 
-    Arguments and errors are those of `schmidt_values`; the norm of `tt` does not matter.
+    Arguments are those of `schmidt_values`; the norm of `tt` does not matter.
 
     References
     ----------
@@ -133,6 +126,7 @@ def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Arr
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[T]:
     """Lower the rank of one bond, optimally: norm(tt - fit.value) <= rtol * norm(tt), and no other train does better.
 
@@ -141,14 +135,12 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
     tt, bond
         A TensorTrain or TTMatrix, and the bond as for `schmidt_values`.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. With neither: the numerical
-        rank.
+        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
 
     Returns
     -------
     Fit
-        The train with core `bond` as its centre, and the discarded weight as `error ** 2`. Errors are those of
-        `schmidt_values` and `round`.
+        The train with core `bond` as its centre, and the discarded weight as `error ** 2`.
 
     Examples
     --------
@@ -162,14 +154,9 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
     bond = as_bond("truncate_bond", tt, bond)
     train = move_center(tt.fused(), bond - 1)
     cores = list(train.cores)
-    left, n, right = cores[bond - 1].shape
-    u, s, vh = thin_svd(cores[bond - 1].reshape(left * n, right))
-    budget = TruncationBudget(norm(s), rtol, [max(right, len(cores))], tt.dtype)
-    rank = budget.truncate(s, max_rank=max_rank)
-    change = canonical_basis_change(u[:, :rank], s[:rank], tt.dtype)
-    carry = change.rows(s[:rank, None] * vh[:rank])  # r' r
-    cores[bond - 1] = change.columns(u[:, :rank]).reshape(left, n, rank)
-    cores[bond] = (carry @ cores[bond].reshape(right, -1)).reshape(rank, *cores[bond].shape[1:])  # r' [r] n r''
+    pair = TensorTrain.from_sweep(cores[bond - 1 : bond + 1], 0)
+    budget = TruncationBudget(norm(pair.cores[0]), rtol, [max(pair.ranks[1], len(cores))], tt.dtype)
+    cores[bond - 1 : bond + 1] = truncate_bonds(pair, budget, max_rank)[0].cores
     value = tt.unfused(TensorTrain.from_sweep(cores, bond, train.exponent))
     return report("truncate_bond", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=bond))
 

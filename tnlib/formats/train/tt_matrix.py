@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
-from tnlib._errors import ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import Operator, refuse_different_sizes, refuse_too_large
 from tnlib._typing import Array
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.indexing import entry_of, flat_to_legs, parse_index
-from tnlib.linalg.scaling import Scaled, shift
+from tnlib.linalg.scaling import Scaled
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -55,18 +56,13 @@ class TTMatrix(Train, Operator):
         """Contract to the dense matrix (prod m, prod n)."""
         refuse_too_large(self)
         dense, e = raw.contract_cores(raw.fuse_legs(self.cores))
-        return shift(raw.unpair_legs(dense, self.row_shape, self.col_shape), e + self.exponent)
+        return self._in_range("full", raw.unpair_legs(dense, self.row_shape, self.col_shape), e)
 
     @property
     def T(self) -> TTMatrix:
         """The transpose, core by core."""
         transposed = [core.transpose(0, 2, 1, 3) for core in self.cores]  # l n m r
         return TTMatrix.from_sweep(transposed, self.center, self.exponent)
-
-    @property
-    def H(self) -> TTMatrix:
-        """The adjoint, core by core."""
-        return self.T.conj()
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry [i, j], a row [i, :] or a column [:, j] as a TensorTrain; i and j may have any size."""
@@ -116,15 +112,26 @@ class TTMatrix(Train, Operator):
 
     def _matmat(self, x: Array) -> Array:
         product, e = raw.apply_cores(self.cores, x)
-        return shift(product, e + self.exponent)
+        return self._in_range("matmat", product, e)
 
-    def _rmatmat(self, x: Array) -> Array:
-        return self.H._matmat(x)
+
+T = TypeVar("T", TensorTrain, TTMatrix)
 
 
 def as_column(x: TensorTrain) -> TTMatrix:
     """Return a train as the one column of a matrix: column legs of size 1."""
     return TTMatrix.from_sweep([core[:, :, None] for core in x.cores], x.center, x.exponent)
+
+
+def split_legs(t: TensorTrain, row_shape: Sequence[int]) -> TTMatrix:
+    """Return the TT-matrix whose leg k has row_shape[k] rows and shape[k] / row_shape[k] columns."""
+    if len(row_shape) != len(t.cores) or any(n % m for n, m in zip(t.shape, row_shape, strict=False)):
+        raise ArgumentError(
+            f"convert: row_shape must divide the legs {t.shape} one by one, got {tuple(row_shape)}; "
+            "every leg is rows times columns."
+        )
+    cores = [core.reshape(len(core), m, -1, core.shape[2]) for core, m in zip(t.cores, row_shape, strict=True)]
+    return TTMatrix.from_sweep(cores, t.center, t.exponent)
 
 
 def refuse_unequal_legs(name: str, a: TTMatrix, x: TTMatrix) -> None:

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
-from tnlib.formats.train.cores import merge_cores
 from tnlib.formats.train.format import TensorTrain
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
@@ -41,6 +41,7 @@ _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -49,8 +50,7 @@ def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None 
     x
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. With neither: the numerical
-        ranks.
+        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
 
     Returns
     -------
@@ -58,11 +58,6 @@ def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None 
         Left-canonical: the centre is the last core, every other one isometric from the right bond into its
         left bond and leg, with positive leading entries. At a given set of ranks the error is at most
         sqrt(d - 1) times the smallest possible one.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `x` is not a finite array of numbers, or a tolerance is off.
 
     References
     ----------
@@ -145,7 +140,7 @@ def _split_by_sampling(
     with budget.trial() as trial:
         head, _ = _split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
         # r [(l n0 ... nk)] (n(k+1) ... t)
-        projected, discarded = project(merge_cores(head), flat, size=norm, negligible=budget.negligible)
+        projected, discarded = project(_merge_cores(head), flat, size=norm, negligible=budget.negligible)
         return (head, projected) if trial.commit_measured(discarded) else None
 
 
@@ -166,13 +161,13 @@ def _split_by_gram_matrix(
             if trial.is_resolved(left.error_estimate):
                 if left.error_estimate == 0.0 or trial.discarded == 0.0:
                     trial.commit()
-                    return cores, adjoint_times(merge_cores(cores), flat[None])[0]
-                projected, discarded = project(merge_cores(cores), flat, size=norm, negligible=budget.negligible)
+                    return cores, adjoint_times(_merge_cores(cores), flat[None])[0]
+                projected, discarded = project(_merge_cores(cores), flat, size=norm, negligible=budget.negligible)
                 if trial.commit_measured(discarded):  # measured, it is free of the error estimate
                     return cores, projected
     left = left_svd(flat[None], exact=True)
     cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
-    return cores, adjoint_times(merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
+    return cores, adjoint_times(_merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
 
 
 def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:
@@ -198,7 +193,7 @@ def _isometries(
     for n in legs:
         flat = rest.reshape(left * n, -1)
         cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget, max_rank))
-        rest = merge_cores(cores[-1:]).conj().T @ flat
+        rest = _merge_cores(cores[-1:]).conj().T @ flat
         left = len(rest)
     return cores
 
@@ -208,3 +203,11 @@ def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: int |
     u, s = svd.u[:, :rank], svd.s[:rank]
     change = canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate > 0.0)
     return change.columns(u).reshape(left, -1, rank)  # l n r
+
+
+def _merge_cores(cores: Sequence[Array]) -> Array:
+    """Return isometric cores (l, n, r) ... (r', n', r'') as one matrix (l n ... n', r'')."""
+    out = cores[0].reshape(-1, cores[0].shape[-1])
+    for core in cores[1:]:
+        out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (l n [r]) [r] n' r'
+    return out

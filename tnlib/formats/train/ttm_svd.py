@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tnlib._fit import Fit, report
 from tnlib._format import Format
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.arguments import as_leg_pairs
@@ -20,6 +21,7 @@ from tnlib.linalg.threads import single_threaded_blas
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def ttm_svd(
     a: npt.ArrayLike | Format,
     row_shape: Sequence[int],
@@ -38,18 +40,12 @@ def ttm_svd(
     row_shape, col_shape
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): the legs that rows and columns split into, slowest first.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. With neither: the numerical
-        ranks.
+        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
 
     Returns
     -------
     Fit[TTMatrix]
         Left-canonical over the paired legs (m[k], n[k]); the centre is the last core.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `a` is not a finite matrix, the legs do not multiply to its shape, or a tolerance is off.
 
     References
     ----------

@@ -12,9 +12,8 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._format import Format, as_stored_list, set_fields
 from tnlib._typing import Array
-from tnlib._validate import as_real
 from tnlib.formats.train.arguments import as_train
-from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.format import TensorTrain, as_log_scale
 from tnlib.formats.train.round import schmidt_form
 from tnlib.linalg.scaling import shift, split_exponential
 from tnlib.linalg.threads import single_threaded_blas
@@ -59,10 +58,7 @@ class Vidal(Format):
         for k, s in enumerate(lambdas):
             if np.iscomplexobj(s) or not (s > 0).all():
                 raise ArgumentError(f"Vidal: lambda {k} must be positive, got {s.min()}; leave out what is zero.")
-        log_scale = as_real("Vidal", "log_scale", self.log_scale, "a float")
-        if not math.isfinite(log_scale):
-            raise ArgumentError(f"Vidal: log_scale must be finite, got {log_scale}; use zero gammas for 0.")
-        set_fields(self, gammas=gammas, lambdas=lambdas, log_scale=log_scale)
+        set_fields(self, gammas=gammas, lambdas=lambdas, log_scale=as_log_scale("Vidal", self.log_scale))
 
     def attributes(self) -> dict[str, Any]:
         """Return the scale."""
@@ -87,6 +83,10 @@ class Vidal(Format):
         cores = [first, *(s[:, None, None] * gamma for s, gamma in zip(self.lambdas, others, strict=True))]
         return TensorTrain(cores, len(cores) - 1, self.log_scale)
 
+    def _part(self, *, imaginary: bool) -> Vidal:
+        """Return the form of the real or imaginary part, at its numerical ranks."""
+        return vidal(self.train()._part(imaginary=imaginary))
+
     def full(self) -> Array:
         """Contract to the dense array (n[0], ..., n[d-1])."""
         return self.train().full()
@@ -100,8 +100,7 @@ class Vidal(Format):
 def vidal(tt: TensorTrain) -> Vidal:
     """Return the Gamma-Lambda form of `tt`, with its numerical ranks.
 
-    The form is unique up to the basis of equal Schmidt values, which is fixed. Raises ArgumentTypeError for anything
-    but a TensorTrain.
+    The form is unique up to the basis of equal Schmidt values, which is fixed.
 
     References
     ----------

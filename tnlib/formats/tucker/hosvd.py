@@ -8,15 +8,17 @@ from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._validate import as_count, as_rtol, as_sizes_of_each
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
 from tnlib.formats.tucker.st_hosvd import st_hosvd
-from tnlib.linalg.scaling import distance, prepare, shift
+from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def tucker(
     x: ArrayLike,
     *,
@@ -47,11 +49,6 @@ def tucker(
         Factors (n[k], r[k]) with orthonormal columns and positive leading entries; the core is `x` multiplied by
         their adjoints. Before iteration the error is at most sqrt(d) times the smallest possible one.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `x` is not a finite array of numbers, or a tolerance, rank or count is invalid.
-
     References
     ----------
     N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the higher-order singular value
@@ -78,7 +75,7 @@ def tucker(
         core, factors = orthogonal_iteration(scaled, factors, n_iter)
         # sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits; the residual itself keeps them.
         error = distance(scaled, Tucker(core, tuple(factors)).full()) / norm
-    value = Tucker(shift(core, exponent), tuple(factors))
+    value = Tucker(restore("tucker", "x", core, exponent), tuple(factors))
     return report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
 
 

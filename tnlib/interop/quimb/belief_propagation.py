@@ -15,15 +15,14 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import quimb.tensor as qtn
 
-from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
+from tnlib._errors import ArgumentError, ConvergenceWarning
 from tnlib._typing import Array
-from tnlib._validate import as_count
+from tnlib._validate import as_count, as_real
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network
 from tnlib.linalg.scaling import rescale
 from tnlib.linalg.threads import single_threaded_blas
@@ -62,7 +61,7 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
     tol
         Largest relative distance of a message from the fixed point; 1000 eps by default.
     n_iter
-        Largest number of sweeps over all bonds.
+        Largest number of sweeps over all bonds; where they do not reach `tol`, a ConvergenceWarning is issued.
 
     Returns
     -------
@@ -75,11 +74,6 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
     ------
     ArgumentError
         If an index joins more than two tensors, or a part with loops has no open index.
-
-    Warns
-    -----
-    ConvergenceWarning
-        If `n_iter` sweeps do not reach `tol`.
 
     References
     ----------
@@ -95,7 +89,9 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
     array([0.8, 0.6])
     """
     as_network("gauge_loops", tn)
-    tol, n_iter = _as_tol(tol), as_count("gauge_loops", "n_iter", n_iter)
+    n_iter = as_count("gauge_loops", "n_iter", n_iter)
+    if tol is not None and not (tol := as_real("gauge_loops", "tol", tol, "tol=1e-10")) >= 0:  # NaN too
+        raise ArgumentError(f"gauge_loops: tol must not be negative, got {tol}; leave it out for roundoff.")
     for index, ids in tn.ind_map.items():
         if len(ids) > 2:
             raise ArgumentError(
@@ -127,16 +123,6 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
             stacklevel=3,
         )
     return Gauged(out, weights, error, error <= tol, count)
-
-
-def _as_tol(tol: Any) -> float | None:
-    if tol is None:
-        return None
-    if not isinstance(tol, Real) or isinstance(tol, bool):
-        raise ArgumentTypeError(f"gauge_loops: tol must be a real number, got {tol!r}; pass for example tol=1e-10.")
-    if not float(tol) >= 0:
-        raise ArgumentError(f"gauge_loops: tol must not be negative, got {tol}; leave it out for roundoff.")
-    return float(tol)
 
 
 def _in_double_precision(tn: qtn.TensorNetwork) -> tuple[qtn.TensorNetwork, np.dtype[Any]]:

@@ -39,12 +39,7 @@ def contract(
     -------
     ndarray
         One leg per name in `legs`, 0-dimensional without any, `tn.exponent` included. Intermediate products are kept in
-        range by powers of two.
-
-    Raises
-    ------
-    ArgumentError
-        If an intermediate product does not fit into memory, or the result leaves the range of its dtype.
+        range by powers of two; ArgumentError where one does not fit into memory, or the result leaves its range.
 
     Examples
     --------

@@ -49,17 +49,10 @@ def contraction_cost(
 
     Parameters
     ----------
-    tn
-        A quimb TensorNetwork; only its indices and their sizes matter.
-    legs
-        Indices of the result; by default `tn.outer_inds()`, those of exactly one tensor. All others are summed over.
+    tn, legs
+        As for `contract`; only indices and their sizes matter.
     path
-        Contraction path to evaluate instead of an optimized one; pairs as in `Cost.path`.
-
-    Returns
-    -------
-    Cost
-        `contract` accepts its `path`.
+        Contraction path to evaluate instead of an optimized one; pairs as in `Cost.path`, which `contract` accepts.
 
     References
     ----------
@@ -90,15 +83,11 @@ def contraction_cost(
 
 def optimized_tree(tn: qtn.TensorNetwork, legs: Sequence[str]) -> cotengra.ContractionTree:
     """Return the cheapest contraction tree that was found; the same for the same indices and sizes."""
-    optimizer = (
-        cotengra.OptimalOptimizer()
-        if tn.num_tensors <= _OPTIMAL_UP_TO
-        else cotengra.RandomGreedyOptimizer(max_repeats=_GREEDY_REPEATS, costmod=_COSTMOD, seed=0, parallel=False)
-    )
-    orders = (
-        optimizer,
-        _left_to_right(tn.num_tensors),
-    )  # around hyperindices the optimal search may lose to the latter
+    greedy = {"max_repeats": _GREEDY_REPEATS, "costmod": _COSTMOD, "seed": 0, "parallel": False}
+    is_small = tn.num_tensors <= _OPTIMAL_UP_TO
+    optimizer = cotengra.OptimalOptimizer() if is_small else cotengra.RandomGreedyOptimizer(**greedy)
+    # around hyperindices the optimal search may lose to the order of the network
+    orders = (optimizer, _left_to_right(tn.num_tensors))
     return min((contraction_tree(tn, legs, order) for order in orders), key=_key)
 
 

@@ -13,23 +13,9 @@ def spell_out(tn: qtn.TensorNetwork) -> qtn.TensorNetwork:
     """Return the same network with a copy tensor in place of every index that joins three or more tensors.
 
     Most algorithms for networks accept only bonds between two tensors. In the networks of a CP, an SVD or a Vidal
-    diagonal tensors are vectors on such a hyperindex.
-
-    Parameters
-    ----------
-    tn
-        A quimb TensorNetwork.
-
-    Returns
-    -------
-    quimb.tensor.TensorNetwork
-        The same tensors with new names of these indices, and the copy tensors with the tag DELTA. Unlike quimb's
-        `hyperinds_resolve` it accepts half precision.
-
-    Raises
-    ------
-    ArgumentError
-        If a copy tensor does not fit into memory.
+    diagonal tensors are vectors on such a hyperindex. The copy tensors have the tag DELTA, and these indices new names.
+    Unlike quimb's `hyperinds_resolve` it accepts half precision, and raises ArgumentError where a copy tensor does not
+    fit into memory.
 
     Examples
     --------

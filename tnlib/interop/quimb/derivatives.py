@@ -21,12 +21,10 @@ def poke_hole(
 
     Parameters
     ----------
-    tn
-        A quimb TensorNetwork.
+    tn, legs
+        As for `contract`.
     tensor
         A tag, or several, of exactly one tensor.
-    legs
-        Indices of the contraction; by default `tn.outer_inds()`.
 
     Returns
     -------
@@ -58,12 +56,8 @@ def derivative(tn: qtn.TensorNetwork, tensor: str | Sequence[str], *, legs: Sequ
 
     Parameters
     ----------
-    tn
-        A quimb TensorNetwork.
-    tensor
-        A tag, or several, of exactly one tensor.
-    legs
-        Indices of the contraction, in its order; by default `tn.outer_inds()`. All others are summed over.
+    tn, tensor, legs
+        As for `poke_hole`. All indices but `legs` are summed over.
 
     Returns
     -------

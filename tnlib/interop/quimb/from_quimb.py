@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
 import quimb.tensor as qtn
@@ -19,16 +19,15 @@ from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
+from tnlib.formats.train.diagram import core_directions
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.formats.tucker.format import Tucker
 from tnlib.interop.quimb.network_arguments import as_index_names, as_network, binary_exponent
 from tnlib.interop.quimb.network_reader import Indices, NetworkReader
-from tnlib.linalg.orthogonal import is_isometry
 
 F = TypeVar("F", bound=Format)
-T = TypeVar("T", TensorTrain, TTMatrix)
 
 _OPERATORS = (TTMatrix, KroneckerTerms, LowRank)  # column legs have default names of their own
 
@@ -36,8 +35,10 @@ _OPERATORS = (TTMatrix, KroneckerTerms, LowRank)  # column legs have default nam
 @overload
 def from_network(tn: qtn.TensorNetwork, kind: type[F], *, names: Sequence[str] | None = None) -> F: ...
 @overload
-def from_network(tn: qtn.TensorNetwork, kind: None = None, *, names: Sequence[str] | None = None) -> Any: ...
-def from_network(tn: qtn.TensorNetwork, kind: Any = None, *, names: Sequence[str] | None = None) -> Any:
+def from_network(tn: qtn.TensorNetwork, kind: None = None, *, names: Sequence[str] | None = None) -> Format: ...
+def from_network(
+    tn: qtn.TensorNetwork, kind: type[Format] | None = None, *, names: Sequence[str] | None = None
+) -> Format:
     """Return a quimb TensorNetwork as a format.
 
     Tensors and indices may have any order, bonds any names. Several indices between two tensors are fused.
@@ -60,11 +61,6 @@ def from_network(tn: qtn.TensorNetwork, kind: Any = None, *, names: Sequence[str
         The same arrays, without copies where the order of indices allows. `exponent` becomes `log_scale`, or is
         multiplied into the core, the weights, s or the left factor. A train has the centre that the tag CENTER marks if
         its other cores are isometric towards it.
-
-    Raises
-    ------
-    ArgumentError
-        If the network has other open indices, or not the structure of the format.
 
     Examples
     --------
@@ -120,7 +116,11 @@ def _read_train(kind: type[T], reader: NetworkReader) -> T:
     train = kind(_read_chain(reader, tensors, groups), exponent=exponent)
     train = train if factor == 1.0 else train * factor
     centers = [k for k, tensor in enumerate(tensors) if "CENTER" in reader.tags[tensor]]
-    return kind.from_sweep(train.cores, centers[0], train.exponent) if _is_canonical(train, centers) else train
+    if len(centers) != 1:
+        return train
+    directions, center = core_directions(train.cores, centers[0])
+    is_canonical = directions.count(0) == 1  # all cores but the centre are isometric towards it
+    return kind.from_sweep(train.cores, center, train.exponent) if is_canonical else train
 
 
 def _read_chain(reader: NetworkReader, tensors: Sequence[int], groups: Sequence[Indices]) -> list[Array]:
@@ -130,16 +130,6 @@ def _read_chain(reader: NetworkReader, tensors: Sequence[int], groups: Sequence[
         reader.array(tensor, left, *((leg,) for leg in group), right)
         for tensor, group, (left, right) in zip(tensors, groups, itertools.pairwise(bonds), strict=True)
     ]
-
-
-def _is_canonical(train: TensorTrain | TTMatrix, centers: Sequence[int]) -> bool:
-    """Test if there is one centre, and all other cores are isometric towards it."""
-    if len(centers) != 1:
-        return False
-    cores, center = train.fused().cores, centers[0]
-    left = (is_isometry(core.reshape(-1, core.shape[-1])) for core in cores[:center])
-    right = (is_isometry(core.reshape(len(core), -1).T) for core in cores[center + 1 :])
-    return all(left) and all(right)
 
 
 def _read_vidal(reader: NetworkReader) -> Vidal:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import quimb.tensor as qtn
 
 from tnlib._fit import Fit, report
+from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.tucker.st_hosvd import st_hosvd
@@ -31,6 +32,7 @@ Level = list[list[int]]  # groups of neighbouring nodes of the level below
 
 
 @single_threaded_blas
+@refuse_foreign_keywords
 def tree(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[Network]:
     """Decompose `x` into a balanced tree of tensors so that norm(x - fit.value.full()) <= rtol * norm(x).
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_legs
 from tnlib.linalg import orthogonal
+from tnlib.linalg.multilinear import matrix_from
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn  # one second, which arrays need not wait for
 
 
 def isometry_error(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequence[str]) -> float:
-    """Return norm(Q^H Q - 1), Q the matrix of `a` from the group `legs` to its other legs.
+    """Return the Frobenius norm of Q^H Q - 1, Q the matrix of `a` from the group `legs` to its other legs.
+
+    It is at least 1 where the other legs have fewer entries than `legs`.
 
     Parameters
     ----------
@@ -26,11 +26,6 @@ def isometry_error(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequ
         An array, or a quimb Tensor.
     legs
         Some, not all, legs of `a`: leg numbers of an array, names of indices of a Tensor.
-
-    Returns
-    -------
-    float
-        The Frobenius norm; at least 1 where the other legs have fewer entries than `legs`.
 
     Examples
     --------
@@ -69,6 +64,4 @@ def _as_matrix(function: str, a: Any, legs: Any) -> Array:
                 f"{function}: legs must name indices of the tensor, got {unknown[0]}; there are {', '.join(a.inds)}."
             )
         legs = [a.inds.index(i) for i in names]
-    columns = as_legs(function, "legs", legs, data.ndim)
-    n = math.prod(data.shape[k] for k in columns)
-    return np.moveaxis(data, columns, range(-len(columns), 0)).reshape(-1, n)
+    return matrix_from(data, as_legs(function, "legs", legs, data.ndim))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import wrong_type
 from tnlib._typing import Array
 from tnlib._validate import HALF, as_array, to_numpy
 
@@ -17,10 +19,8 @@ from tnlib._validate import HALF, as_array, to_numpy
 def as_network(function: str, tn: Any) -> qtn.TensorNetwork:
     """Return `tn`, a quimb TensorNetwork with at least one tensor."""
     if not isinstance(tn, qtn.TensorNetwork):
-        raise ArgumentTypeError(
-            f"{function}: tn must be a TensorNetwork of quimb, got a {type(tn).__name__}; "
-            "convert a format with tnlib.interop.quimb.to_network."
-        )
+        advice = "convert a format with tnlib.interop.quimb.to_network"
+        raise wrong_type(function, "tn", "a TensorNetwork of quimb", tn, advice)
     if tn.num_tensors == 0:
         raise ArgumentError(f"{function}: tn must hold at least one tensor, got none; add tensors first.")
     return tn
@@ -48,7 +48,7 @@ def as_output_indices(function: str, tn: qtn.TensorNetwork, legs: Any) -> tuple[
         if name not in tn.ind_map:
             raise ArgumentError(
                 f"{function}: legs must name indices of the network, got {name!r} where there are "
-                f"{_shorten(tn.ind_map)}; choose among these."
+                f"{shorten(', '.join(tn.ind_map), 100)}; choose among these."
             )
     return names
 
@@ -64,7 +64,7 @@ def as_tensor_id(function: str, tn: qtn.TensorNetwork, tensor: Any) -> int:
     if len(ids) != 1:
         raise ArgumentError(
             f"{function}: tensor must be tags of exactly one tensor, got {' and '.join(tags)} of {len(ids)}; "
-            f"the tags are {_shorten(tn.tag_map)}."
+            f"the tags are {shorten(', '.join(tn.tag_map), 100)}."
         )
     return int(ids.pop())
 
@@ -77,13 +77,12 @@ def common_dtype(tensors: Iterable[qtn.Tensor]) -> np.dtype[Any]:
 
 def as_arrays(function: str, tn: qtn.TensorNetwork) -> list[Array]:
     """Return the data of all tensors, in the order of `tn`, as finite numpy arrays of native dtypes."""
-    return [_as_array(function, tensor) for tensor in tn]
-
-
-def _as_array(function: str, tensor: qtn.Tensor) -> Array:
-    name = f"the tensor {', '.join(tensor.tags) or 'without tags'}"
-    data = to_numpy(function, name, tensor.data)
-    return as_array(function, name, data) if data.ndim else as_array(function, name, data[None])[0, ...]
+    out = []
+    for tensor in tn:
+        name = f"the tensor {', '.join(tensor.tags) or 'without tags'}"
+        data = to_numpy(function, name, tensor.data)
+        out.append(as_array(function, name, np.atleast_1d(data)).reshape(data.shape))
+    return out
 
 
 def binary_exponent(tn: qtn.TensorNetwork) -> tuple[float, int]:
@@ -91,9 +90,3 @@ def binary_exponent(tn: qtn.TensorNetwork) -> tuple[float, int]:
     twos = float(tn.exponent) * math.log2(10)
     e = round(twos)
     return (1.0 if abs(twos - e) <= 1e-15 * abs(twos) else 2.0 ** (twos - e)), e
-
-
-def _shorten(names: Iterable[str]) -> str:
-    """List up to twelve names, and both ends of more."""
-    listed = list(names)
-    return ", ".join(listed if len(listed) <= 12 else [*listed[:8], "...", *listed[-3:]])

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import quimb.tensor as qtn
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
+from tnlib._fit import wrong_type
 from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
@@ -47,11 +48,6 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
         ... `log_scale` becomes `exponent`. The right factors of KroneckerTerms are stacked into one tensor, or into two
         if all of them are LowRank, padded with zeros to the largest rank.
 
-    Raises
-    ------
-    ArgumentError
-        If there is not one name per leg, or a name is that of a bond.
-
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -63,10 +59,8 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
     """
     tensors_of = next((function for kind, function in _TENSORS.items() if isinstance(value, kind)), None)
     if tensors_of is None:
-        raise ArgumentTypeError(
-            f"to_network: value must be a format of tnlib, got a {type(value).__name__}; "
-            "decompose an array first, for example with tnlib.tt_svd."
-        )
+        advice = "decompose an array first, for example with tnlib.tt_svd"
+        raise wrong_type("to_network", "value", "a format of tnlib", value, advice)
     default = leg_names(value)
     legs = default if names is None else as_index_names("to_network", "names", names)
     if len(legs) != len(default):
@@ -89,16 +83,9 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
 
 def leg_names(value: Format) -> Names:
     """Return the default names of the open indices of `value`, in the order of its legs."""
-    match value:
-        case TTMatrix():
-            sides, count = "kb", len(value.cores)
-        case KroneckerTerms():
-            sides, count = "kb", 2
-        case LowRank():
-            sides, count = "kb", 1
-        case _:
-            sides, count = "k", value.ndim
-    return tuple(f"{side}{k}" for side in sides for k in range(count))
+    if isinstance(value, TTMatrix | KroneckerTerms | LowRank):  # with as many column legs as row legs
+        return tuple(f"{side}{k}" for side in "kb" for k in range(np.size(value._legs) // 2))
+    return tuple(f"k{k}" for k in range(value.ndim))
 
 
 def _train_tensors(value: TensorTrain | TTMatrix, legs: Names) -> Iterator[_Tensor]:

@@ -83,12 +83,7 @@ def frozen_heads(
 ) -> FrozenAttention:
     """Return the result of `Attention.frozen` for weights in the layout of `Attention`."""
     heads, _, d_model = W_O.shape
-    patterns = as_array("Attention.frozen", "patterns", patterns)
-    if patterns.ndim != 3 or len(patterns) != heads:
-        raise ArgumentError(
-            f"Attention.frozen: patterns must have shape (heads, n, n') with {heads} heads, "
-            f"got {patterns.shape}; pass one matrix per head."
-        )
+    patterns = as_patterns("frozen", patterns, heads)
     if context is not None and max(patterns.shape[1:]) > context:
         raise ArgumentError(
             f"Attention.frozen: patterns must be of at most {context} positions, as many as the model was made for, "
@@ -105,6 +100,17 @@ def frozen_heads(
         constant += b_O
     weights = patterns if divisors is None else patterns / _as_divisors(divisors, patterns.shape[2])
     return FrozenAttention(KroneckerTerms(weights, tuple(right)), constant)
+
+
+def as_patterns(method: str, patterns: Array, heads: int) -> Array:
+    """Return attention weights (heads, n, n'), validated."""
+    patterns = as_array(f"Attention.{method}", "patterns", patterns)
+    if patterns.ndim != 3 or len(patterns) != heads:
+        raise ArgumentError(
+            f"Attention.{method}: patterns must have shape (heads, n, n') with {heads} heads, "
+            f"got {patterns.shape}; pass one matrix per head."
+        )
+    return patterns
 
 
 def _as_divisors(divisors: Array, n: int) -> Array:

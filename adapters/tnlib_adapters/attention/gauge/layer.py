@@ -18,6 +18,10 @@ def fix_heads(layer: Attention, function: str) -> Attention:
     """Return the layer with the gauge of every head fixed; `function` is the name in error messages."""
     if any(getattr(layer, name).dtype.kind == "c" for name in ("W_Q", "W_K", "W_V", "W_O")):
         raise ArgumentError(f"{function}: attention must have real weights, got complex ones; pass their real parts.")
+    if layer.latent_norm is not None:
+        raise ArgumentError(
+            f"{function}: attention must have no norm of latent vectors, got {layer}; pass its numerator()."
+        )
     return _fix_values(_fix_queries_and_keys(layer))
 
 
@@ -67,7 +71,7 @@ def _fix_values(layer: Attention) -> Attention:
     for g in range(layer.kv_heads):
         heads = o[g * group : (g + 1) * group]
         v[g], wide = balanced(v[g], np.concatenate(list(heads), axis=1), dtype)  # dh (h d)
-        o[g * group : (g + 1) * group] = wide.reshape(layer.d_head, group, -1).transpose(1, 0, 2)
+        o[g * group : (g + 1) * group] = wide.reshape(layer.d_value, group, -1).transpose(1, 0, 2)
     if taken_up:
         v[:, -1] = 0
     return replace(

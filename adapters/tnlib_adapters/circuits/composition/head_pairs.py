@@ -16,6 +16,7 @@ import numpy as np
 
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib._deprecation import renamed_arguments
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, is_list
 from tnlib.linalg.orthogonal import r_factor
@@ -23,11 +24,11 @@ from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.indices import as_index
-from tnlib_adapters.checkpoints.arguments import check_form
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.arguments import Kind, as_kind, as_layers, has_layer_norm
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, check_form
+from tnlib_adapters.circuits.arguments import Kind, as_kind, as_layers, fold_norms_before_heads, has_layer_norm
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
 from tnlib_adapters.reference.model import Forward
+from tnlib_adapters.reference.weights import read_norm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,11 +43,14 @@ class Compositions:
         (layers, heads, layers, heads): writing head, reading head; NaN unless the writing head is in an earlier layer.
     chance
         Same shape: the root mean square of the score over random rotations between the two heads.
+    notes
+        Sentences on norms and biases that were folded into the heads, or could not be.
     """
 
     kind: Kind
     scores: Array
     chance: Array
+    notes: tuple[str, ...] = ()
 
     @property
     def multiples(self) -> Array:
@@ -88,7 +92,7 @@ class Compositions:
             names = (f"{layer}.{head}" for layer, head in (writer, reader))
             numbers = f"{score.score:>8.3f}{score.chance:>8.3f}{score.multiple:>10.2f}"
             lines.append("".join(f"{name:>8}" for name in names) + numbers)
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 @single_threaded_blas
@@ -108,15 +112,16 @@ def compositions(
     Parameters
     ----------
     model
-        A checkpoint, or its attention layers in order. For a model with norms pass `fold(model).checkpoint`: the norm
-        weights are then part of the reading heads, and the value biases, which do not depend on the pattern, are moved
-        out of the heads.
+        A checkpoint, or attention layers in order. Where norms precede the attention of a checkpoint, it is folded
+        first (see `fold`): the norm weights are then part of the reading heads, and the value biases, which do not
+        depend on the pattern, are moved out of the heads. Layers are used as they are.
     kind
         "Q", "K" or "V": composition through the queries, keys or values of the later head.
     distance
         Query position minus key position; for Q and K where scores depend on it (rotary embeddings, ALiBi).
     moments
-        Per layer (d_model + 1, d_model + 1), the mean of x~^T x~ over the input of that layer (see `stream_moments`).
+        Per layer (d_model + 1, d_model + 1), the mean of x~^T x~ over the input of that layer (see `stream_moments`),
+        of `model` before folding.
         The norm of OV is then the root mean square of the head's output for the same attention weights, and Omega is
         weighted by the input of the other side of its scores. None weights all directions equally.
     centred
@@ -126,8 +131,8 @@ def compositions(
     Returns
     -------
     Compositions
-        `scores`, `chance` and `multiples`, each (layers, heads, layers, heads). The repr lists the pairs furthest above
-        chance.
+        `scores`, `chance` and `multiples`, each (layers, heads, layers, heads), and `notes` on what was folded. The
+        repr lists the pairs furthest above chance.
 
     Raises
     ------
@@ -148,11 +153,14 @@ def compositions(
     (0, 3)
     """
     as_kind("compositions", kind)
-    layers = as_layers("compositions", model)
+    folded, notes = fold_norms_before_heads(model)
+    layers = as_layers("compositions", folded)
     for attention in layers if kind != "V" else []:
         check_form("compositions", attention, distance)
     centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
     weights = _moments(moments, layers)
+    if isinstance(model, Checkpoint) and folded is not model:
+        weights = [m if m is None else _folded_moments(model, folded, k, m) for k, m in enumerate(weights)]
     writers, readers = _sides(layers, kind, distance, weights, centred)
     n_layers, n_heads = len(layers), layers[0].n_heads
     shape = (n_layers, n_heads, n_layers, n_heads)
@@ -161,31 +169,32 @@ def compositions(
         earlier, later = writers[layer], np.concatenate(readers[layer + 1 :])  # h r d~, (later h) d~ q
         scores[layer, :, layer + 1 :] = _norms(earlier, later).reshape(n_heads, -1, n_heads)
         by_chance[layer, :, layer + 1 :] = chance(earlier, later, centred=centred).reshape(n_heads, -1, n_heads)
-    return Compositions(kind, scores, by_chance)
+    return Compositions(kind, scores, by_chance, notes)
 
 
-def stream_moments(seen: Forward) -> list[Array]:
+@renamed_arguments(seen="forward")
+def stream_moments(forward: Forward) -> list[Array]:
     """Return per layer the mean of x~^T x~, x~ = [x, 1], over the attention inputs, (d_model + 1, d_model + 1).
 
     Parameters
     ----------
-    seen
+    forward
         Forward pass, returned by `tnlib_adapters.reference.model.run`.
 
     Examples
     --------
     >>> import tnlib_adapters
     >>> from tnlib_adapters.reference.model import run
-    >>> seen = run(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 5])
-    >>> [m.shape for m in stream_moments(seen)], float(stream_moments(seen)[0][-1, -1])
+    >>> forward = run(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 5])
+    >>> [m.shape for m in stream_moments(forward)], float(stream_moments(forward)[0][-1, -1])
     ([(65, 65), (65, 65)], 1.0)
     """
-    if not isinstance(seen, Forward):
+    if not isinstance(forward, Forward):
         raise ArgumentTypeError(
-            f"stream_moments: seen must be a Forward, got {type(seen).__name__}; pass run(model, tokens)."
+            f"stream_moments: forward must be a Forward, got {type(forward).__name__}; pass run(model, tokens)."
         )
     moments = []
-    for x in seen.inputs:
+    for x in forward.inputs:
         rows = x.reshape(-1, x.shape[-1])
         rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)  # position d~
         moments.append(rows.T @ rows / len(rows))  # d~ [position] d~
@@ -252,6 +261,19 @@ def _norms(b: Array, c: Array) -> Array:
     np.square(product, out=product)
     sums = product.reshape(h, r, k, q).sum(axis=1, dtype=np.float64).sum(axis=2)  # h [r] k [q]
     return np.asarray(np.sqrt(sums))
+
+
+def _folded_moments(model: Checkpoint, folded: Checkpoint, layer: int, m: Array) -> Array:
+    """Return second moments of the input y = n w + b of a layer as those of the folded input n w' + b'."""
+    before, after = (read_norm(c, c.wiring.layers[layer].attention.pre_norm) for c in (model, folded))
+    if before is None or after is None:
+        return m
+    # coordinates with w = 0 are constant before folding, and the folded weights do not read them
+    ratio = np.divide(after.weight, before.weight, out=np.zeros_like(after.weight), where=before.weight != 0)
+    biases = [np.zeros_like(ratio) if norm.bias is None else norm.bias for norm in (before, after)]
+    to_folded = np.diag(np.append(ratio, 1.0))
+    to_folded[-1, :-1] = biases[1] - biases[0] * ratio
+    return np.asarray(to_folded.T @ m @ to_folded)  # d~ [d~] [d~] d~
 
 
 # --------------------------------------------------------------------------------------------------- argument checks

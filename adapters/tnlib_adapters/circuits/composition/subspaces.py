@@ -1,22 +1,122 @@
-"""Subspaces of the residual stream that heads read and write, and their pairwise overlaps."""
+r"""Principal angles between subspaces, and overlaps of the subspaces that heads read and write.
+
+Let U (d, p) and V (d, q) be orthonormal bases. The singular values of U^T V are the cosines of the principal angles.
+The overlap of the two subspaces is the mean squared cosine,
+
+    ||U^T V||^2 / min(p, q),    from 0 (orthogonal) to 1 (one contains the other).
+
+If a uniformly random rotation of n dimensions turns one of the two, its projector P has E P = 1 p / n and
+
+    E ||U^T V||^2 = tr E[P] Q = p q / n,      Var ||U^T V||^2 = 2 p q (n - p) (n - q) / (n^2 (n - 1) (n + 2))
+
+which gives the overlap as a number of standard deviations above chance without sampling.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
+import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_flag, is_one_of
+from tnlib._validate import as_array, as_count, as_flag, is_one_of
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.arguments import as_head, as_layers, has_layer_norm
-from tnlib_adapters.circuits.composition.angles import overlap_by_chance, span
+from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Angles:
+    """Principal angles between two subspaces, returned by `principal_angles`.
+
+    Parameters
+    ----------
+    angles
+        (min(p, q),), in radians, ascending; 0 for a shared direction.
+    overlap
+        Mean of cos^2 of the angles.
+    chance, deviation
+        Mean and standard deviation of the overlap if one subspace is rotated uniformly at random.
+    """
+
+    angles: Array
+    overlap: float
+    chance: float
+    deviation: float
+
+    @property
+    def sigmas(self) -> float:
+        """Overlap minus chance in standard deviations; 0 where the deviation is 0."""
+        return (self.overlap - self.chance) / self.deviation if self.deviation else 0.0
+
+    def __repr__(self) -> str:
+        least = f"{math.degrees(self.angles[0]):.1f}" if len(self.angles) else "none"
+        return (
+            f"Angles({len(self.angles)} from {least} degrees, overlap {self.overlap:.3f}, chance {self.chance:.3f}, "
+            f"{self.sigmas:+.1f} sigma)"
+        )
+
+
+def principal_angles(one: Array, other: Array) -> Angles:
+    """Return the principal angles between the column spaces of two matrices, with the values expected by chance.
+
+    Parameters
+    ----------
+    one, other
+        (d, p) and (d, q), of any rank.
+
+    Raises
+    ------
+    ArgumentError
+        If the two are not matrices with equally many rows.
+
+    References
+    ----------
+    A. Bjorck and G. H. Golub, "Numerical methods for computing angles between linear subspaces" (1973).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> principal_angles(np.eye(6)[:, :2], np.eye(6)[:, 1:3])
+    Angles(2 from 0.0 degrees, overlap 0.500, chance 0.333, +1.1 sigma)
+    """
+    from scipy.linalg import subspace_angles
+
+    a, b = (as_array("principal_angles", name, x, ndim=2) for name, x in (("one", one), ("other", other)))
+    if len(a) != len(b):
+        raise ArgumentError(
+            f"principal_angles: one and other must have columns of one size, got shapes {a.shape} and {b.shape}; "
+            "pass bases in one space."
+        )
+    u, v = (span(x) for x in (a, b))
+    (p, q), n = (u.shape[1], v.shape[1]), len(a)
+    mean, deviation = overlap_by_chance(np.array(p), np.array(q), n)
+    if not min(p, q):
+        return Angles(np.zeros(0), 0.0, 0.0, 0.0)
+    overlap = float(np.square(u.T.conj() @ v).sum()) / min(p, q)
+    return Angles(subspace_angles(u, v)[::-1], overlap, float(mean), float(deviation))
+
+
+def overlap_by_chance(p: Array, q: Array, n: int) -> tuple[Array, Array]:
+    """Return mean and standard deviation of the overlap of random p- and q-dimensional subspaces of n dimensions."""
+    least = np.maximum(np.minimum(p, q), 1)
+    variance = 2.0 * p * q * (n - p) * (n - q) / (n**2 * max(n - 1, 1) * (n + 2))
+    return p * q / n / least, np.sqrt(np.maximum(variance, 0)) / least
+
+
+def span(columns: Array) -> Array:
+    """Return an orthonormal basis of the column space, (d, numerical rank)."""
+    if not columns.size or not columns.any():
+        return columns[:, :0]
+    return np.asarray(tnlib.svd(columns).value.u)
+
 
 Side = Literal["Q", "K", "V", "O"]
 
@@ -32,12 +132,15 @@ class Overlaps:
     overlaps, chance, deviation
         (layers, heads, layers, heads): mean squared cosine of the principal angles, and its mean and standard deviation
         over random rotations between the two.
+    notes
+        Sentences on norms that were folded into the heads, or could not be.
     """
 
     sides: tuple[Side, Side]
     overlaps: Array
     chance: Array
     deviation: Array
+    notes: tuple[str, ...] = ()
 
     @property
     def sigmas(self) -> Array:
@@ -66,7 +169,7 @@ class Overlaps:
             at = (*first, *second)
             names = "".join(f"{f'{layer}.{head}':>8}" for layer, head in (first, second))
             lines.append(f"{names}{overlap:>8.3f}{self.chance[at]:>8.3f}{self.sigmas[at]:>+8.1f}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def head_subspace(layer: Attention, head: int, side: Side) -> Array:
@@ -107,7 +210,7 @@ def subspace_overlaps(
     Parameters
     ----------
     model
-        A checkpoint, or its attention layers. For a model with norms pass `fold(model).checkpoint`.
+        A checkpoint, or attention layers. Norms before the attention of a checkpoint are folded, as in `compositions`.
     one, other
         "Q", "K", "V" or "O".
     centred
@@ -117,7 +220,7 @@ def subspace_overlaps(
     -------
     Overlaps
         `overlaps`, `chance`, `deviation`, `sigmas`, each (layers, heads, layers, heads), for all pairs in any order of
-        layers.
+        layers, and `notes` on what was folded.
 
     Raises
     ------
@@ -133,7 +236,8 @@ def subspace_overlaps(
     """
     for side in (one, other):
         _check_side("subspace_overlaps", side)
-    layers = as_layers("subspace_overlaps", model)
+    folded, notes = fold_norms_before_heads(model)
+    layers = as_layers("subspace_overlaps", folded)
     centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
     (u, p), (v, q) = (_bases(layers, side, centred) for side in (one, other))  # head r d, (head,)
     n = layers[0].d_model - int(centred)
@@ -141,7 +245,8 @@ def subspace_overlaps(
     least = np.maximum(np.minimum(p[:, None], q), 1)
     mean, deviation = overlap_by_chance(p[:, None], q[None], n)
     shape = (len(layers), layers[0].n_heads) * 2
-    return Overlaps((one, other), *(a.reshape(shape) for a in (squares / least, mean, deviation)))
+    overlaps, chance, deviation = (a.reshape(shape) for a in (squares / least, mean, deviation))
+    return Overlaps((one, other), overlaps, chance, deviation, notes)
 
 
 def _squares(u: Array, v: Array) -> Array:

@@ -1,19 +1,18 @@
-"""Tensor network diagrams of composed heads and of dense networks."""
+"""Tensor network diagrams of composed heads: composition terms, and the ten terms of two layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_array, is_list
+from tnlib import ArgumentError
+from tnlib._validate import is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.arguments import AttentionHead, Kind, as_kind, as_two_heads
-from tnlib_adapters.circuits.diagrams.elements import (
+from tnlib_adapters.circuits.diagrams.heads import (
     REACH,
     STEP,
+    Piece,
     chain,
     output_value,
     query_key,
@@ -21,8 +20,8 @@ from tnlib_adapters.circuits.diagrams.elements import (
     refuse_norm,
     softmax_label,
     turned,
-    weight_node,
 )
+from tnlib_adapters.circuits.paths.attention_layer import NAMES
 
 
 def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
@@ -57,50 +56,6 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
         return _virtual_head(last, h, first, g)
     refuse_norm("composition_diagram", last)
     return _composed_scores(kind, last, h, first, g)
-
-
-def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
-    """Return the diagram of a dense network; a bubble is contracted first, then its function is applied.
-
-    Parameters
-    ----------
-    weights
-        Matrices (in, out), applied as x @ weight in this order.
-    activation
-        Name of the function between them.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If these are not matrices of matching shapes.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> net = dense_diagram([np.ones((4, 16)), np.ones((16, 16)), np.ones((16, 3))])
-    >>> len(net.bubbles), net.open_legs
-    (2, (('out', 3),))
-    """
-    if not is_list(weights) or len(weights) == 0:
-        raise ArgumentTypeError(
-            f"dense_diagram: weights must be a non-empty list of matrices, got {type(weights).__name__}; pass a list."
-        )
-    arrays = [as_array("dense_diagram", f"weights[{k}]", w, ndim=2) for k, w in enumerate(weights)]
-    for k in range(1, len(arrays)):
-        if arrays[k - 1].shape[1] != len(arrays[k]):
-            raise ArgumentError(
-                f"dense_diagram: weights[{k}] must have {arrays[k - 1].shape[1]} rows, got shape {arrays[k].shape}; "
-                "weights are (in, out)."
-            )
-    count = len(arrays)
-    nodes = [Node("tensor", "x", (count * STEP, 0.0))]
-    nodes += [
-        weight_node(f"W$_{k + 1}$", w, ((count - 1 - k) * STEP, 0.0), tip=1, way=-1.0) for k, w in enumerate(arrays)
-    ]
-    legs = [Leg(k, k + 1, "in" if k == 0 else f"layer {k}", len(w)) for k, w in enumerate(arrays)]
-    legs.append(Leg(count, None, "out", arrays[-1].shape[1], (-REACH, 0.0)))
-    bubbles = tuple(Bubble(tuple(range(k + 1)), activation) for k in range(1, count))
-    return Diagram((*nodes,), (*legs,), f"dense network, {count} layers", bubbles)
 
 
 def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Diagram:
@@ -164,3 +119,158 @@ def _mirrored(diagram: Diagram) -> Diagram:
         for leg in diagram.legs
     )
     return replace(diagram, nodes=nodes, legs=legs)
+
+
+_DROP = 1.4  # distance from the stream down to its pattern
+_OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
+
+
+def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+    """Return the diagram of one of the ten terms of two layers, for a pair of heads.
+
+    Parameters
+    ----------
+    name
+        As in `ten_terms`: "direct", "first", "second"; "Q", "K", "V", "QK", "QV", "KV", "QKV" name the sides of the
+        later head that read the earlier one; the other sides read the stream. "K" is the virtual induction head if the
+        earlier head attends to the previous token.
+    later, earlier
+        (layer, head).
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the name is unknown, a layer is not an Attention or has no such head, d_model differs, or the scores are not
+        a bilinear form.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> heads = (model.attention(1), 0), (model.attention(0), 3)
+    >>> [sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes) for name in ("second", "K", "QKV")]
+    [0, 1, 3]
+    """
+    if not is_one_of(name, NAMES):
+        raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
+    (later_layer, h), (earlier_layer, g) = as_two_heads("term_diagram", later, earlier)
+    if name == "direct":
+        return _direct(earlier_layer)
+    if name == "first":
+        return replace(_earlier_alone((earlier_layer, g)), title=f"first: head {g} of the first layer alone")
+    refuse_norm("term_diagram", later_layer)
+    sides = "" if name == "second" else name
+    composed_sides = " and ".join(
+        ", ".join(label for letter, label in _SIDES.items() if letter in sides).rsplit(", ", 1)
+    )
+    title = (
+        f"{name}: the {composed_sides} of head {h} read head {g}"
+        if sides
+        else f"second: head {h} of the second layer alone"
+    )
+    return replace(_later((later_layer, h), (earlier_layer, g), sides), title=title)
+
+
+_SIDES = {"Q": "queries", "K": "keys", "V": "values"}
+
+
+def _direct(layer: Attention) -> Diagram:
+    legs = (
+        Leg(0, None, "position", None, (-_OPEN_LEG, 0.25), ((0.0, 0.25),)),
+        Leg(0, None, "stream", layer.d_model, (-_OPEN_LEG, -0.25), ((0.0, -0.25),)),
+    )
+    return Diagram((Node("tensor", "x", (0.0, 0.0)),), legs, "direct: the input stream")
+
+
+def _earlier_alone(earlier: AttentionHead) -> Diagram:
+    layer = earlier[0]
+    nodes, legs = _output_row(earlier, 0.0, 0.0, first=0)
+    x, right = len(nodes), 2 * STEP
+    nodes += [Node("tensor", read_stream(layer, "V")[0], (right, 0.0)), Node("matrix", "A$^1$", (right, _DROP))]
+    legs += [
+        Leg(0, None, "stream", layer.d_model, (-REACH, 0.0)),
+        Leg(1, x, "stream", read_stream(layer, "V")[1]),
+        Leg(x, x + 1, "source"),
+        Leg(x + 1, None, "position", None, (-REACH, _DROP)),
+    ]
+    return Diagram((*nodes,), (*legs,))
+
+
+def _later(later: AttentionHead, earlier: AttentionHead, sides: str) -> Diagram:
+    """Return the diagram of the later head: scores in a row from query to key, values below."""
+    later_layer = later[0]
+    nodes, legs, query, key = _score_row(later, earlier, sides)
+    right_end = max(node.position[0] for node in nodes)
+    floor = min(node.position[1] for node in nodes) - (2.8 if "V" in sides else 1.6)
+    bubble = Bubble(tuple(range(len(nodes))), softmax_label(later_layer))
+    first = len(nodes)
+    values, inner = _value_row(later, earlier, (right_end, floor), first, composed="V" in sides)
+    left = min(-_OPEN_LEG, values[0].position[0] - REACH)
+    legs += [
+        *inner,
+        Leg(key, first + len(values) - 1, "key"),
+        Leg(query, None, "position", None, (left, nodes[query].position[1])),
+        Leg(first, None, "stream", later_layer.d_model, (left, floor)),
+    ]
+    return Diagram((*nodes, *values), (*legs,), "", (bubble,))
+
+
+def _score_row(later: AttentionHead, earlier: AttentionHead, sides: str) -> tuple[list[Node], list[Leg], int, int]:
+    """Return the row from the query's x to the key's x, and the indices of the nodes with the two positions."""
+    (later_layer, h), earlier_layer = later, earlier[0]
+    query, inner_q = _output_row(earlier, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
+    first = 1 + len(query)
+    row, inner = chain(_numbered(query_key(later_layer, h), 2), later_layer.d_head, first * STEP, 0.0, first=first)
+    next_node = first + len(row)
+    key, inner_k = _output_row(earlier, next_node * STEP, 0.0, first=next_node) if "K" in sides else ([], [])
+    last = next_node + len(key)
+    (x_q, d_q), (x_k, d_k) = (
+        read_stream(*((earlier_layer, "V") if letter in sides else (later_layer, letter))) for letter in "QK"
+    )
+    nodes = [Node("tensor", x_q, (0.0, 0.0)), *query, *row, *key, Node("tensor", x_k, (last * STEP, 0.0))]
+    legs = [*inner_q, *inner, *inner_k, Leg(0, 1, "stream", d_q), Leg(last - 1, last, "stream", d_k)]
+    ends = {"Q": 0, "K": last}
+    for side, (before, end) in {"Q": (first - 1, 0), "K": (next_node - 1, last)}.items():
+        if side in sides:
+            legs.append(Leg(before, before + 1, "stream", read_stream(later_layer, side)[1]))
+            legs.append(Leg(end, len(nodes), "source"))
+            ends[side] = len(nodes)
+            nodes.append(Node("matrix", "A$^1$", (nodes[end].position[0], -_DROP)))
+    return nodes, legs, ends["Q"], ends["K"]
+
+
+def _value_row(
+    later: AttentionHead, earlier: AttentionHead, end: tuple[float, float], first: int, *, composed: bool
+) -> tuple[list[Node], list[Leg]]:
+    """Return the output row, left to right, ending in the node with the attended position."""
+    (later_layer, h), earlier_layer, (right_end, floor) = later, earlier[0], end
+    width = 4 if composed else 2
+    nodes, legs = chain(
+        _numbered(output_value(later_layer, h), 2), later_layer.d_head, right_end - width * STEP, floor, first=first
+    )
+    legs.append(Leg(first + 1, first + 2, "stream", read_stream(later_layer, "V")[1]))
+    if not composed:
+        return [*nodes, Node("tensor", read_stream(later_layer, "V")[0], (right_end, floor))], legs
+    more, inner = _output_row(earlier, right_end - 2 * STEP, floor, first=first + 2)
+    nodes = [*nodes, *more, Node("tensor", read_stream(earlier_layer, "V")[0], (right_end, floor))]
+    nodes.append(Node("matrix", "A$^1$", (right_end, floor + _DROP)))
+    legs += [
+        *inner,
+        Leg(first + 3, first + 4, "stream", read_stream(earlier_layer, "V")[1]),
+        Leg(first + 4, first + 5, "source"),
+    ]
+    return nodes, legs
+
+
+def _output_row(
+    earlier: AttentionHead, x: float, y: float, *, first: int, mirrored: bool = False
+) -> tuple[list[Node], list[Leg]]:
+    """Return W_O W_V of the earlier head in a row; `mirrored` puts W_V first."""
+    layer, g = earlier
+    pieces = _numbered(output_value(layer, g), 1)
+    return chain(turned(pieces) if mirrored else pieces, layer.d_head, x, y, first=first)
+
+
+def _numbered(pieces: list[Piece], layer: int) -> list[Piece]:
+    """Append the layer number to the labels of the weights."""
+    return [(label.replace("$_", f"$^{layer}_"), a, tip, name) for label, a, tip, name in pieces]

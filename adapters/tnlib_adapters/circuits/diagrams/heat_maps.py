@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._deprecation import renamed_arguments
 from tnlib_adapters.circuits.composition.head_pairs import Compositions
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ _MOST_NAMES = 40  # largest number of heads named on an axis
 _MOST_LEVEL = 12  # largest number of names written horizontally
 
 
-def heat_map(found: Compositions) -> Figure:
+@renamed_arguments(found="compositions")
+def heat_map(compositions: Compositions) -> Figure:
     """Draw composition scores as multiples of chance: writers as rows, readers as columns, white for absent pairs.
 
     Raises
@@ -32,17 +34,20 @@ def heat_map(found: Compositions) -> Figure:
 
         heat_map(compositions(model, "K")).savefig("k.svg")
     """
-    if not isinstance(found, Compositions):
+    if not isinstance(compositions, Compositions):
         raise ArgumentTypeError(
-            f"heat_map: found must be Compositions, got {type(found).__name__}; pass compositions(model, 'K')."
+            f"heat_map: compositions must be Compositions, got {type(compositions).__name__}; "
+            "pass compositions(model, 'K')."
         )
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 
-    n_layers, n_heads = found.scores.shape[:2]
+    n_layers, n_heads = compositions.scores.shape[:2]
     if n_layers < 2:
-        raise ArgumentError("heat_map: found must have pairs of heads, got one layer; pass a model of at least two.")
-    multiples = found.multiples[:-1, :, 1:].reshape((n_layers - 1) * n_heads, -1)  # writers readers
+        raise ArgumentError(
+            "heat_map: compositions must have pairs of heads, got one layer; pass a model of at least two."
+        )
+    multiples = compositions.multiples[:-1, :, 1:].reshape((n_layers - 1) * n_heads, -1)  # writers readers
     side = max(3.5, 0.4 * len(multiples)) if len(multiples) <= _MOST_NAMES // 2 else 6.0
     figure = Figure(figsize=(side + 1.6, side + 0.6), layout="constrained")
     ax = figure.subplots()
@@ -55,7 +60,7 @@ def heat_map(found: Compositions) -> Figure:
         ax.axvline(layer * n_heads - 0.5, color="0.6", lw=0.5)
     if multiples.size <= _MOST_VALUES:
         _write_values(ax, multiples, top)
-    ax.set(title=f"{found.kind}-composition", xlabel="head that reads", ylabel="head that writes")
+    ax.set(title=f"{compositions.kind}-composition", xlabel="head that reads", ylabel="head that writes")
     figure.colorbar(image, ax=ax, label="multiple of chance", shrink=0.9)
     return figure
 

@@ -1,20 +1,180 @@
-"""Tensor network diagrams of whole transformers: embedding, blocks, unembedding."""
+"""Tensor network diagrams of whole models: transformers, their blocks, and dense networks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tnlib._validate import as_count
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._validate import as_array, as_count, is_list
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
-from tnlib_adapters.architectures.architecture import by_config
-from tnlib_adapters.checkpoints.arguments import as_checkpoint
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.residual_stream import full_name, unembedding
-from tnlib_adapters.circuits.diagrams.blocks import block_diagram
-from tnlib_adapters.circuits.diagrams.elements import REACH, STEP
+from tnlib_adapters.architectures.wiring import LayerWiring, NormWiring
+from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.weight_stacks import mlp
+from tnlib_adapters.circuits.diagrams.heads import REACH, STEP, layer_diagram, weight_node
+
+_SIDE = 0.9  # distance of the gate and of the gated matrix from the middle
+
+
+def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = None) -> Diagram:
+    r"""Return the diagram of one block: attention and, if present, the feed-forward layer.
+
+    Parameters
+    ----------
+    checkpoint
+        Checkpoint returned by `open_checkpoint`.
+    layer
+        Index, from 0.
+    n_positions
+        Sequence length; an open size by default.
+
+    Returns
+    -------
+    Diagram
+        One part below the other, each under its equation, with norms and streams placed as the architecture defines.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `checkpoint` is not a Checkpoint, there is no such layer, or `n_positions` is not a positive integer.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> [node.label.split("\n")[0] for node in block_diagram(model, 0).nodes if node.kind == "text"]
+    ['x$_1$ = x + attention(norm x)', 'x$_2$ = x$_1$ + feed-forward(norm x$_1$), at every position']
+    """
+    layer = _as_layer("block_diagram", checkpoint, layer)
+    parts = [layer_diagram(checkpoint.attention(layer), n_positions)]
+    if checkpoint.wiring.layers[layer].second is not None:
+        parts.append(feed_forward_diagram(checkpoint, layer))
+    placed: list[Diagram] = []
+    floor = 0.0
+    for equation, part in zip(_equations(checkpoint.wiring.layers[layer]), parts, strict=True):
+        x0, x1, y0, y1 = part.bounds
+        heading = text(f"{equation}\n{part.title}", (0.0, floor + 1.25))
+        placed += [heading, part.moved(-(x0 + x1) / 2, floor - y1)]
+        floor += y0 - y1 - 2.8
+    return join(tuple(placed), f"block {layer} of a {checkpoint.wiring.model_type}")
+
+
+def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
+    """Return the diagram of the feed-forward layer of a block at one position; functions are drawn as bubbles.
+
+    A bubble is contracted first, then its function is applied. Of a mixture of experts, one is drawn. Parameters and
+    errors as in `block_diagram`; ArgumentError also if the architecture has no feed-forward layer.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> diagram = feed_forward_diagram(model, 0)
+    >>> [bubble.label for bubble in diagram.bubbles], diagram.open_legs
+    (['silu'], (('stream', 128),))
+    """
+    layer = _as_layer("feed_forward_diagram", checkpoint, layer)
+    wirings = checkpoint.wiring.layers[layer].feed_forward_layers
+    if not wirings:
+        mlp(checkpoint, layer)  # raises
+    wiring = wirings[0]
+    shape = checkpoint.folder.tensors[wiring.down.weight].shape
+    d_ff, d_model = shape[wiring.down.input_axis], shape[wiring.down.output_axis]
+    name = str(wiring.activation or wiring.activation_key)
+    biased = any(linear.bias for linear in wiring.inputs)
+    x, size = ("$\\tilde{x}$", d_model + 1) if biased else ("x", d_model)
+    up = "W$_↑$\nb$_↑$" if biased else "W$_↑$"
+    nodes = [Node("matrix", "W$_↓$", (0.0, 0.0))]
+    legs = [Leg(0, None, "stream", d_model, (-REACH, 0.0))]
+    title = f"feed-forward{' with a gate' if wiring.gate else ''}, {d_model} to {d_ff}"
+    title += f", one of {len(wirings)} experts" if len(wirings) > 1 else ""
+    title += ", plus b$_↓$" if wiring.down.bias else ""
+    if wiring.gate is None:
+        nodes += [Node("matrix", up, (STEP, 0.0)), Node("tensor", x, (2 * STEP, 0.0))]
+        legs += [Leg(0, 1, "d_ff", d_ff), Leg(1, 2, "stream", size)]
+        return Diagram((*nodes,), (*legs,), title, (Bubble((1, 2), name),))
+    nodes.append(Node("delta", "", (0.8 * STEP, 0.0)))
+    legs.append(Leg(0, 1, "d_ff", d_ff))
+    for label, y in (("gate", _SIDE), (up, -_SIDE)):
+        index = len(nodes)
+        nodes += [Node("matrix", label, (1.8 * STEP, y)), Node("tensor", x, (2.8 * STEP, y))]
+        legs += [Leg(1, index, "", d_ff), Leg(index, index + 1, "stream", size)]
+    return Diagram((*nodes,), (*legs,), title, (Bubble((2, 3), name),))
+
+
+def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
+    """Return the diagram of a dense network; a bubble is contracted first, then its function is applied.
+
+    Parameters
+    ----------
+    weights
+        Matrices (in, out), applied as x @ weight in this order.
+    activation
+        Name of the function between them.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If these are not matrices of matching shapes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> net = dense_diagram([np.ones((4, 16)), np.ones((16, 16)), np.ones((16, 3))])
+    >>> len(net.bubbles), net.open_legs
+    (2, (('out', 3),))
+    """
+    if not is_list(weights) or len(weights) == 0:
+        raise ArgumentTypeError(
+            f"dense_diagram: weights must be a non-empty list of matrices, got {type(weights).__name__}; pass a list."
+        )
+    arrays = [as_array("dense_diagram", f"weights[{k}]", w, ndim=2) for k, w in enumerate(weights)]
+    for k in range(1, len(arrays)):
+        if arrays[k - 1].shape[1] != len(arrays[k]):
+            raise ArgumentError(
+                f"dense_diagram: weights[{k}] must have {arrays[k - 1].shape[1]} rows, got shape {arrays[k].shape}; "
+                "weights are (in, out)."
+            )
+    count = len(arrays)
+    nodes = [Node("tensor", "x", (count * STEP, 0.0))]
+    nodes += [
+        weight_node(f"W$_{k + 1}$", w, ((count - 1 - k) * STEP, 0.0), tip=1, way=-1.0) for k, w in enumerate(arrays)
+    ]
+    legs = [Leg(k, k + 1, "in" if k == 0 else f"layer {k}", len(w)) for k, w in enumerate(arrays)]
+    legs.append(Leg(count, None, "out", arrays[-1].shape[1], (-REACH, 0.0)))
+    bubbles = tuple(Bubble(tuple(range(k + 1)), activation) for k in range(1, count))
+    return Diagram((*nodes,), (*legs,), f"dense network, {count} layers", bubbles)
+
+
+def _as_layer(function: str, checkpoint: Any, layer: Any) -> int:
+    return as_index(function, "layer", layer, as_checkpoint(function, checkpoint).n_layers)
+
+
+def _equations(layer: LayerWiring) -> tuple[str, ...]:
+    """Return the equation of each part of a block."""
+    norm = layer.attention.norm
+    place = None if norm is None else norm.place
+
+    def added(function: str, x: str, output_norm: NormWiring | None) -> str:
+        equation = f"{function}(norm {x})" if place == "pre" else f"{function}({x})"
+        return f"norm({equation})" if output_norm else equation
+
+    def written(output: str, x: str, term: str) -> str:
+        return f"{output} = norm({x} + {term})" if place == "post" else f"{output} = {x} + {term}"
+
+    attention = added("attention", "x", layer.attention.output_norm)
+    if layer.second is None:
+        return (written("x$_1$", "x", attention),)
+    name = "experts" if layer.experts else "feed-forward"
+    forward = added(name, "x" if layer.parallel else "x$_1$", layer.second.output_norm)
+    if layer.parallel:
+        return f"x$_1$ = x + {attention} + ...", f"... + {forward}, at every position"
+    return written("x$_1$", "x", attention), f"{written('x$_2$', 'x$_1$', forward)}, at every position"
+
 
 _ROOM = 2.8  # from the lowest shape of a part to the first of the next, heading included
 _ABOVE = 1.25  # distance of a heading from its part
@@ -68,42 +228,39 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Dia
             placed.append(part.moved(-(x0 + x1) / 2, floor - top))
             floor += y0 - top
         floor -= _ROOM if part.nodes else _ABOVE
-    return join(tuple(placed), f"{checkpoint.architecture.model_type}, {checkpoint.n_layers} blocks")
+    return join(tuple(placed), f"{checkpoint.wiring.model_type}, {checkpoint.n_layers} blocks")
 
 
 def _embedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
     """Return equation and diagram of the embedding: rows of a table or projected patches, plus learned positions."""
-    row, d = checkpoint.architecture, checkpoint.sizes.d_model
-    images = row.reads == "images"
-    shape = checkpoint.folder.tensors[str(full_name(checkpoint, f"{row.embeddings[0]}.weight"))].shape
+    embedding, d = checkpoint.wiring.embedding, checkpoint.sizes.d_model
+    images = checkpoint.wiring.reads == "images"
+    shape = checkpoint.folder.tensors[embedding.table.weight].shape
     rows, written = (math.prod(shape[1:]), d) if images else (shape[0], shape[1])
     maps: list[_Named] = [("patch" if images else "t", n), ("W$_E$", rows)]
     if not images and written != d:
         maps.append(("W$_{in}$", written))
     terms = [_row(maps, "position", ["pixels" if images else "vocab", "narrow"], ("stream", d))]
     equation = ("patches" if images else "tokens") + " W$_E$" + (" W$_{in}$" if len(maps) > 2 else "")
-    equation = f"$\\sqrt{{{d}}}$ " + equation if row.embedding_scale else equation
-    if images or len(row.embeddings) > 1:
+    equation = f"$\\sqrt{{{d}}}$ " + equation if embedding.scale != 1 else equation
+    if embedding.positions:
         terms.append(_row([("P", n)], "position", [], ("stream", d)))
         equation += " + P"
-    equation = f"norm({equation})" if row.embedding_norm else equation
+    equation = f"norm({equation})" if embedding.norm else equation
     return f"x = {equation}", _sum(terms)
 
 
 def _unembedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
-    row, d = checkpoint.architecture, checkpoint.sizes.d_model
-    final = by_config(row.final_norm, checkpoint.config)
+    final, unembedding, d = checkpoint.wiring.final_norm, checkpoint.wiring.unembedding, checkpoint.sizes.d_model
     x = "norm(x)" if final else "x"
-    name = unembedding(checkpoint)
     bubbles = (Bubble((0,), "norm"),) if final else ()
-    if name is None:
+    if unembedding is None:
         return f"hidden states = {x}", replace(_row([("x", n)], "position", [], ("stream", d)), bubbles=bubbles)
-    weight = str(full_name(checkpoint, f"{name}.weight"))
-    vocab, width = checkpoint.folder.tensors[weight].shape
+    vocab, width = checkpoint.folder.tensors[unembedding.linear.weight].shape
     maps: list[_Named] = [("x", n), ("W$_{out}$", d), ("W$_U$", width)] if width != d else [("x", n), ("W$_U$", d)]
     product = " ".join([x, *(label for label, _ in maps[1:])])
-    product += " + b$_U$" if full_name(checkpoint, f"{name}.bias") else ""
-    capped = f"cap({product})" if row.logit_cap else product
+    product += " + b$_U$" if unembedding.linear.bias else ""
+    capped = f"cap({product})" if unembedding.logit_cap else product
     return f"logits = {capped}", replace(
         _row(maps, "position", ["stream", "narrow"], ("vocab", vocab)), bubbles=bubbles
     )

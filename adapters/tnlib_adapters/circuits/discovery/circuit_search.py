@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -13,9 +14,87 @@ from tnlib._typing import Array
 from tnlib._validate import is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.discovery.edge_gates import GatedModel
-from tnlib_adapters.circuits.discovery.greedy_pruning import By, prune
-from tnlib_adapters.circuits.discovery.stream_terms import path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, path_terms, ten_terms_by_heads
+
+By = Literal["greedy", "gradient"]
+
+
+class Gated(Protocol):
+    """A loss as a function of gates (terms,), 1 for a present term and 0 for a removed one."""
+
+    names: tuple[str, ...]
+
+    def loss(self, gates: Array) -> float:
+        """Return the loss."""
+
+    def losses_without(self, gates: Array, terms: Array) -> Array:
+        """Return the loss with each of `terms` removed, one at a time, (len(terms),)."""
+
+    def first_order(self, gates: Array) -> Array:
+        """Return the first-order increase of the loss from removing each term, (terms,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """Gates (terms,), 1 for remaining terms; the removed terms in order; and the loss after each removal."""
+
+    gates: Array
+    removed: list[int]
+    losses: list[float]
+
+
+def prune(model: Gated, limit: float, by: By) -> Pruned:
+    """Remove terms while the loss stays at most `limit`."""
+    return _greedy(model, limit) if by == "greedy" else _by_gradient(model, limit)
+
+
+def _greedy(model: Gated, limit: float) -> Pruned:
+    """Repeatedly remove the term whose removal costs least; at the end no single term can be removed.
+
+    The cost of a term is the last one measured. The cheapest term is measured again until it remains the cheapest, and
+    all terms are measured again before the search ends (lazy greedy).
+    """
+    gates, removed, losses = np.ones(len(model.names)), [], []
+    loss, costs = model.loss(gates), np.full(len(gates), -np.inf)
+    fresh = np.zeros(len(gates), bool)
+    while gates.any():
+        stale = np.flatnonzero(gates.astype(bool) & ~fresh)
+        term = int(np.where(gates.astype(bool), costs, np.inf).argmin())
+        if fresh[term] and loss + costs[term] <= limit:
+            gates[term], loss = 0, loss + costs[term]
+            removed.append(term)
+            losses.append(loss)
+            fresh[:] = False
+            continue
+        if not len(stale):
+            break
+        look = np.array([term]) if not fresh[term] and np.isfinite(costs[term]) else stale
+        costs[look] = model.losses_without(gates, look) - loss
+        fresh[look] = True
+    return Pruned(gates, removed, losses)
+
+
+def _by_gradient(model: Gated, limit: float) -> Pruned:
+    """Try to remove terms in order of first-order effect; a term whose removal would exceed `limit` stays for good.
+
+    The exact loss is needed because a saturated softmax has a nearly zero derivative with respect to its scores.
+    """
+    gates, removed, losses = np.ones(len(model.names)), [], []
+    open_ = np.ones(len(gates), bool)
+    effects = np.abs(model.first_order(gates))
+    while open_.any():
+        term = int(np.where(open_, effects, np.inf).argmin())
+        open_[term] = False
+        gates[term] = 0
+        loss = model.loss(gates)
+        if loss > limit:
+            gates[term] = 1
+            continue
+        removed.append(term)
+        losses.append(loss)
+        effects = np.abs(model.first_order(gates))
+    return Pruned(gates, removed, losses)
+
 
 Of = Literal["edges", "terms", "paths"]
 _MAKE: dict[str, Any] = {"edges": GatedModel, "terms": ten_terms_by_heads, "paths": path_terms}
@@ -31,7 +110,7 @@ class Circuit:
         Kind of term: "edges", "terms" or "paths".
     kept
         Names of the remaining terms, in model order.
-    worth
+    effects
         (kept,): increase of the loss if that term is removed as well.
     removed
         Names of the removed terms, in order of removal.
@@ -43,11 +122,17 @@ class Circuit:
 
     of: Of
     kept: tuple[str, ...]
-    worth: Array
+    effects: Array
     removed: tuple[str, ...]
     losses: Array
     full_loss: float
     loss: float
+
+    @property
+    def worth(self) -> Array:
+        """Deprecated name of `effects`."""
+        warnings.warn("Circuit.worth is deprecated; use Circuit.effects.", DeprecationWarning, stacklevel=2)
+        return self.effects
 
     def __repr__(self) -> str:
         total = len(self.kept) + len(self.removed)
@@ -55,8 +140,8 @@ class Circuit:
             f"{len(self.kept)} of {total} {self.of}, loss {self.loss:.3f}; with all of them {self.full_loss:.3f}",
             f"  {'':24}loss without it",
         ]
-        order = np.argsort(-self.worth, kind="stable")
-        lines += [f"  {self.kept[k]:24}{self.loss + self.worth[k]:15.3f}" for k in order[:_SHOWN]]
+        order = np.argsort(-self.effects, kind="stable")
+        lines += [f"  {self.kept[k]:24}{self.loss + self.effects[k]:15.3f}" for k in order[:_SHOWN]]
         return "\n".join(lines + (["  ..."] if len(order) > _SHOWN else []))
 
 
@@ -141,7 +226,7 @@ def find_circuit(
     return Circuit(
         of=of,
         kept=tuple(gated.names[k] for k in remaining),
-        worth=gated.losses_without(pruned.gates, remaining) - loss,
+        effects=gated.losses_without(pruned.gates, remaining) - loss,
         removed=tuple(gated.names[k] for k in pruned.removed),
         losses=np.array(pruned.losses),
         full_loss=full_loss,

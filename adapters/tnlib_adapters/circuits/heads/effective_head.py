@@ -1,4 +1,4 @@
-r"""Effective weights of one head with respect to the residual stream: the adjacent norms folded in.
+r"""Effective weights of one head with respect to the residual stream, and its queries and keys by token and position.
 
 A norm is n(x) diag(w) + b with n(x) = (x - mean) / rms, or x / rms. The input of the head is
 
@@ -6,6 +6,10 @@ A norm is n(x) diag(w) + b with n(x) = (x - mean) / rms, or x / rms. The input o
 
 and as the entries of LayerNorm's n sum to zero, the mean of diag(w) W over features has no effect. The directions that
 a head reads are therefore directions of the stream, up to division by one number per position.
+
+For a stream that holds only embeddings, a query is q = alpha_s + a_i with alpha_s of token s, biases included, and a_i
+of learned position i; a key is k = beta_t + b_j, rotated by the distance where embeddings are rotary. Norms divide by
+one number for the whole vocabulary, so that the parts add up.
 """
 
 from __future__ import annotations
@@ -15,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.indices import as_index
-from tnlib_adapters.checkpoints.arguments import as_checkpoint
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 from tnlib_adapters.reference.layers import Norm
-from tnlib_adapters.reference.weights import read_attention_norms
+from tnlib_adapters.reference.weights import read_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +54,12 @@ def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) ->
     head = as_index(function, "head", head, checkpoint.sizes.n_heads)
     notes: list[str] = []
     attention = _wide(checkpoint.head(layer, head))
-    if attention.head_norm is not None:
+    if not attention.is_bilinear:
+        normalised = "queries and keys" if attention.latent_norm is None else "latent vectors"
         attention = attention.numerator()
-        notes.append("queries and keys are normalised; the two divisions are left out")
-    before, after = read_attention_norms(checkpoint, layer)
+        notes.append(f"{normalised} are normalised; the divisions are left out")
+    wiring = checkpoint.wiring.layers[layer].attention
+    before, after = read_norm(checkpoint, wiring.pre_norm), read_norm(checkpoint, wiring.output_norm)
     if before is not None:
         attention = _read_through(attention, before)
         notes.append("weights of the norm in front are folded in, its division is left out")
@@ -76,3 +83,89 @@ def _read_through(attention: Attention, norm: Norm) -> Attention:
 def _wide(attention: Attention) -> Attention:
     wide: dict[str, Array] = {n: a.astype(np.float64) for n, a in vars(attention).items() if isinstance(a, np.ndarray)}
     return replace(attention, **wide)  # type: ignore[arg-type]
+
+
+_LONGEST = 256  # positions
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPositionParts:
+    """Token and position parts of the queries and keys of one head.
+
+    Parameters
+    ----------
+    attention
+        Layer with this one head.
+    queries, keys
+        (tokens, d_head); one row if only the mean over tokens was requested.
+    queries_at, keys_at
+        (n, d_head), position parts; zeros unless positions are learned.
+    """
+
+    attention: Attention
+    queries: Array
+    keys: Array
+    queries_at: Array
+    keys_at: Array
+
+    @property
+    def n(self) -> int:
+        """Number of positions."""
+        return len(self.queries_at)
+
+    def turned(self, keys: Array, distances: Array) -> Array:
+        """Return keys (n, d_head) rotated by distances (n,): q . turned is their score."""
+        rotary = self.attention.rotary
+        return keys if rotary is None else np.asarray(rotary.rotate(rotary.rotate(keys, 0), -distances))
+
+    def turns(self, distances: Array) -> Array | None:
+        """Return the rotation matrices T(D) of key rows, k T(D), (distances, d_head, d_head), or None."""
+        if self.attention.rotary is None:
+            return None
+        rows = np.eye(self.queries.shape[1])[None]
+        return self.attention.rotary.rotate(self.attention.rotary.rotate(rows, 0), -distances[:, None])
+
+    def offsets(self, distances: Array) -> Array:
+        """Return what ALiBi or a relative bias adds to the scores at distances, before the score scale."""
+        offsets = self.attention.offsets(distances)
+        return np.zeros(len(distances)) if offsets is None else offsets[0] / self.attention.scale
+
+
+def split_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, *, average: bool = False) -> TokenPositionParts:
+    """Return token parts (or their means) and n position parts of queries and keys."""
+    layer = head.attention
+    pairs = [_read(words, layer, name, head, n, average=average) for name in "QK"]
+    (queries, queries_at), (keys, keys_at) = pairs
+    return TokenPositionParts(layer, queries, keys, queries_at, keys_at)
+
+
+def _read(
+    words: Vocabulary, layer: Attention, name: str, head: StreamHead, n: int, *, average: bool
+) -> tuple[Array, Array]:
+    weights = columns(layer, name)
+    of_tokens, of_positions = words.read_by_source(weights, head.norm, n, average=average)
+    return of_tokens, np.zeros((n, weights.shape[1])) if of_positions is None else of_positions
+
+
+def columns(layer: Attention, name: str) -> Array:
+    """Return [W; b] of the queries or keys of a one-head layer, (d_model + 1, d_head)."""
+    w, b = getattr(layer, f"W_{name}")[0], getattr(layer, f"b_{name}")
+    return np.concatenate([w, np.zeros_like(w[:1]) if b is None else b])
+
+
+def as_length(function: str, length: int | None, words: Vocabulary, layer: Attention) -> int:
+    """Return the number of positions: `length`, or the context of the model, at most 256."""
+    limits = [n for n in (layer.context, None if words.positions is None else len(words.positions)) if n is not None]
+    if length is None:
+        return min([_LONGEST, *limits])
+    if (
+        not isinstance(length, int | np.integer)
+        or isinstance(length, bool)
+        or not 2 <= length <= min([length, *limits])
+    ):
+        limit = f"{min(limits)}" if limits else "any number"
+        raise ArgumentError(
+            f"{function}: length must be an integer from 2 to {limit} of positions, got {length!r}; "
+            "leave it out for the model's own."
+        )
+    return int(length)

@@ -1,4 +1,4 @@
-"""Report on one head: singular features in tokens, maximal scores, and copying scores."""
+"""Report on one head: singular vectors in tokens, maximal scores, and copying scores."""
 
 from __future__ import annotations
 
@@ -6,17 +6,117 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tnlib._deprecation import renamed_arguments, renamed_names
+from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.checkpoints.arguments import check_form
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.heads.bilinear_maximum import Maximum, form_maximum
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, check_form
 from tnlib_adapters.circuits.heads.effective_head import stream_head
-from tnlib_adapters.circuits.heads.singular_features import Features, singular_features
-from tnlib_adapters.circuits.tokens.copying_scores import Copying, circuit_copying
-from tnlib_adapters.circuits.tokens.embeddings import as_vocabulary
-from tnlib_adapters.circuits.tokens.token_features import Side, TokenFeature, read_tokens
-from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
+from tnlib_adapters.circuits.heads.singular_vectors import Maximum, SingularVectors, form_maximum, singular_vectors
+from tnlib_adapters.circuits.tokens.token_circuits import Copying, circuit_copying
+from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.reference.layers import Norm
+
+Tokens = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a pair of singular vectors in tokens, sorted by coordinate.
+
+    Parameters
+    ----------
+    positive, negative
+        Tokens with the largest and the smallest coordinate along the direction. For a span, whose basis is arbitrary,
+        `positive` holds the tokens with the longest projection and `negative` is empty.
+    constant
+        Share of the squared length on the constant coordinate (biases); 0 on an output side.
+    by_position
+        Share of learned positions in the variance of the coordinates over tokens and positions. Near 1 the direction
+        encodes position, and its tokens mean little. None on an output side, and without learned positions.
+    """
+
+    positive: Tokens
+    negative: Tokens
+    constant: float
+    by_position: float | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenVectors:
+    """A pair of singular directions, or of spans, in tokens.
+
+    Parameters
+    ----------
+    number
+        Index, or range of indices, of the singular values.
+    value
+        The singular value; for a span the largest.
+    left, right
+        Query and key side, or input and output side. `left.positive` belongs to `right.positive`, negative to negative;
+        only the common sign of the two is arbitrary.
+    """
+
+    number: slice
+    value: float
+    left: Side
+    right: Side
+
+
+def read_tokens(
+    vectors: SingularVectors, vocabulary: Vocabulary, norm: Norm | None, *, writes: bool, count: int, tokens: int
+) -> list[TokenVectors]:
+    """Return the first `count` pairs with `tokens` tokens per end; `writes` marks the right side as an output."""
+    groups = vectors.groups[:count]
+    n = groups[-1].stop if groups else 0
+    columns, rows = vectors.left[:, :n], vectors.right[:n]
+    left = _coordinates(vocabulary, columns, norm)
+    right = (vocabulary.write(rows[:, :-1]).T, None) if writes else _coordinates(vocabulary, rows.T, norm)
+    return [
+        TokenVectors(
+            number=group,
+            value=float(vectors.values[group.start]),
+            left=_side(*left, group, columns[-1], tokens),
+            right=_side(*right, group, rows[:, -1], tokens),
+        )
+        for group in groups
+    ]
+
+
+def _coordinates(vocabulary: Vocabulary, columns: Array, norm: Norm | None) -> tuple[Array, Array | None]:
+    """Return token coordinates along columns (vocab, r), and variances over positions and tokens (2, r)."""
+    along = vocabulary.read(columns, norm)
+    if vocabulary.positions is None:
+        return along, None
+    token_variance, position_variance = (
+        np.var(a, axis=0) for a in vocabulary.read_by_source(columns, norm) if a is not None
+    )
+    return along, np.stack([position_variance, token_variance])
+
+
+def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Array, count: int) -> Side:
+    along = of_tokens[:, group]
+    constant = float(np.square(constants[group]).mean())
+    by_position = None
+    if variances is not None:
+        position_variance, token_variance = variances[:, group].sum(axis=1)
+        by_position = (
+            float(position_variance / (position_variance + token_variance))
+            if position_variance + token_variance
+            else 0.0
+        )
+    if along.shape[1] > 1:
+        return Side(_top(np.linalg.norm(along, axis=1), count), (), constant, by_position)
+    lowest = tuple((token, -size) for token, size in _top(-along[:, 0], count))
+    return Side(_top(along[:, 0], count), lowest, constant, by_position)
+
+
+def _top(sizes: Array, count: int) -> Tokens:
+    count = min(count, len(sizes))
+    near = np.argpartition(-sizes, count - 1)[:count]
+    order = near[np.argsort(-sizes[near], kind="stable")]
+    return tuple((int(token), float(sizes[token])) for token in order)
+
 
 _DRAWN = 2048  # tokens sampled for copying accuracy: standard error 0.011
 
@@ -32,7 +132,7 @@ class HeadReading:
     distance
         Query position minus key position of the scores; None where scores do not depend on it.
     qk, ov
-        `Features` of Omega and of OV, all singular values.
+        `SingularVectors` of Omega and of OV, all singular values.
     qk_tokens, ov_tokens
         The leading ones in tokens. Left and right vectors of QK are queries and keys; of OV, inputs and outputs.
     maximum
@@ -48,10 +148,10 @@ class HeadReading:
     layer: int
     head: int
     distance: int | None
-    qk: Features
-    ov: Features
-    qk_tokens: list[TokenFeature]
-    ov_tokens: list[TokenFeature]
+    qk: SingularVectors
+    ov: SingularVectors
+    qk_tokens: list[TokenVectors]
+    ov_tokens: list[TokenVectors]
     maximum: Maximum
     copying: Copying | None
     vocabulary: Vocabulary
@@ -65,16 +165,14 @@ class HeadReading:
         lines += self._lines(self.ov_tokens, ("reads", "writes"))
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
-    def _lines(self, features: list[TokenFeature], sides: tuple[str, str]) -> list[str]:
+    def _lines(self, pairs: list[TokenVectors], sides: tuple[str, str]) -> list[str]:
         lines = []
-        for feature in features:
-            start, stop = feature.number.start, feature.number.stop
+        for pair in pairs:
+            start, stop = pair.number.start, pair.number.stop
             number = str(start + 1) if stop - start == 1 else f"{start + 1}-{stop}"
-            for sign in ("+", "-") if feature.left.negative else ("span",):
-                value = "" if sign == "-" else f"{number:>5}{feature.value:>10.4g}"
-                ends = (
-                    self._end(side, sign, name) for side, name in zip((feature.left, feature.right), sides, strict=True)
-                )
+            for sign in ("+", "-") if pair.left.negative else ("span",):
+                value = "" if sign == "-" else f"{number:>5}{pair.value:>10.4g}"
+                ends = (self._end(side, sign, name) for side, name in zip((pair.left, pair.right), sides, strict=True))
                 lines.append(f"{value:15} {sign:4} " + "   ".join(ends))
         return lines
 
@@ -89,6 +187,7 @@ class HeadReading:
         )
 
 
+@renamed_arguments(features="n_vectors")
 @single_threaded_blas
 def read_head(
     model: Checkpoint,
@@ -96,11 +195,11 @@ def read_head(
     head: int,
     *,
     distance: int | None = None,
-    features: int = 3,
+    n_vectors: int = 3,
     tokens: int = 5,
     vocabulary: Vocabulary | None = None,
 ) -> HeadReading:
-    """Return the singular features of a head in tokens, with the adjacent norms folded in.
+    """Return the singular vectors of a head in tokens, with the adjacent norms folded in.
 
     Parameters
     ----------
@@ -110,8 +209,8 @@ def read_head(
         Indices, from 0.
     distance
         Query position minus key position. Required where scores depend on it (rotary embeddings, ALiBi).
-    features, tokens
-        Number of features to print in tokens, and number of tokens at each of their ends.
+    n_vectors, tokens
+        Number of pairs of singular vectors to print in tokens, and number of tokens at each of their ends.
     vocabulary
         Result of `read_vocabulary(model)`; reuse it for several heads.
 
@@ -134,12 +233,12 @@ def read_head(
     >>> len(found.qk), found.maximum.value > found.maximum.symmetric
     (16, True)
     """
-    count, ends = as_count("read_head", "features", features), as_count("read_head", "tokens", tokens)
+    count, ends = as_count("read_head", "n_vectors", n_vectors), as_count("read_head", "tokens", tokens)
     effective = stream_head("read_head", model, layer, head)
     check_form("read_head", effective.attention, distance)
     omega, written = effective.attention.qk(0, distance), effective.attention.ov(0)
     words = as_vocabulary("read_head", model, vocabulary)
-    qk, ov = (singular_features(operator) for operator in (omega, written))
+    qk, ov = (singular_vectors(operator) for operator in (omega, written))
     chosen = np.sort(np.random.default_rng(0).permutation(len(words))[:_DRAWN])
     return HeadReading(
         layer=int(layer) % model.n_layers,
@@ -154,3 +253,6 @@ def read_head(
         vocabulary=words,
         notes=(*effective.notes, *words.notes),
     )
+
+
+__getattr__ = renamed_names(__name__, {"TokenFeature": "TokenVectors"})

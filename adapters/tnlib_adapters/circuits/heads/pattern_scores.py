@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._deprecation import renamed_arguments
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, is_list, is_one_of, to_numpy
 from tnlib_adapters.attention.frozen.residual_product import Head
@@ -24,7 +25,7 @@ from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, as_weights
 
-Doing = Literal["previous", "duplicate", "induction"]
+HeadKind = Literal["previous", "duplicate", "induction"]
 
 _LONGEST = 50  # tokens per segment
 
@@ -44,26 +45,26 @@ class PatternScores:
     previous: Array
     duplicate: Array
     induction: Array
-    chance: dict[Doing, float]
+    chance: dict[HeadKind, float]
 
-    def largest(self, doing: Doing, n: int) -> list[tuple[Head, float]]:
+    @renamed_arguments(doing="kind")
+    def largest(self, kind: HeadKind, n: int) -> list[tuple[Head, float]]:
         """Return the n heads with the highest scores of a kind, as ((layer, head), score)."""
-        if not is_one_of(doing, get_args(Doing)):
+        if not is_one_of(kind, get_args(HeadKind)):
             raise ArgumentError(
-                f"PatternScores.largest: doing must be 'previous', 'duplicate' or 'induction', got {doing!r}; "
-                "choose one."
+                f"PatternScores.largest: kind must be 'previous', 'duplicate' or 'induction', got {kind!r}; choose one."
             )
         count = as_count("PatternScores.largest", "n", n, least=0)
-        shares: Array = getattr(self, doing)
+        shares: Array = getattr(self, kind)
         order = np.argsort(-shares, axis=None, kind="stable")[:count]
         at = [divmod(int(k), shares.shape[1]) for k in order]
         return [(head, float(shares[head])) for head in at if np.isfinite(shares[head])]
 
     def __repr__(self) -> str:
         lines = [f"PatternScores of {self.previous.size} heads"]
-        for doing in get_args(Doing):
-            heads = "  ".join(f"{layer}.{head} {share:.2f}" for (layer, head), share in self.largest(doing, 4))
-            lines.append(f"  {doing:10} chance {self.chance[doing]:.2f}   {heads}")
+        for kind in get_args(HeadKind):
+            heads = "  ".join(f"{layer}.{head} {share:.2f}" for (layer, head), share in self.largest(kind, 4))
+            lines.append(f"  {kind:10} chance {self.chance[kind]:.2f}   {heads}")
         return "\n".join(lines)
 
 
@@ -115,9 +116,9 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     sees_later = any(np.triu(layer, 1).any() for layer in layers)
     uniform = np.ones((n, n)) / n if sees_later else np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
     targets = _targets(rows)
-    shares = {doing: np.stack([_share(layer, target) for layer in layers]) for doing, target in targets.items()}
+    shares = {kind: np.stack([_share(layer, target) for layer in layers]) for kind, target in targets.items()}
     alike = np.broadcast_to(uniform, (len(rows), 1, n, n))
-    return PatternScores(**shares, chance={doing: float(_share(alike, t)[0]) for doing, t in targets.items()})
+    return PatternScores(**shares, chance={kind: float(_share(alike, t)[0]) for kind, t in targets.items()})
 
 
 def repeat_scores(
@@ -180,7 +181,7 @@ def repeat_scores(
     return pattern_scores([np.concatenate(layer) for layer in zip(*patterns, strict=True)], tokens)
 
 
-def _targets(tokens: Array) -> dict[Doing, Array]:
+def _targets(tokens: Array) -> dict[HeadKind, Array]:
     """Return the attention targets of each kind of head, bool (batch, n, n)."""
     n = tokens.shape[1]
     earlier = np.tril(np.ones((n, n), dtype=bool), -1)

@@ -26,10 +26,13 @@ from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.heads.effective_head import stream_head
-from tnlib_adapters.circuits.heads.token_and_position import Apart, as_length, read_apart
-from tnlib_adapters.circuits.tokens.embeddings import as_vocabulary
-from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
+from tnlib_adapters.circuits.heads.effective_head import (
+    TokenPositionParts,
+    as_length,
+    split_queries_and_keys,
+    stream_head,
+)
+from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 
 QUERY = ("common", "token", "position")
 KEY = ("token", "position", "both")
@@ -122,7 +125,7 @@ def score_shares(
     words = as_vocabulary("score_shares", model, vocabulary)
     n = as_length("score_shares", length, words, head_found.attention)
     weights = _weights(tokens, len(words))
-    table, total = _table(read_apart(head_found, words, n), weights)
+    table, total = _table(split_queries_and_keys(head_found, words, n), weights)
     notes = list(head_found.notes)
     if head_found.attention.softcap is not None:
         notes.append("the soft cap of the scores is left out")
@@ -130,10 +133,10 @@ def score_shares(
     return ScoreShares(table / total if total > 0 else np.zeros((3, 3)), deviation, tuple(notes))
 
 
-def _table(parts: Apart, weights: Array) -> tuple[Array, float]:
+def _table(parts: TokenPositionParts, weights: Array) -> tuple[Array, float]:
     """Return the nine products of query and key parts, averaged over queries, and their sum.
 
-    An additional coordinate, 1 for every query, holds the ALiBi penalty.
+    An additional coordinate, 1 for every query, holds the offset of ALiBi or a relative bias.
     """
     q, q_moved = _moments(_with(parts.queries, 1.0), weights)
     k, k_moved = _moments(_with(parts.keys, 0.0), weights)
@@ -143,7 +146,7 @@ def _table(parts: Apart, weights: Array) -> tuple[Array, float]:
     table = np.zeros((3, 3))
     for i in range(parts.n):
         j = np.flatnonzero(visible[i])  # all keys of query i
-        means = _with(parts.turned(k[:-1] + parts.keys_at[j], i - j), -parts.slope() * (i - j))  # j r
+        means = _with(parts.turned(k[:-1] + parts.keys_at[j], i - j), parts.offsets(i - j))  # j r
         drift = means - means.mean(axis=0)
         by_token, either = turning.over(i - j[-1], i - j[0])
         by_key = np.stack([by_token, drift.T @ drift / len(j), either - by_token])  # key r [j] r
@@ -164,7 +167,7 @@ class _Turning:
     first: int
 
     @classmethod
-    def of(cls, parts: Apart, covariance: Array) -> _Turning:
+    def of(cls, parts: TokenPositionParts, covariance: Array) -> _Turning:
         """Return the sums for one head, over all its distances."""
         first = 0 if parts.attention.causal else 1 - parts.n
         inner = parts.turns(np.arange(first, parts.n))

@@ -29,12 +29,16 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.indices import as_index
-from tnlib_adapters.checkpoints.arguments import as_checkpoint
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.heads.effective_head import StreamHead, stream_head
-from tnlib_adapters.circuits.heads.token_and_position import Apart, as_length, columns, read_apart
-from tnlib_adapters.circuits.tokens.embeddings import as_vocabulary
-from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.circuits.heads.effective_head import (
+    StreamHead,
+    TokenPositionParts,
+    as_length,
+    columns,
+    split_queries_and_keys,
+    stream_head,
+)
+from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import softmax
 
 
@@ -121,10 +125,10 @@ def weight_scores(
     >>> bool(found.previous[0, 3] > 0.8), [found.writer(1, head) for head in range(4)]
     (True, [(0, 3), (0, 3), (0, 3), (0, 3)])
     """
-    if as_checkpoint("weight_scores", model, "model").attention(0).head_norm is not None:
+    if not as_checkpoint("weight_scores", model, "model").attention(0).is_bilinear:
         raise ArgumentError(
-            f"weight_scores: scores of model must be bilinear, but a {model.architecture.model_type} normalises "
-            "queries and keys; use repeat_scores, which runs the model."
+            f"weight_scores: scores of model must be bilinear, but a {model.wiring.model_type} normalises "
+            "queries and keys or latent vectors; use repeat_scores, which runs the model."
         )
     words = as_vocabulary("weight_scores", model, vocabulary)
     shape = (model.n_layers, model.sizes.n_heads)
@@ -136,7 +140,7 @@ def weight_scores(
     previous, duplicate = np.zeros(shape), np.zeros(shape)
     matching = np.full(shape + shape, np.nan)
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
-        parts = read_apart(head, words, n, average=True)
+        parts = split_queries_and_keys(head, words, n, average=True)
         previous[at] = np.diagonal(position_pattern(parts), -1).mean()
         query, key = columns(head.attention, "Q"), columns(head.attention, "K")
         turn = _mean_turn(parts)
@@ -158,14 +162,14 @@ def weight_scores(
     )
 
 
-def position_pattern(found: Apart) -> Array:
+def position_pattern(parts: TokenPositionParts) -> Array:
     """Return the pattern (n, n) of a head with the mean token at every position."""
-    layer, n = found.attention, found.n
+    layer, n = parts.attention, parts.n
     visible, i = layer.mask(n), np.arange(n)
     scores = np.empty((n, n))
     for query in i:
-        keys = found.turned(found.keys + found.keys_at, query - i)  # j dh
-        scores[query] = keys @ (found.queries[0] + found.queries_at[query]) - found.slope() * (query - i)  # j [dh]
+        keys = parts.turned(parts.keys + parts.keys_at, query - i)  # j dh
+        scores[query] = keys @ (parts.queries[0] + parts.queries_at[query]) + parts.offsets(query - i)  # j [dh]
     scores *= layer.scale
     capped = scores if layer.softcap is None else layer.softcap * np.tanh(scores / layer.softcap)
     return softmax(np.where(visible, capped, -np.inf))
@@ -201,7 +205,7 @@ class _Writers:
         return np.asarray(np.divide(traces, rms, out=np.zeros(count), where=rms > 0))
 
 
-def _mean_turn(parts: Apart) -> Array:
+def _mean_turn(parts: TokenPositionParts) -> Array:
     """Return the mean over all distances except 0 of the key rotations, acting on rows as k T."""
     turns = parts.turns(np.arange(1, parts.n))
     return np.eye(parts.queries.shape[1]) if turns is None else np.asarray(turns.mean(axis=0))

@@ -1,5 +1,7 @@
 from .attention_layer import OpenLayer as OpenLayer
+from .attention_layer import TenTerms as TenTerms
 from .attention_layer import pair_effects as pair_effects
+from .attention_layer import ten_terms as ten_terms
 from .contributions import PathContributions as PathContributions
 from .contributions import Paths as Paths
 from .contributions import path_contributions as path_contributions
@@ -8,7 +10,5 @@ from .path_ablation import PathLosses as PathLosses
 from .path_ablation import path_losses as path_losses
 from .stream_parts import StreamParts as StreamParts
 from .stream_parts import split_stream as split_stream
-from .two_layer_terms import TenTerms as TenTerms
-from .two_layer_terms import ten_terms as ten_terms
 
 __all__: list[str]

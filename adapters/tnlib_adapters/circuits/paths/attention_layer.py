@@ -1,4 +1,4 @@
-r"""Decomposition of one attention layer by parts of its input stream, with patterns recomputed.
+r"""Decomposition of attention by parts of the input stream, with patterns recomputed: one layer, and two in ten terms.
 
 Scores are bilinear: they split exactly into one term per pair of parts, query side and key side. The output is linear
 in the values and splits by part. Softmax is not additive, so the effect of a score term is the change of the output
@@ -9,6 +9,7 @@ this change is the term itself, and all terms add up.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,13 +17,14 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_flag
+from tnlib._validate import as_array, as_flag, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.indices import as_index
-from tnlib_adapters.circuits.arguments import Kind, as_kind
-from tnlib_adapters.circuits.paths.stream_parts import StreamParts
-from tnlib_adapters.circuits.tokens.targets import as_directions
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind
+from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.layers import softmax
+from tnlib_adapters.reference.weights import read_weights
 
 Names = Sequence[str] | None
 
@@ -75,10 +77,10 @@ class OpenLayer:
                 f"{type(parts).__name__}; pass checkpoint.attention(1) and split_stream(checkpoint, tokens, layer=1)."
             )
         d = parts.arrays.shape[2]
-        if layer.head_norm is not None:
+        if not layer.is_bilinear:
             raise ArgumentError(
-                "OpenLayer: attention must have scores that are bilinear, got normalised queries and keys; "
-                "pass attention.numerator(), which omits the two divisions."
+                "OpenLayer: attention must have scores that are bilinear, got normalised queries and keys or latent "
+                "vectors; pass attention.numerator(), which omits the divisions."
             )
         if d != layer.d_model:
             raise ArgumentError(
@@ -110,10 +112,9 @@ class OpenLayer:
         some_q, some_k = (self.parts.index("OpenLayer.scores", names) for names in (query, key))
         left, right = q[some_q].sum(axis=0), k[some_k].sum(axis=0)
         scores: Array = self.attention.scale * (left @ right.transpose(0, 2, 1))  # h n [dh] n
-        if self.attention.alibi is not None and 0 in some_q and 0 in some_k:
-            positions = np.arange(scores.shape[1])
-            scores = scores - self.attention.alibi[:, None, None] * (positions[:, None] - positions)
-        return scores
+        positions = np.arange(scores.shape[1])
+        offsets = self.attention.offsets(positions[:, None] - positions)  # h n n
+        return scores if offsets is None or 0 not in some_q or 0 not in some_k else scores + offsets
 
     def score_terms(self) -> Array:
         """Return the score terms of all pairs of parts, (query parts, key parts, heads, n, n); sum: the scores."""
@@ -212,3 +213,109 @@ def _project(parts: Array, weight: Array, bias: Array | None) -> Array:
     if bias is not None:
         out[0] += bias[:, None]
     return out
+
+
+NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
+
+
+@dataclass(frozen=True, eq=False)
+class TenTerms:
+    """Ten terms of a network of two attention layers, and the softmax remainder.
+
+    Parameters
+    ----------
+    names
+        Without composition "direct", "first" (layer 0 alone) and "second" (layer 1 alone). "Q", "K", "V": layer 1 reads
+        layer 0 through one side; "QK", "QV", "KV", "QKV": through two or all sides.
+    arrays
+        (10, n, d_model). The direct term includes the output bias of layer 1.
+    by_head
+        (8, heads, n, d_model): the last eight terms, by head of layer 1.
+    by_pair
+        (3, writers, heads, n, d_model): "Q", "K" and "V" by pairs of an output of layer 0 and a head of layer 1. With
+        softmax replaced by the identity the sum over writers is the term. Under softmax this holds for "V"; in "Q" and
+        "K" an entry is the change on removal of that pair alone.
+    writers
+        Names of the outputs of layer 0: its heads, and its biases if it has any.
+    remainder
+        (n, d_model): the final stream minus all ten terms. Zero to roundoff if softmax is replaced by the identity.
+    """
+
+    names: tuple[str, ...]
+    arrays: Array
+    by_head: Array
+    by_pair: Array
+    writers: tuple[str, ...]
+    remainder: Array
+
+    @property
+    def rest(self) -> Array:
+        """Deprecated name of `remainder`."""
+        warnings.warn("TenTerms.rest is deprecated; use TenTerms.remainder.", DeprecationWarning, stacklevel=2)
+        return self.remainder
+
+    def __getitem__(self, name: str) -> Array:
+        if not is_one_of(name, self.names):
+            raise ArgumentError(f"TenTerms: name must be one of {', '.join(self.names)}, got {name!r}; choose one.")
+        array: Array = self.arrays[self.names.index(name)]
+        return array
+
+
+def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenTerms:
+    """Decompose the final stream of an attention-only model of two layers into ten terms.
+
+    The pattern of layer 0 is frozen. Queries, keys and values of layer 1 read the embedding or the output of layer 0:
+    eight terms, one per choice for scores and values. Under softmax a term is the change when its part of the scores is
+    removed and the pattern recomputed, so the ten terms leave a remainder.
+
+    Parameters
+    ----------
+    model
+        Two layers without norms and feed-forward layers.
+    tokens
+        (n,), integers: one sequence.
+    softmax
+        If False, the attention weights of layer 1 are its scores, and the ten terms sum to the output.
+
+    Raises
+    ------
+    ArgumentError
+        If the model does not consist of two attention layers.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = ten_terms(model, [5, 6, 7, 8, 5, 6])
+    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]      # of 7, which followed the first 6
+    >>> found.names[logits.argmax()]
+    'K'
+    """
+    wiring = as_checkpoint("ten_terms", model, "model").wiring
+    if not wiring.is_attention_only or model.n_layers != 2:
+        raise ArgumentError(
+            f"ten_terms: model must have two attention layers and nothing else, got a {wiring.model_type} of "
+            f"{model.n_layers} layers; OpenLayer splits one layer of any model."
+        )
+    weights = read_weights(model)
+    parts = split_stream(weights, tokens, layer=1)
+    attention = weights.blocks[1].branches[0].layer
+    layer = OpenLayer(attention, parts, softmax=softmax)  # type: ignore[arg-type]
+    direct, *writers = parts.names
+    by_head = np.stack([composed(layer, letters, writers) for letters in ("", *NAMES[3:])])
+    by_pair = np.stack([[composed(layer, letter, [writer]) for writer in writers] for letter in "QKV"])
+    bias = 0 if layer.attention.b_O is None else layer.attention.b_O
+    written = layer.output().sum(axis=0) + bias
+    first = np.sum([parts[writer] for writer in writers], axis=0)
+    arrays = np.concatenate([[parts[direct] + bias, first], by_head.sum(axis=1)])
+    return TenTerms(NAMES, arrays, by_head, by_pair, tuple(writers), parts.total + written - arrays.sum(axis=0))
+
+
+def composed(layer: OpenLayer, letters: str, writers: Sequence[str]) -> Array:
+    """Return head outputs (heads, n, d_model) if the sides in `letters` read `writers` and the others the embedding."""
+    embedding = layer.parts.names[:1]
+    return layer.removed(*(writers if letter in letters else embedding for letter in "QKV"))

@@ -13,7 +13,7 @@ from tnlib._typing import Array
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.frozen.stack import FrozenStack
-from tnlib_adapters.circuits.paths.path_orders import (
+from tnlib_adapters.circuits.paths.contributions import (
     Layer,
     forward_by_order,
     heads_of,
@@ -74,12 +74,12 @@ def path_losses(
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:30], 2)
-    >>> seen, out, bias = run(model, tokens), model.read("unembed.weight"), model.read("unembed.bias")
-    >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in seen.patterns])
+    >>> forward, out, bias = run(model, tokens), model.read("unembed.weight"), model.read("unembed.bias")
+    >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
     >>> def of_the_repeat(stream):
     ...     log_p = log_softmax(stream[30:-1] @ out.T + bias)
     ...     return -float(log_p[np.arange(29), tokens[31:]].mean())
-    >>> found = path_losses(stack, seen.residuals[0][0], of_the_repeat)
+    >>> found = path_losses(stack, forward.residuals[0][0], of_the_repeat)
     >>> found.up_to_order.round(2)        # no attention, one head, two heads in a row; chance is ln 128 = 4.85
     array([4.94, 0.12, 0.11, 0.11])
     """
@@ -117,7 +117,7 @@ def _number(loss: Callable[[Array], float], stream: Array) -> float:
 def _through(layers: list[Layer], number: int, values: list[Array]) -> Array:
     """Return the addition of every head of a layer to the last stream, directly and through later layers, (h, n, d)."""
     layer = layers[number]
-    s = np.stack([v @ layer.out[columns] for v, columns in zip(values, layer.own, strict=True)])  # h n [r] d
+    s = np.stack([v @ layer.out[columns] for v, columns in zip(values, layer.head_columns, strict=True)])  # h n [r] d
     for later in layers[number + 1 :]:
         s = s + later.write(later.read(s))
     return s

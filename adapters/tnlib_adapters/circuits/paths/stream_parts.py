@@ -166,6 +166,8 @@ def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
     patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf))  # h n n
     group = layer.n_heads // layer.kv_heads
     values = x @ layer.W_V + (0 if layer.b_V is None else layer.b_V[:, None])  # kv n [d] dh
+    if layer.latent_norm is not None:
+        values = values / layer.latent_norm.value_divisors(x)[:, None]
     outputs = {f"{name}.{h}": a @ values[h // group] @ layer.W_O[h] for h, a in enumerate(patterns)}  # n [n'] [dh] d
     if layer.b_O is not None:
         outputs[f"{name}.bias"] = np.tile(layer.b_O, (len(x), 1))

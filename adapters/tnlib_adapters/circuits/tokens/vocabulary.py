@@ -11,15 +11,19 @@ unembedding u_t, up to the division of that norm and a shift common to all logit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.files.token_names import token_names
 from tnlib_adapters.reference.layers import Norm
+from tnlib_adapters.reference.weights import read_embedding, read_norm, read_unembedding
 
 _BLOCK = 4096  # tokens per block converted to float64
 
@@ -83,9 +87,9 @@ class Vocabulary:
         """Sentences on the parts of the model that token coordinates omit."""
         sentences = []
         if self.positions is not None:
-            sentences.append("tokens stand without their learned positions")
+            sentences.append("tokens are read without their learned positions")
         if not self.ends_in_logits:
-            sentences.append("there is no unembedding: what is written is named by the embeddings")
+            sentences.append("there is no unembedding: outputs are named by the embeddings")
         elif self.final is not None:
             sentences.append("weights of the final norm are folded in, its division is left out")
         return tuple(sentences)
@@ -113,7 +117,7 @@ class Vocabulary:
         coordinates += constant.astype(coordinates.dtype)
         return coordinates
 
-    def read_apart(
+    def read_by_source(
         self, columns: Array, norm: Norm | None, count: int | None = None, *, average: bool = False
     ) -> tuple[Array, Array | None]:
         """Return coordinates along columns [u; c] of every token (vocab, r) and of each learned position (count, r).
@@ -122,7 +126,7 @@ class Vocabulary:
         mean square of their divisors. The second is None if positions are not learned. With `average`, the first is the
         mean over tokens (1, r).
         """
-        columns = self._columns("read_apart", columns)
+        columns = self._columns("read_by_source", columns)
         main, constant = self._through_norm(columns, norm)
         if average:
             of_tokens = self.mean_row[None] @ main  # token [d] r
@@ -134,6 +138,15 @@ class Vocabulary:
             divisor = np.sqrt(self._mean_squares(norm).mean() + norm.eps)
             by, shift = by * divisor, shift / divisor
         return of_tokens / by + shift + constant, None if positions is None else positions @ main / by  # i [d] r
+
+    def read_apart(
+        self, columns: Array, norm: Norm | None, count: int | None = None, *, average: bool = False
+    ) -> tuple[Array, Array | None]:
+        """Call `read_by_source` by its deprecated name."""
+        warnings.warn(
+            "Vocabulary.read_apart is deprecated; use Vocabulary.read_by_source.", DeprecationWarning, stacklevel=2
+        )
+        return self.read_by_source(columns, norm, count, average=average)
 
     def second_moments(self, norm: Norm | None) -> Array:
         """Return the mean over tokens of x~^T x~ with x~ = [n(e_t), 1], (d_model + 1, d_model + 1)."""
@@ -159,7 +172,7 @@ class Vocabulary:
         if self.final is None:
             return total
         total = self.final.weight[:, None] * total
-        return _centred(total, self.final)
+        return _centred_columns(total, self.final)
 
     def write(self, rows: Array) -> Array:
         """Return the changes of all logits for rows (r, d_model) added to the final stream, (r, vocab)."""
@@ -198,8 +211,8 @@ class Vocabulary:
 
     def _through_norm(self, columns: Array, norm: Norm | None) -> tuple[Array, Array]:
         """Return columns (d_model, r) with the embedding norm folded in, and the constants (r,)."""
-        main = _centred(columns[:-1], norm)
-        return main if self.norm is None else _centred(self.norm.weight[:, None] * main, self.norm), columns[-1]
+        main = _centred_columns(columns[:-1], norm)
+        return main if self.norm is None else _centred_columns(self.norm.weight[:, None] * main, self.norm), columns[-1]
 
     def _typical(self, positions: Array | None, norm: Norm | None) -> float:
         """Return the root mean square of the divisors of the first norm over all tokens and positions."""
@@ -221,8 +234,102 @@ class Vocabulary:
         """Return the coordinates of the embedding norm's bias along columns, (r,)."""
         if self.norm is None or self.norm.bias is None:
             return np.zeros(columns.shape[1])
-        return np.asarray(self.norm.bias @ _centred(columns[:-1], norm))
+        return np.asarray(self.norm.bias @ _centred_columns(columns[:-1], norm))
 
 
-def _centred(columns: Array, norm: Norm | None) -> Array:
+def _centred_columns(columns: Array, norm: Norm | None) -> Array:
     return columns - columns.mean(axis=0) if norm is not None and norm.centred else columns
+
+
+def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
+    """Return the given vocabulary, validated, or load that of the model."""
+    if vocabulary is None:
+        return read_vocabulary(model)
+    if not isinstance(vocabulary, Vocabulary):
+        raise ArgumentTypeError(
+            f"{function}: vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; "
+            "pass read_vocabulary(model)."
+        )
+    if vocabulary.table.shape[1] != model.sizes.d_model:
+        raise ArgumentError(
+            f"{function}: vocabulary must have {model.sizes.d_model} features, as the model has, got "
+            f"{vocabulary.table.shape[1]}; pass read_vocabulary(model)."
+        )
+    return vocabulary
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
+    """Load the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.
+
+    Parameters
+    ----------
+    checkpoint
+        Checkpoint of a model that reads tokens. A norm of the embedding is applied to each token alone; the first
+        segment embedding, if any, is added to every row.
+
+    Returns
+    -------
+    Vocabulary
+        `read` and `write` map directions to tokens; `name` returns the tokenizer's text of a token.
+
+    Raises
+    ------
+    ArgumentError
+        If the model reads images.
+    FileFormatError
+        If a tensor is missing, or a tokenizer file is damaged.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> words = read_vocabulary(model)
+    >>> words, words.name(309)
+    (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
+    """
+    wiring = as_checkpoint("read_vocabulary", checkpoint).wiring
+    if wiring.reads != "tokens":
+        raise ArgumentError(
+            f"read_vocabulary: checkpoint must read tokens, got a {wiring.model_type}, which reads {wiring.reads}; "
+            "its heads have no token space."
+        )
+    info = checkpoint.locate(wiring.embedding.table.weight)
+    stored = np.dtype(np.float64 if info is not None and info.dtype == "F64" else np.float32)
+    embedding = read_embedding(checkpoint)
+    table = embedding.tokens if embedding.segment is None else embedding.tokens + embedding.segment
+    table = table.astype(stored, copy=False)
+    embedding = replace(embedding, tokens=table)  # frees the float64 table
+    head = read_unembedding(checkpoint)
+    shared = wiring.unembedding is not None and wiring.unembedding.shared
+    tied = shared and embedding.segment is None and wiring.embedding.scale == 1 and wiring.embedding.widen is None
+    divisors, mean_square, variance = _moments(table, embedding.norm)
+    return Vocabulary(
+        table=table,
+        norm=embedding.norm,
+        divisors_of_table=divisors,
+        mean_row=table.mean(axis=0, dtype=np.float64),
+        mean_square=mean_square,
+        variance=variance,
+        unembed=table if head is None or tied else np.ascontiguousarray(head.affine.weight.T.astype(stored)),
+        bias=None if head is None else head.affine.bias,
+        cap=None if head is None else head.cap,
+        final=None if head is None else read_norm(checkpoint, wiring.final_norm),
+        positions=embedding.positions,
+        names=token_names(checkpoint.folder.path),
+        ends_in_logits=head is not None,
+    )
+
+
+def _moments(table: Array, norm: Norm | None) -> tuple[Array | None, Array, Array]:
+    """Return the divisors of the embedding norm, and mean squares and variances of the rows after it."""
+    divisors = None if norm is None else np.empty(len(table))
+    mean_square, variance = np.empty(len(table)), np.empty(len(table))
+    for start in range(0, len(table), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        x = table[part].astype(np.float64)
+        if norm is not None and divisors is not None:
+            divisors[part] = norm.divisors(norm.centre(x))[:, 0]
+            x = norm(x)
+        mean_square[part] = np.square(x).mean(axis=1)
+        variance[part] = x.var(axis=1)
+    return divisors, mean_square, variance

@@ -51,7 +51,7 @@ def hold_out(text: str) -> tuple[str, str]:
     return "\n".join(calibration), "\n".join(evaluation)
 
 
-def some_of(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
+def sample_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     """Return batches with about `n_tokens` tokens in total, sampled with a fixed seed."""
     order = np.random.default_rng(0).permutation(len(batches))
     so_far = np.cumsum([batches[k].n_tokens for k in order])

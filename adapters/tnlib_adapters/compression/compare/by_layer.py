@@ -9,15 +9,21 @@ from pathlib import Path
 
 from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_attention
-from tnlib_adapters.compression.choices import METHODS
-from tnlib_adapters.compression.compare.rows import Table, grouped, write_rows
-from tnlib_adapters.compression.compare.trials import Candidate, Tried, try_all
+from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
-from tnlib_adapters.compression.methods.uncalibrated import factorise
-from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.request import check_keep, check_method, check_runs, check_uncompressed
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.planner import factorise
+from tnlib_adapters.compression.request import (
+    Progress,
+    check_attention,
+    check_keep,
+    check_method,
+    check_runs,
+    check_uncompressed,
+    quiet,
+)
 from tnlib_adapters.compression.sizes import count_attention
-from tnlib_adapters.factors.attention_factors import expand
+from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import Projections
 
 
@@ -81,28 +87,30 @@ def compare(
     for method in methods:
         check_method("compare", method)
     check_uncompressed("compare", checkpoint)
+    check_attention("compare", checkpoint)
     for method in methods:
         check_runs("compare", checkpoint, method)
     originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
     candidates = [Candidate(name, name, functools.partial(factorise, checkpoint, name)) for name in methods or METHODS]
     measure = functools.partial(_measure, checkpoint, originals)
-    rows, refused = try_all(checkpoint, candidates, keeps, measure, progress)
+    rows, refused = run_trials(checkpoint, candidates, keeps, measure, progress)
     if not rows:
         reasons = "; ".join(f"{trial}: {reason.rstrip('.')}" for trial, reason in refused.items())
         raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
     return Comparison(rows, refused)
 
 
-def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], tried: Tried) -> list[Row]:
+def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], trial: Trial) -> list[Row]:
     """Return one row per layer."""
-    seconds = (tried.factorising + tried.planning) / checkpoint.n_layers
+    seconds = (trial.factorising + trial.planning) / checkpoint.n_layers
     rows, numbers = [], count_attention(checkpoint)
-    for layer, (before, pieces) in enumerate(zip(originals, tried.plan.layers, strict=True)):
-        after = before.updated(expand(pieces, checkpoint.sizes))
+    modules = checkpoint.wiring.attention_modules
+    for layer, (before, module) in enumerate(zip(originals, modules, strict=True)):
+        after = before.updated(expand(trial.plan.matrices[module], checkpoint.sizes))
         original, compressed = (
             as_attention(projections, checkpoint.sizes, scale=1.0) for projections in (before, after)
         )  # operators exclude the score scale
         _, qk, ov = compare_layer(layer, original, compressed)
-        n_after = tried.plan.layer_numbers[layer]
-        rows.append(Row(tried.name, tried.keep, layer, qk, ov, numbers[layer], n_after, seconds))
+        n_after = trial.plan.numbers[module]
+        rows.append(Row(trial.name, trial.keep, layer, qk, ov, numbers[layer], n_after, seconds))
     return rows

@@ -3,33 +3,128 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.calibrate import factorise_calibrated
 from tnlib_adapters.compression.calibration.text import hold_out
-from tnlib_adapters.compression.calibration.whitening import factorise_whitened, inputs_of_text
-from tnlib_adapters.compression.choices import WHITENED
-from tnlib_adapters.compression.compare.rows import Table, grouped, write_rows
-from tnlib_adapters.compression.compare.trials import Candidate, try_all
-from tnlib_adapters.compression.evaluation.error_measures import measure_of_text
-from tnlib_adapters.compression.evaluation.trial_run import Bench, TextRow
-from tnlib_adapters.compression.methods.factorisation import Factorisation
-from tnlib_adapters.compression.methods.uncalibrated import factorise
-from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.request import check_keep, check_reads_text, check_runs, check_uncompressed
+from tnlib_adapters.compression.calibration.whitening import inputs_of_text
+from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
+from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running
+from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
+from tnlib_adapters.compression.methods.table import TABLE, WITH_TEXT, resolve
+from tnlib_adapters.compression.planner import factorise
+from tnlib_adapters.compression.request import (
+    Progress,
+    check_attention,
+    check_keep,
+    check_reads_text,
+    check_runs,
+    check_uncompressed,
+    quiet,
+)
+from tnlib_adapters.compression.sizes import attention_tensors, plain_bytes, round_weights, stored_bytes
+from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.factors.expansion import expand
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.files.tensor_file import STORED_AS
 
-# each row's name -> the method whose name selects it
-ROWS = {
-    **{name: method for method in WHITENED for name in (method, f"{method}, whitened")},
-    "calibrated": "calibrated",
-}
-# plain rounding of all weights, the baseline of every method: name -> bits
+Matrices = Mapping[str, Sequence[FactoredMatrix]]
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One method at one fraction, measured on held-out text.
+
+    `error` is 1 - the mean cosine similarity, or the divergence in nats per token; `worst` is the largest error of a
+    single text, for embedding models. Bytes are of the attention alone, with factors in the dtype of the weights and in
+    int8.
+    """
+
+    method: str
+    keep: float
+    kept: float
+    n_bytes: int
+    error: float
+    worst: float | None
+    n_bytes_int8: int
+    error_int8: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The source of a comparison, and the held-out text that factors and rounded weights are measured on."""
+
+    source: SourceModel
+    text: str
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The source on disk."""
+        return self.source.checkpoint
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the attention in the original."""
+        return stored_bytes(self.checkpoint)[0]["attention"]
+
+    def rounded(self, name: str, bits: int) -> TextRow:
+        """Return the row of plain rounding of all weights, with one scale per output."""
+        started = time.perf_counter()
+        model = round_weights(self.source.copy(), bits=bits)
+        evaluation = evaluate_running(self.source.original, model, self.text)
+        size = plain_bytes(self.checkpoint, bits=bits)
+        worst = None if evaluation.cosine is None else 1 - float(evaluation.cosine.min())
+        return TextRow(
+            name, 1.0, 1.0, size, evaluation.error, worst, size, evaluation.error, time.perf_counter() - started
+        )
+
+    def measure(self, trial: Trial, factorising: float) -> TextRow:
+        """Return the row of a trial, with factors as stored and in int8; `factorising` is its share of seconds."""
+        plan = trial.plan
+        matrices = [matrix for own in plan.matrices.values() for matrix in own]
+        width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
+        fixed = width * sum(part.fixed for part in trial.factorisation.parts.values())
+        stored = [matrix.parts(in_int8=True) for matrix in matrices]
+        evaluation = self._run(plan.matrices)
+        rounded = self._run({module: [matrix.rounded() for matrix in own] for module, own in plan.matrices.items()})
+        return TextRow(
+            method=trial.name,
+            keep=trial.keep,
+            kept=plan.kept,
+            n_bytes=fixed + width * sum(a.size for matrix in matrices for a in matrix.arrays.values()),
+            error=evaluation.error,
+            worst=None if evaluation.cosine is None else 1 - float(evaluation.cosine.min()),
+            n_bytes_int8=fixed
+            + sum(a.nbytes if is_own else width * a.size for arrays in stored for a, is_own in arrays.values()),
+            error_int8=rounded.error,
+            seconds=factorising + trial.planning,
+        )
+
+    def _run(self, matrices: Matrices) -> Evaluation:
+        from tnlib_adapters.instrument.layer_fit import install
+
+        model = self.source.copy()
+        for layer, module in enumerate(self.checkpoint.wiring.attention_modules):
+            projections = self.checkpoint.projections(layer).updated(expand(matrices[module], self.checkpoint.sizes))
+            install(model, layer, projections)
+        return evaluate_running(self.source.original, model, self.text)
+
+
+# baselines, all weights rounded: name -> bits
 ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
+
+
+def comparison_rows() -> dict[str, str]:
+    """Return the name of every row of a comparison with the method that it measures."""
+    both = [name for name, method in WITH_TEXT.items() if method.calibration != "required"]
+    rows = {name: method for method in both for name in (method, f"{method}, whitened")}
+    return rows | {name: name for name in WITH_TEXT if name not in both}
 
 
 @dataclass(frozen=True)
@@ -43,12 +138,12 @@ class TextComparison:
 
     @property
     def rounded(self) -> list[TextRow]:
-        """The rows of plain rounding."""
+        """Rows of the rounded weights."""
         return [row for row in self.rows if row.method in ROUNDED]
 
     @property
     def by_method(self) -> dict[str, list[TextRow]]:
-        """The other rows by method, sorted by numbers kept."""
+        """Rows of the methods, sorted by numbers kept."""
         names = dict.fromkeys(row.method for row in self.rows if row.method not in ROUNDED)
         return {
             name: sorted((row for row in self.rows if row.method == name), key=lambda row: row.kept) for name in names
@@ -79,24 +174,24 @@ def compare_on_text(
     methods: Sequence[str] = (),
     progress: Progress = quiet,
 ) -> TextComparison:
-    """Measure the methods of `ROWS`, or some of them, at several fractions; a tenth of the text is held out.
+    """Measure methods that use calibration data at several fractions; a tenth of the text is held out.
 
     Raises
     ------
     ArgumentError
         If a fraction or a method is invalid, the text is too short, or the model cannot be calibrated.
     """
-    from tnlib_adapters.instrument.running_model import open_running
-
     for keep in keeps:
         check_keep("compare", keep)
+    known = dict.fromkeys(comparison_rows().values())
     for method in methods:
-        if method not in ROWS.values():
+        if method not in known:
             raise ArgumentError(
-                f"compare: with calibrate, method must be one of {', '.join(dict.fromkeys(ROWS.values()))}, got "
-                f"{method!r}; choose one of them, or leave calibrate out."
+                f"compare: with calibrate, method must be one of {', '.join(known)}, got {method!r}; choose one of "
+                "them, or leave calibrate out."
             )
     check_uncompressed("compare", checkpoint)
+    check_attention("compare", checkpoint)
     check_reads_text("compare", checkpoint)
     for method in methods:  # raises for a requested method; others are skipped later
         check_runs("compare", checkpoint, method)
@@ -105,33 +200,34 @@ def compare_on_text(
         raise ArgumentError(
             "compare: the text of calibrate must have at least ten lines, because a tenth is held out; add text."
         )
-    folder = checkpoint.folder.path
-    bench = Bench(checkpoint, open_running(folder), open_running(folder), held_out)
+    source = SourceModel(checkpoint)
+    bench = Bench(source, held_out)
     candidates = [
         candidate
-        for candidate in _candidates(checkpoint, calibration_text, progress)
+        for candidate in _candidates(source, calibration_text, progress)
         if not methods or candidate.method in methods
     ]
-    rows, refused = try_all(
-        checkpoint, candidates, keeps, lambda tried: [bench.measure(tried, tried.factorising / len(keeps))], progress
+    rows, refused = run_trials(
+        checkpoint, candidates, keeps, lambda trial: [bench.measure(trial, trial.factorising / len(keeps))], progress
     )
     rounded = [bench.rounded(name, bits) for name, bits in ROUNDED.items()]
     return TextComparison(measure_of_text(checkpoint), rounded + rows, refused, bench.bytes_before)
 
 
-def _candidates(checkpoint: Checkpoint, text: str, progress: Progress) -> Iterator[Candidate]:
+def _candidates(source: SourceModel, text: str, progress: Progress) -> Iterator[Candidate]:
     """Yield the candidate of every row."""
+    checkpoint = source.checkpoint
 
     @functools.cache
     def inputs() -> dict[str, Array]:
-        return inputs_of_text(checkpoint, text, progress)
+        return inputs_of_text(checkpoint, text, progress, source=source)
 
     def make(name: str, method: str, report: Progress) -> Factorisation:
-        if method == "calibrated":
-            return factorise_calibrated(checkpoint, text, report)
-        if name == method:
-            return factorise(checkpoint, method, report)
-        return factorise_whitened(checkpoint, method, inputs(), report)
+        row = TABLE[method]
+        if row.unit == "model":
+            factorisation: Factorisation = resolve(row.factorise)(checkpoint, text, report, source=source)
+            return factorisation
+        return factorise(checkpoint, method, report, inputs=None if name == method else inputs())
 
-    for name, method in ROWS.items():
+    for name, method in comparison_rows().items():
         yield Candidate(name, method, functools.partial(make, name, method))

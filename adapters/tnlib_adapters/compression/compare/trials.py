@@ -1,29 +1,29 @@
-"""Run candidate methods at several fractions and record refusals with their reasons."""
+"""Trials of candidate methods at several fractions: rows for CSV and terminal, and refusals with reasons."""
 
 from __future__ import annotations
 
+import csv
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
 
 from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.methods.factorisation import Factorisation
-from tnlib_adapters.compression.plan import Plan
-from tnlib_adapters.compression.progress import Progress
-from tnlib_adapters.compression.request import check_runs
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
+from tnlib_adapters.compression.request import Progress, check_runs
 
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A row name, fraction, factorisation and plan, with the seconds of both."""
 
     name: str
     keep: float
-    found: Factorisation
+    factorisation: Factorisation
     plan: Plan
     factorising: float
     planning: float
@@ -38,11 +38,11 @@ class Candidate:
     factorise: Callable[[Progress], Factorisation]
 
 
-def try_all(
+def run_trials(
     checkpoint: Checkpoint,
     candidates: Iterable[Candidate],
     keeps: Sequence[float],
-    measure: Callable[[Tried], Sequence[Row]],
+    measure: Callable[[Trial], Sequence[Row]],
     progress: Progress,
 ) -> tuple[list[Row], dict[str, str]]:
     """Factorise by every candidate, measure at every fraction, and return the rows and reasons for missing ones."""
@@ -66,7 +66,7 @@ def try_all(
                 refused[f"{candidate.name} at {keep:g}"] = _reason(problem)
                 continue
             rows += measure(
-                Tried(candidate.name, keep, factorisation, plan, factorising, time.perf_counter() - started)
+                Trial(candidate.name, keep, factorisation, plan, factorising, time.perf_counter() - started)
             )
     return rows, refused
 
@@ -77,3 +77,24 @@ def _named(progress: Progress, name: str) -> Progress:
 
 def _reason(problem: ArgumentError) -> str:
     return str(problem).partition(": ")[2]  # drop the function name
+
+
+Table = tuple[str, list[str], list[list[list[str]]]]  # title, columns, groups of rows of cells
+
+
+def write_rows(file: Path, kind: type, rows: Sequence[Any]) -> None:
+    """Write one line per row, with a header of field names."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow([field.name for field in fields(kind)])
+        writer.writerows(astuple(row) for row in rows)
+
+
+def grouped(
+    rows: Sequence[Row], group: Callable[[Row], Hashable], cells: Callable[[Row], list[str]]
+) -> list[list[list[str]]]:
+    """Return the cells of all rows by group, groups in order of first appearance."""
+    groups: dict[Hashable, list[list[str]]] = {}
+    for row in rows:
+        groups.setdefault(group(row), []).append(cells(row))
+    return list(groups.values())

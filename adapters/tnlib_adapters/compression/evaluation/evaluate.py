@@ -1,8 +1,9 @@
-"""Evaluate two checkpoints on a text: cosine similarity of embeddings, or perplexity and divergence."""
+"""Evaluation of a model: outputs of two checkpoints on a text, and the task of a built-in model."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,15 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
-from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.request import check_reads_text
+from tnlib_adapters.compression.methods.factorisation import Forecast
+from tnlib_adapters.compression.methods.other_matrices import names_of
+from tnlib_adapters.compression.request import Progress, check_reads_text, quiet
+from tnlib_adapters.compression.sizes import round_weights
+from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.data.repeats import repeated_segments
+from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
@@ -107,10 +113,11 @@ def evaluate_running(before: RunningModel, after: RunningModel, text: str, progr
     """Compare two models in memory on a text."""
     import torch
 
-    if before.row is not after.row or before.sizes != after.sizes:
+    if before.wiring.model_type != after.wiring.model_type or before.sizes != after.sizes:
         raise ArgumentError(
-            f"evaluate: both checkpoints must be of one architecture and size, got {before.row.model_type} with "
-            f"{before.sizes} and {after.row.model_type} with {after.sizes}; compare a model with its own compression."
+            f"evaluate: both checkpoints must be of one architecture and size, got {before.wiring.model_type} with "
+            f"{before.sizes} and {after.wiring.model_type} with {after.sizes}; compare a model with its own "
+            "compression."
         )
     batches = before.batches(text)
     if not batches:
@@ -136,3 +143,53 @@ def evaluate_running(before: RunningModel, after: RunningModel, text: str, progr
         return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
     loss_before, loss_after, divergence = (sums / n_predicted).tolist()
     return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
+
+
+_SEQUENCES = 200
+
+
+def _loss_on_repeats(checkpoint: Checkpoint) -> float:
+    """Return the loss in nats on the predictable part of held-out sequences."""
+    tokens, repeated = repeated_segments(_SEQUENCES, rng=np.random.default_rng(2_000_000))
+    return loss(checkpoint, tokens, repeated)
+
+
+# model type -> (label, measure)
+_MEASURES: Mapping[str, tuple[str, Callable[[Checkpoint], float]]] = {
+    "tnlib_attention_only": ("loss on repeated segments (nats)", _loss_on_repeats),
+}
+
+
+def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
+    """Return named measures of both checkpoints; {} if the model is not built in."""
+    if before.wiring.model_type not in _MEASURES:
+        return {}
+    name, measure = _MEASURES[before.wiring.model_type]
+    return {f"{name}, before": measure(before), f"{name}, after": measure(after)}
+
+
+@dataclass(frozen=True)
+class OnText:
+    """Outputs of the compressed model, and of the original rounded to int8, compared with the original on a text."""
+
+    after: Evaluation
+    rounded: Evaluation
+
+    def measures(self, forecast: Forecast) -> dict[str, float]:
+        """Return the measures of the compressed model by name, and their predictions."""
+        values = {f"{name}, on held-out text": value for name, value in self.after.measures().items()}
+        if forecast.error is not None:
+            name, value = (
+                ("divergence", forecast.error) if self.after.cosine is None else ("cosine", 1 - forecast.error)
+            )
+            values[f"{name}, predicted without the fit"] = value
+        return values
+
+
+def measure_on_text(source: SourceModel, after: Checkpoint, what: str, text: str, progress: Progress) -> OnText:
+    """Evaluate the compressed checkpoint, and the source with the compressed part in int8, against the source."""
+    from tnlib_adapters.instrument.running_model import open_running
+
+    compressed = evaluate_running(source.original, open_running(after.folder.path), text, progress)
+    rounded = round_weights(source.copy(), what, names_of(source.checkpoint, what))
+    return OnText(compressed, evaluate_running(source.original, rounded, text, progress))

@@ -1,15 +1,28 @@
-"""Relative errors of the QK and OV operators between two layers, biases included."""
+"""Relative errors of factors: of the QK and OV operators between two layers, biases included, and of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from tnlib import LowRank
+from tnlib._typing import Array
 from tnlib.linalg.thin_svd import product_svd
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.compression.report.report import HeadReport
+from tnlib_adapters.attention.layer_arguments import per_head
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
+from tnlib_adapters.compression.report.report import HeadReport, LayerReport
+from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.write import is_rewritten
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.projections import Projections, Sizes
+
+_NO_BIASES: dict[str, Any] = dict.fromkeys(("b_Q", "b_K", "b_V", "b_O"))
 
 
 def compare_layer(
@@ -19,11 +32,12 @@ def compare_layer(
     kept: Sequence[tuple[int | None, int | None]] | None = None,
 ) -> tuple[list[HeadReport], float, float]:
     """Return the report of every head, and the errors over all QK and over all OV operators of the layer."""
+    before, after = before.numerator(), after.numerator()  # without the divisions by norms inside the attention
     heads, totals = [], np.zeros((2, 2))  # (qk, ov) x (squared difference, squared norm)
     for head in range(before.n_heads):
         errors, spectra = [], []
         for kind in (0, 1):
-            a, b = (attention.ov(head) if kind else _qk(attention, head) for attention in (before, after))
+            a, b = (attention.ov(head) if kind else attention.qk(head, 0) for attention in (before, after))
             spectrum = product_svd(a.left.astype(np.float64), a.right.astype(np.float64))[1]  # product exceeds float32
             difference, size = _difference(a, b), float(np.linalg.norm(spectrum))
             totals[kind] += difference**2, size**2
@@ -36,12 +50,93 @@ def compare_layer(
     return heads, qk, ov
 
 
-def _qk(layer: Attention, head: int) -> LowRank:
-    """Return the QK operator, at distance 0 if it depends on distance, without the divisions by head norms."""
-    return (layer if layer.head_norm is None else layer.numerator()).qk(head, distance=0)
-
-
 def _difference(a: LowRank, b: LowRank) -> float:
     """Return norm(a - b) from the stacked factors, without cancellation for close operators."""
     left = np.concatenate([a.left, -b.left], axis=1, dtype=np.float64)
     return LowRank(left, np.concatenate([a.right, b.right], dtype=np.float64)).norm()
+
+
+def compare_attention(
+    before: Checkpoint, after: Checkpoint, plan: Plan, progress: Progress
+) -> tuple[list[LayerReport], list[HeadReport], list[float]]:
+    """Return the reports of layers and heads, and the squared relative errors of the blocks of attention."""
+    layers, heads, squares, numbers = [], [], list[float](), count_attention(before)
+    for layer, module in enumerate(before.wiring.attention_modules):
+        progress("measuring errors", layer, before.n_layers)
+        matrices = plan.matrices.get(module, ())
+        # scale, rotary embeddings, head norms and attention that is not compressed are copied: equal in OUT
+        old = (before if matrices else after).projections(layer)
+        compressed = after.attention(layer)
+        original = replace(compressed, **(_NO_BIASES | per_head(old, before.sizes)))
+        reports, qk, ov = compare_layer(layer, original, compressed, _ranks(matrices, before.sizes.n_heads))
+        if plan.forecast.measure == RELATIVE:
+            squares += _squared_errors(reports, old, after.projections(layer), matrices, before.sizes)
+        worst = max(max(head.qk_error, head.ov_error) for head in reports)
+        n_after = plan.numbers.get(module, numbers[layer])
+        layers.append(LayerReport(layer, qk, ov, worst, numbers[layer], n_after))
+        heads += reports
+    progress("measuring errors", before.n_layers, before.n_layers)
+    return layers, heads, squares
+
+
+def _ranks(matrices: Sequence[FactoredMatrix], n_heads: int) -> list[tuple[int | None, int | None]]:
+    """Return each query head's QK and OV rank if the factors are per head, else None."""
+    ranks: dict[str, list[int | None]] = {"qk": [None] * n_heads, "vo": [None] * n_heads}
+    for matrix in matrices:
+        if matrix.ranks:
+            ranks[matrix.of] = [rank for rank in matrix.ranks for _ in range(n_heads // len(matrix.ranks))]
+    return list(zip(ranks["qk"], ranks["vo"], strict=True))
+
+
+def root_mean_square(squares: Sequence[float]) -> float | None:
+    """Return the root mean square over blocks of the relative error, which a plan without text predicts, or None.
+
+    A block is a unit of truncation: the operators of a head, or the weights that a factored matrix replaces.
+    """
+    return float(np.sqrt(np.mean(squares))) if squares else None
+
+
+def _squared_errors(
+    heads: Sequence[HeadReport], old: Projections, new: Projections, matrices: Sequence[FactoredMatrix], sizes: Sizes
+) -> list[float]:
+    """Return the squared relative error of every block of one layer's attention."""
+    squares, n_shared = list[float](), sizes.n_heads // sizes.kv_heads
+    for matrix in matrices:
+        if matrix.kind == "heads":
+            groups = [heads[start : start + n_shared] for start in range(0, sizes.n_heads, n_shared)]
+            squares += [_of_group(group, matrix.of) for group in groups]
+        else:
+            squares.append(_of_weights(old.weights, new.weights, matrix.of))
+    return squares
+
+
+def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan, in_int8: bool) -> list[float]:
+    """Return the squared relative errors of the weights outside the attention, 0 for those that are copied."""
+    squares, layers = [], before.wiring.attention_modules
+    for module, matrices in plan.matrices.items():
+        if module in layers:
+            continue
+        if not any(is_rewritten(matrix, in_int8) for matrix in matrices):
+            squares.append(0.0)
+            continue
+        original, compressed = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (before, after))
+        squares.append(_of_weights(original, compressed, [module]))
+    return squares
+
+
+def _of_group(heads: Sequence[HeadReport], operator: str) -> float:
+    """Return the squared relative error of the operators of all query heads of one key and value head."""
+    errors = [(h.qk_error, h.qk_spectrum) if operator == "qk" else (h.ov_error, h.ov_spectrum) for h in heads]
+    sizes = np.array([np.linalg.norm(spectrum) for _, spectrum in errors])
+    largest = float(sizes.max())
+    if largest == 0:
+        return 0.0
+    shares = (sizes / largest) ** 2
+    return float(np.sum([error**2 for error, _ in errors] * shares) / np.sum(shares))
+
+
+def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], names: Sequence[str]) -> float:
+    """Return the squared relative error of these weights, concatenated."""
+    size = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64)) for name in names])
+    distance = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64) - new[name]) for name in names])
+    return float((distance / size) ** 2) if size > 0 else 0.0

@@ -1,7 +1,7 @@
+from .factorisation import Factorised as Factorised
 from .table import METHODS as METHODS
-from .table import REFUSE as REFUSE
-from .table import TURNED as TURNED
-from .table import UNPREDICTED as UNPREDICTED
-from .table import Factorised as Factorised
+from .table import TABLE as TABLE
+from .table import Method as Method
+from .table import register as register
 
 __all__: list[str]

@@ -1,62 +1,139 @@
-"""One factorisation of a checkpoint, and the factors of every size that it holds."""
+"""Factorisation of a checkpoint: its weights at every size, the plan of one size, and the predicted error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve, allocate, frontier, lost_by, smallest, spent_by
-from tnlib_adapters.compression.evaluation.error_measures import RELATIVE, Forecast
-from tnlib_adapters.compression.methods.table import Factorised
-from tnlib_adapters.compression.plan import Plan
-from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.factors.attention_factors import Piece
+from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
-_POINTS = 200  # of a curve that is drawn
+# error measures: without a text the root mean square over blocks, see `root_mean_square`; with one, of model outputs
+RELATIVE = "relative error"
+COSINE = "1 - cosine"
+DIVERGENCE = "divergence (nats a token)"
 
-Fit = Callable[[Sequence[Sequence[int]]], list[list[Piece]]]  # options of every layer, every module -> their pieces
+
+def measure_of_text(checkpoint: Checkpoint) -> str:
+    """Return the error measure of this model on a text: of its predictions, or of its embeddings if it has none."""
+    return COSINE if checkpoint.wiring.unembedding is None else DIVERGENCE
 
 
 @dataclass(frozen=True)
-class Factorisation:
-    """All layers of a checkpoint, factorised; any fraction can be planned from it.
+class Forecast:
+    """Error that a factorisation predicts, at one size and along its whole curve, without fine-tuning.
+
+    Parameters
+    ----------
+    measure
+        Error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`.
+    error
+        At the chosen size; None if the method cannot predict it before the fit.
+    kept, errors
+        The curve: fractions of the numbers, ascending, and errors.
+    """
+
+    measure: str = RELATIVE
+    error: float | None = None
+    kept: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Factored matrices within a budget of numbers.
 
     Parameters
     ----------
     method
-        What it was factorised by.
-    layers
-        The attention of every layer.
+        Name of the method.
+    matrices
+        Module path -> the factored matrices that replace its weights; modules that are not compressed are absent.
     n_before
-        Numbers of all that is compressed, as it came.
-    measure
-        What an error is.
-    foretells
-        Whether the errors of its blocks say what the measure will be.
-    modules
-        Matrices outside the attention, in the same budget.
-    fit
-        What mends the factors once their sizes are chosen; None: nothing does.
+        Numbers of the compressed part in the source.
+    numbers
+        Module path -> stored numbers, of factors and biases.
+    forecast
+        Predicted error of these factors, and of other sizes.
     """
 
     method: str
-    layers: Sequence[Factorised]
+    matrices: Mapping[str, Sequence[FactoredMatrix]]
+    n_before: int
+    numbers: Mapping[str, int]
+    forecast: Forecast = field(default_factory=Forecast)
+
+    @property
+    def n_after(self) -> int:
+        """Numbers stored for the compressed part."""
+        return sum(self.numbers.values())
+
+    @property
+    def kept(self) -> float:
+        """Fraction of the numbers that is stored."""
+        return self.n_after / self.n_before
+
+
+_POINTS = 200  # of a drawn curve
+
+Fit = Callable[[Sequence[Sequence[int]]], list[list[FactoredMatrix]]]  # options of every part -> its matrices
+
+
+class Factorised(Protocol):
+    """Factorised attention of a layer, or weight of another module."""
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        """Stored numbers and error of each block at each of its options."""
+
+    @property
+    def fixed(self) -> int:
+        """Numbers stored at every size: biases that are not among the factors."""
+
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the factors at one option per block."""
+
+
+@dataclass(frozen=True)
+class Factorisation:
+    """Factorised weights of a checkpoint, from which a plan of any size is made.
+
+    Parameters
+    ----------
+    method
+        Name of the method.
+    parts
+        Attention modules and other modules by their path, all under one budget.
+    n_before
+        Numbers of the compressed part in the source.
+    measure
+        Error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`.
+    predicts_error
+        True if the errors of the blocks predict the measure.
+    fit
+        Function that fits the factors of the chosen sizes on calibration data, or None.
+    """
+
+    method: str
+    parts: Mapping[str, Factorised]
     n_before: int
     measure: str = RELATIVE
-    foretells: bool = True
-    modules: Sequence[Factorised] = ()
+    predicts_error: bool = True
     fit: Fit | None = None
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
         """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
-        return self.at(self.choose(keep), progress)
+        return self.plan_of(self.choose(keep), progress)
 
     def choose(self, keep: float) -> list[int]:
-        """Return an option for every block of every layer that makes the most of a fraction `keep` of the numbers.
+        """Return the option of every block with the least sum of errors within a fraction `keep` of the numbers.
 
         Raises
         ------
@@ -75,22 +152,22 @@ class Factorisation:
                 f"got {keep}; below it not even the smallest factors fit."
             )
         spent = self._spent(choice)
-        if spent < least and lost_by(curves, choice) > 0:  # with nothing lost, fewer numbers are no fault
+        if spent < least and lost_by(curves, choice) > 0:  # fewer numbers without loss are fine
             raise ArgumentError(
                 f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
-                f"below it is {_rounded_up(spent / self.n_before)}; ask for that, or use another method."
+                f"below it is {_rounded_up(spent / self.n_before)}; pass that, or use another method."
             )
         return choice
 
     def select(self, keep: float | None, max_error: float | None) -> list[int]:
         """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).
 
-        Only what `foretells` can be within an error.
+        `max_error` needs `predicts_error`.
 
         Raises
         ------
         ArgumentError
-            If no allocation meets what is asked for.
+            If no allocation meets both.
         """
         limit = 1.0 if keep is None else keep
         if max_error is None:
@@ -107,71 +184,61 @@ class Factorisation:
         return choice
 
     def forecast(self, lost: float) -> Forecast:
-        """Return the error that a sum of losses stands for, and the curve."""
-        if not self.foretells:
+        """Return the predicted error for a sum of losses, and the curve."""
+        if not self.predicts_error:
             return Forecast(self.measure)
         curve = frontier(self._curves)
         kept = (curve.costs + self._fixed) / self.n_before
         inside = np.flatnonzero(kept <= 1)
         wanted = np.linspace(kept[0], kept[inside[-1]], _POINTS) if len(inside) else np.zeros(0)
         chosen = np.unique(np.searchsorted(kept, wanted))
-        errors = tuple(self._error(one) for one in curve.errors[chosen].tolist())
+        errors = tuple(self._error(losses) for losses in curve.errors[chosen].tolist())
         return Forecast(self.measure, self._error(lost), tuple(kept[chosen].tolist()), errors)
 
-    def at(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
-        """Return the factors at one option of every block, fitted where there is a fit."""
-        options, pieces = self.by_part(choice), list[list[Piece]]()
+    def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
+        """Return the factors for one option per block, fitted if there is a fit."""
+        options, matrices_of_parts = self.by_part(choice), list[list[FactoredMatrix]]()
         if self.fit is None:
-            for done, (one, own) in enumerate(zip(self._parts, options, strict=True)):
+            for done, (part, own) in enumerate(zip(self.parts.values(), options, strict=True)):
                 progress("choosing factors", done, len(options))
-                pieces.append(one.pieces(own))
+                matrices_of_parts.append(part.matrices(own))
             progress("choosing factors", len(options), len(options))
         else:
-            pieces = self.fit(options)
-        layers, modules = pieces[: len(self.layers)], pieces[len(self.layers) :]
-        return Plan(
-            method=self.method,
-            layers=layers,
-            n_before=self.n_before,
-            layer_numbers=_numbers(self.layers, layers),
-            forecast=self.forecast(lost_by(self._curves, choice)),
-            modules=[piece for pieces in modules for piece in pieces],
-            module_numbers=sum(_numbers(self.modules, modules)),
-        )
+            matrices_of_parts = self.fit(options)
+        matrices = {
+            module: [replace(matrix, module=module) for matrix in own]
+            for module, own in zip(self.parts, matrices_of_parts, strict=True)
+        }
+        numbers = {
+            module: part.fixed + sum(matrix.n_parameters for matrix in matrices[module])
+            for module, part in self.parts.items()
+        }
+        return Plan(self.method, matrices, self.n_before, numbers, self.forecast(lost_by(self._curves, choice)))
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
-        """Return the options of every layer, then of every module, of one of all blocks."""
-        ends = np.cumsum([len(one.curves) for one in self._parts]).tolist()
+        """Split the options of all blocks by part."""
+        ends = np.cumsum([len(part.curves) for part in self.parts.values()]).tolist()
         return [choice[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
     @property
-    def _parts(self) -> tuple[Factorised, ...]:
-        return (*self.layers, *self.modules)
-
-    @property
     def _fixed(self) -> int:
-        return sum(one.fixed for one in self._parts)
+        return sum(part.fixed for part in self.parts.values())
 
     @property
     def _curves(self) -> list[Curve]:
-        return [curve for one in self._parts for curve in one.curves]
+        return [curve for part in self.parts.values() for curve in part.curves]
 
     def _spent(self, choice: Sequence[int]) -> int:
         return self._fixed + spent_by(self._curves, choice)
 
     def _error(self, lost: float) -> float:
-        """Blocks lose their squared relative error; gates the mean square of a change, of which an error is half."""
+        """Return the error of a sum of losses: squared relative errors of blocks, or twice the error of the outputs."""
         return math.sqrt(lost / len(self._curves)) if self.measure == RELATIVE else lost / 2
 
     def _lost_within(self, error: float) -> float:
         return error**2 * len(self._curves) if self.measure == RELATIVE else 2 * error
 
 
-def _numbers(parts: Sequence[Factorised], pieces: Sequence[Sequence[Piece]]) -> list[int]:
-    """Return what every part stores, biases that stay as they are included."""
-    return [one.fixed + sum(piece.n_parameters for piece in own) for one, own in zip(parts, pieces, strict=True)]
-
-
 def _rounded_up(fraction: float) -> str:
-    """Return a fraction in four digits, never less than it is: what is asked for must suffice."""
+    """Return a fraction in four digits, rounded up so that it suffices as `keep`."""
     return f"{math.ceil(fraction * 1e4) / 1e4:.4f}"

@@ -1,30 +1,33 @@
-"""Each head's QK and OV operator truncated as one, with the shared factor of heads that share keys and values."""
+"""Each head's QK and OV operator truncated as one product, with the factor that grouped heads share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.thin_svd import product_svd
+from tnlib.linalg.threads import run_parallel, single_threaded_blas, split_range, thread_count
 from tnlib.linalg.truncation import tail_norms
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.matrices import Matrices
-from tnlib_adapters.compression.methods.parallel_map import parallel_map
-from tnlib_adapters.factors.attention_factors import Piece
+from tnlib_adapters.compression.methods.factorise import PerWeight
+from tnlib_adapters.compression.methods.matrices import TruncatedSVD
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 PAIRS = (("q", "k"), ("v", "o"))
 
 
 class Heads:
-    """The products [W_Q; b_Q] [W_K; b_K]^T and [W_V; b_V] W_O of every head, by singular values.
+    """Truncated SVD of the products [W_Q; b_Q] [W_K; b_K]^T and [W_V; b_V] W_O of every head.
 
-    Query heads that share a key and value head are one product: the queries one below the other times the key, and the
-    value times the outputs side by side, so that the shared factor stays shared. A truncated product is split evenly
-    again, left sqrt(s) and sqrt(s) right, so that each side keeps a size like that of the weights it replaces. A rank
-    of one costs what one of the d_head dimensions costs, so full rank is what the model had.
+    Query heads that share a key and value head are one product: the stacked queries times the key, and the value times
+    the concatenated outputs, so that the shared factor stays shared. A truncated product is split evenly into
+    left sqrt(s) and sqrt(s) right, so that both factors are about as large as the weights they replace. One rank costs
+    as many numbers as one of the d_head dimensions: full rank has the size of the source.
     """
 
     def __init__(self, projections: Projections, sizes: Sizes, pairs: Sequence[tuple[str, str]] = PAIRS) -> None:
@@ -33,20 +36,20 @@ class Heads:
             parallel_map(product_svd, [_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
             for pair in pairs
         ]
-        self.curves = [_curve(one) for operators in self._operators for one in operators]
+        self.curves = [_curve(operator) for operators in self._operators for operator in operators]
         self.fixed = projections.biases["o"].size if "o" in projections.biases else 0
         self._dtype = projections.weights["q"].dtype
 
-    def pieces(self, choice: Sequence[int]) -> list[Piece]:
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors with rank choice[k] for the k-th operator, all of the first pair first."""
         count = len(choice) // len(self._pairs)
         ranks = [tuple(choice[k * count : (k + 1) * count]) for k in range(len(self._pairs))]
         return [
-            self._piece("".join(pair), operators, chosen)
+            self._factored("".join(pair), operators, chosen)
             for pair, operators, chosen in zip(self._pairs, self._operators, ranks, strict=True)
         ]
 
-    def _piece(self, of: str, operators: Sequence[_SVD], ranks: tuple[int, ...]) -> Piece:
+    def _factored(self, of: str, operators: Sequence[_SVD], ranks: tuple[int, ...]) -> FactoredMatrix:
         lefts, rights = [], []
         for (u, s, vh), r in zip(operators, ranks, strict=True):
             root = np.sqrt(s[:r])
@@ -57,27 +60,26 @@ class Heads:
             "left": np.concatenate(lefts, axis=1).astype(self._dtype),
             "right": np.concatenate(rights).astype(self._dtype),
         }
-        return Piece("heads", of, arrays, ranks)
+        return FactoredMatrix("heads", of, arrays, ranks)
 
 
 class ValueHeads:
-    """The products [W_V; b_V] W_O of every head by singular values, W_Q and W_K as matrices.
+    """Truncated SVD of the products [W_V; b_V] W_O of every head, and of W_Q and W_K as matrices.
 
-    For models in which queries and keys are no one product: rotary embeddings turn them before they meet, by every
-    distance differently, so that a basis in which the product at one distance is short is none at the others; and norms
-    divide them.
+    For models with rotary embeddings, whose QK operator depends on the distance so that no basis truncates it at all
+    distances, and for models that normalise queries and keys.
     """
 
     def __init__(self, projections: Projections, sizes: Sizes) -> None:
-        self._matrices = Matrices(projections, sizes, of="qk")
+        self._matrices = PerWeight(projections, lambda _, weight: TruncatedSVD(weight), "qk")
         self._heads = Heads(projections, sizes, PAIRS[1:])
         self.curves = [*self._matrices.curves, *self._heads.curves]
         self.fixed = self._matrices.fixed + self._heads.fixed
 
-    def pieces(self, choice: Sequence[int]) -> list[Piece]:
-        """Return the factors at one option of W_Q, of W_K, and of every key and value head."""
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the factors for one option of W_Q, of W_K, and of every key and value head."""
         count = len(self._matrices.curves)
-        return [*self._matrices.pieces(choice[:count]), *self._heads.pieces(choice[count:])]
+        return [*self._matrices.matrices(choice[:count]), *self._heads.matrices(choice[count:])]
 
 
 _SVD = tuple[Array, Array, Array]
@@ -96,14 +98,14 @@ def _factors(projections: Projections, pair: tuple[str, str], group: int, sizes:
 
 
 def _columns(name: str, group: int, sizes: Sizes) -> list[slice]:
-    """Return where the heads of a projection that share a key and value head lie in the inner dimension."""
+    """Return the inner columns of the heads of a projection that share a key and value head."""
     count = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
     heads = range(group * count, (group + 1) * count)
     return [slice(head * sizes.d_head, (head + 1) * sizes.d_head) for head in heads]
 
 
 def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
-    """Return one head's part of a projection, (d_model, d_head), with its bias, if it has one, as the last row."""
+    """Return one head's part of a projection, (d_model, d_head), with its bias, if any, as the last row."""
     weight = projections.weights[name]
     if name == "o":  # the output bias belongs to the layer, not to a head
         return weight[columns].T
@@ -115,5 +117,31 @@ def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
 def _curve(operator: _SVD) -> Curve:
     u, s, vh = operator
     squares = tail_norms(s) ** 2
-    whole = squares[0] if squares[0] > 0 else 1.0
-    return Curve(np.arange(len(s) + 1) * (len(u) + vh.shape[1]), squares / whole)
+    total = squares[0] if squares[0] > 0 else 1.0
+    return Curve(np.arange(len(s) + 1) * (len(u) + vh.shape[1]), squares / total)
+
+
+def has_rotary_or_norms(checkpoint: Checkpoint) -> bool:
+    """Return True if anything but a product acts between queries and keys: rotary embeddings, or norms."""
+    attention = checkpoint.wiring.layers[0].attention
+    return attention.frequencies(None, "compress") is not None or bool(attention.head_norms)
+
+
+R = TypeVar("R")
+
+
+@single_threaded_blas
+def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
+    """Return function(*a) for every tuple `a` of `arguments`, in their order.
+
+    Several threads of BLAS do not speed up the factorization of a small matrix, and often slow it down; several
+    factorizations in parallel are faster.
+    """
+    results: list[Any] = [None] * len(arguments)
+
+    def work(first: int, last: int) -> None:
+        for k in range(first, last):
+            results[k] = function(*arguments[k])
+
+    run_parallel(work, split_range(len(arguments), thread_count()))
+    return results

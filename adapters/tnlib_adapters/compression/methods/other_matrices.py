@@ -1,7 +1,7 @@
-r"""Feed-forward matrices and embeddings as products of low rank, under one budget with the attention.
+r"""Feed-forward matrices and embeddings as low-rank products, under one budget with the attention.
 
-Their components (`components`) are in the order in which the text misses them, or, without one, of singular values.
-Factors that a fit has moved are stored without what their gauge frees, those of plain methods as they are published.
+Components are ordered by calibration data, or by singular values without a text. Fitted factors are stored without
+gauge freedom, those of the plain methods as published.
 """
 
 from __future__ import annotations
@@ -11,103 +11,122 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.residual_stream import unembedding
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.components import Components, components
-from tnlib_adapters.factors.attention_factors import Piece
+from tnlib_adapters.compression.methods.table import EMBEDDING, FEED_FORWARD
+from tnlib_adapters.factors.expansion import is_embedding, mlp_names, on_rows
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
-from tnlib_adapters.factors.module_factors import is_embedding, mlp_names, on_rows
 
-# of models of masked words, which predict by their embeddings: where BERT and RoBERTa keep the rest of that head
+# tensor names of the heads of BERT and RoBERTa that predict masked tokens by the embeddings
 _MASKED_HEADS = ("cls.predictions.", "lm_head.")
 
 
 def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
-    """Return the modules outside the attention that `what` ("attention", "mlp", "all") means.
+    """Return the modules outside the attention that `what` ("attention", "mlp", "all") selects.
 
-    Embeddings that also make the predictions are one matrix in two roles, and stay; so do those that are scaled when
-    they are looked up.
+    Embeddings are not selected if they also make the predictions, are scaled at look-up, or several modules hold them.
     """
     if what == "attention":
         return []
-    found = mlp_names(checkpoint.architecture, range(checkpoint.n_layers))
-    return [*found, checkpoint.architecture.embeddings[0]] if what == "all" and _has_a_table(checkpoint) else found
+    names = mlp_names(checkpoint.wiring, range(checkpoint.n_layers))
+    with_table = what == "all" and _has_separate_embedding(checkpoint)
+    return [*names, checkpoint.wiring.embedding.table.name] if with_table else names
 
 
-def _has_a_table(checkpoint: Checkpoint) -> bool:
-    """Whether there are embeddings of tokens that make no predictions: a copy may stand where both are one."""
-    row = checkpoint.architecture
-    if row.reads != "tokens" or row.embedding_scale:  # a module of its own kind, that multiplies what it looks up
+def compressed_weights(checkpoint: Checkpoint, what: str) -> set[str]:
+    """Return the tensor names of the weights that `what` selects, without biases."""
+    wiring = checkpoint.wiring
+    layers = () if what == "mlp" else wiring.layers
+    attention = {linear.weight for layer in layers for linear in layer.attention.projections.values()}
+    return attention | {wiring.matrices[name].weight for name in names_of(checkpoint, what)}
+
+
+def _has_separate_embedding(checkpoint: Checkpoint) -> bool:
+    """Return True if there are token embeddings, unscaled, that do not make the predictions."""
+    wiring = checkpoint.wiring
+    embedding = wiring.embedding
+    if wiring.reads != "tokens" or embedding.shared or embedding.scale != 1:  # scaled ones are another class of module
         return False
-    head = unembedding(checkpoint)
-    if head is None and not any(name.startswith(_MASKED_HEADS) for name in checkpoint.folder.tensors):
-        return True
-    return head != row.embeddings[0] and row.get(checkpoint.config, "tie_word_embeddings") is False
+    if wiring.unembedding is None:
+        return not any(name.startswith(_MASKED_HEADS) for name in checkpoint.folder.tensors)
+    return not wiring.unembedding.tied
 
 
 def widest_input(checkpoint: Checkpoint, what: str) -> int:
-    """Return the inputs of the weight of `what` that has the most; tables have none."""
-    row = checkpoint.architecture
+    """Return the largest input width among the weights of `what`, tables excluded."""
     widths = [] if what == "mlp" else [checkpoint.sizes.widths["o"]]
     for name in names_of(checkpoint, what):
-        found = checkpoint.locate(f"{name}.weight")
-        if found is not None and not is_embedding(row, name):
-            widths.append(found.shape[1 if row.stored == "out_in" else 0])
+        weight = checkpoint.locate(f"{name}.weight")
+        if weight is not None and not is_embedding(checkpoint.wiring, name):
+            widths.append(weight.shape[checkpoint.wiring.matrices[name].input_axis])
     return max(widths)
 
 
 class Matrix:
-    """One matrix by its components: ranks as long as they make it smaller, then the matrix as it is."""
+    """A matrix by its components: its factors while smaller than the matrix, then the dense matrix."""
 
-    def __init__(self, name: str, weight: Array, n_bias: int, found: Components, *, gauged: bool = False) -> None:
-        self.name, self.fixed, self.components = name, n_bias, found
+    def __init__(
+        self, name: str, weight: Array, n_bias: int, weight_components: Components, *, gauged: bool = False
+    ) -> None:
+        self.name, self.fixed, self.components = name, n_bias, weight_components
         self._weight, self._gauged = weight, gauged
 
     def weigh(self, losses: Array) -> None:
-        """Take the loss by every component, from gates, in the place of squared singular values."""
+        """Replace squared singular values by losses from gates."""
         self.components = self.components.weighed(losses)
 
     @property
     def curves(self) -> list[Curve]:
-        """What every rank costs and loses, and the matrix itself."""
+        """Curve of all ranks, then of the dense matrix."""
         return [self.components.curve(self._weight.size, gauged=self._gauged)]
 
     @property
     def n_before(self) -> int:
-        """Numbers of the matrix as it came, and of its bias."""
+        """Numbers of the dense matrix and its bias."""
         return self._weight.size + self.fixed
 
-    def pieces(self, choice: Sequence[int]) -> list[Piece]:
-        """Return the factors of rank choice[0], or the matrix, which is the last option."""
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the factors of rank choice[0]; the last option is the dense matrix."""
         return self.packed(self.factors(choice))
 
     def factors(self, choice: Sequence[int]) -> tuple[Array, ...]:
-        """Return the same as matrices to be multiplied, none where the matrix stays as it is."""
+        """Return the factors as matrices to be multiplied; () for the dense matrix."""
         rank = choice[0]
         if rank == len(self.curves[0].costs) - 1:
             return ()
         return self.components.first(rank)
 
-    def packed(self, factors: Sequence[Array]) -> list[Piece]:
-        """Return the piece that holds factors of these shapes."""
+    def packed(self, factors: Sequence[Array]) -> list[FactoredMatrix]:
+        """Return the factored matrix with these factors."""
         if not factors:
-            return [Piece("dense", self.name, {"whole": self._weight})]
+            return [FactoredMatrix("dense", "", {whole_part(""): self._weight})]
         if not self._gauged:
-            return [Piece("low_rank", self.name, self._cast(*factors))]
-        left, right, rows = pack(*(one.astype(np.float64) for one in factors))
-        return [Piece("interpolative", self.name, self._cast(left, right), rows=rows)]
+            return [FactoredMatrix("low_rank", "", self._cast(*factors))]
+        left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
+        return [FactoredMatrix("interpolative", "", self._cast(left, right), rows=rows)]
 
     def _cast(self, left: Array, right: Array) -> dict[str, Array]:
         dtype = self._weight.dtype
         return {"left": left.astype(dtype), "right": right.astype(dtype)}
 
 
-def read_matrix(
-    checkpoint: Checkpoint, name: str, reads: Array | None = None, slopes: Array | None = None, *, fitted: bool = False
-) -> Matrix:
-    """Factorise a module of a checkpoint, by second moments as `components` takes them; `fitted` if a fit follows."""
-    row, bias = checkpoint.architecture, checkpoint.locate(f"{name}.bias")
-    weight = on_rows(row, name, checkpoint.read(f"{name}.weight"))
-    gauged = fitted and not is_embedding(row, name)  # rows of a table are looked up
-    return Matrix(name, weight, 0 if bias is None else bias.size, components(weight, reads, slopes), gauged=gauged)
+def role_of(wiring: Wiring, name: str) -> str:
+    """Return `EMBEDDING` or `FEED_FORWARD`, the role of a module outside the attention."""
+    return EMBEDDING if is_embedding(wiring, name) else FEED_FORWARD
+
+
+def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
+    """Return the weight of a module as (in, out), and the size of its bias."""
+    bias = checkpoint.locate(f"{name}.bias")
+    weight: Array = on_rows(checkpoint.wiring, name, checkpoint.read(f"{name}.weight"))
+    return weight, 0 if bias is None else bias.size
+
+
+def read_matrix(checkpoint: Checkpoint, name: str, reads: Array, slopes: Array) -> Matrix:
+    """Decompose a module's weight into components by second moments of its inputs and of gradients at its output."""
+    weight, n_bias = read_weight(checkpoint, name)
+    gauged = not is_embedding(checkpoint.wiring, name)  # a look-up needs all rows of the left factor
+    return Matrix(name, weight, n_bias, components(weight, reads, slopes), gauged=gauged)

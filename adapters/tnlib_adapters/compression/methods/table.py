@@ -1,51 +1,191 @@
-"""The ways to factorise one layer's attention, each a row of a table.
+"""The compression methods, one row each.
 
-A method factorises a layer once; every budget is then a choice among sizes of what was found, so that a whole
-curve of error against size costs one factorisation.
+A row names the class or function that factorises as "module:name", so that the table is read without numpy. To add a
+method, write one file in this folder and one row below; the command line, the checks of `compress`, comparisons and
+pictures read the row. A method writes factors of existing kinds (`factors.factored_matrix.SHAPES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.head_products import Heads, ValueHeads
-from tnlib_adapters.compression.methods.matrices import Matrices, TTMatrices, refuse_unsplittable
-from tnlib_adapters.compression.methods.tensor_stacks import CPStack, TuckerStack
-from tnlib_adapters.factors.attention_factors import Piece
-from tnlib_adapters.factors.projections import Projections, Sizes
+from tnlib import ArgumentError
 
+ATTENTION, FEED_FORWARD, EMBEDDING = "attention", "feed_forward", "embedding"
+EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING)
+WHITENED_KINDS = ("low_rank", "heads", "tucker", "stack")
 
-class Factorised(Protocol):
-    """One layer's attention, factorised."""
-
-    @property
-    def curves(self) -> Sequence[Curve]:
-        """What each block costs and errs at each of its sizes."""
-
-    @property
-    def fixed(self) -> int:
-        """Numbers that stay as they are at every size: biases that the factors do not hold."""
-
-    def pieces(self, choice: Sequence[int]) -> list[Piece]:
-        """Return the factors at one size per block."""
+Reference = str | Callable[..., Any]  # "module:name", or the object
 
 
-Method = Callable[[Projections, Sizes], Factorised]
+@dataclass(frozen=True)
+class Method:
+    """One compression method.
 
-METHODS: Mapping[str, Method] = {  # where queries and keys meet as they are
-    "heads": Heads,
-    "matrix": Matrices,
-    "ttm": TTMatrices,
-    "tucker": TuckerStack,
-    "cp": CPStack,
-}
+    Parameters
+    ----------
+    name
+        As `compress` and the command line take it.
+    help
+        What it does to a layer, in a few words.
+    color
+        Of its lines in pictures.
+    unit
+        What it factorises: "matrix", one weight at a time; "layer", all projections of an attention layer together;
+        "model", all weights of a model from calibration data.
+    factorise
+        Of unit "matrix": weight (in, out) -> `factorisation.FactorisedMatrix`. Of unit "layer": (`Projections`,
+        `Sizes`) -> `factorisation.Factorised`. Of unit "model": (checkpoint, text, progress, what=, file=,
+        source=) -> `Factorisation`, where `source` is its `SourceModel`.
+    kinds
+        Kinds of the factored matrices that it writes, besides weights that stay as they are.
+    applies_to
+        Weights it factorises: of the attention, of feed-forward layers, of embeddings. Other weights that are
+        compressed beside them are factorised by "matrix".
+    calibration
+        "none": it ignores calibration data. "whitening": it factorises weights times a root of the second moments of
+        their inputs, and the factors are transformed back, which only `WHITENED_KINDS` can be. "weighted": `weighted`
+        takes the moments. "required": it does not run without.
+    weighted
+        Of unit "matrix": (weight, moments of its inputs) -> the same as `factorise`. Of unit "layer", for whitened
+        weights, in place of `factorise`.
+    rotary
+        In place of `factorise` where rotary embeddings or norms act between queries and keys.
+    predicts_error
+        True if the errors of its options are known before a size is chosen.
+    refuse
+        `Sizes` of a model -> the reason why it cannot run, or None.
+    """
 
-TURNED: Mapping[str, Method] = {**METHODS, "heads": ValueHeads}  # where they are turned or normed before they meet
+    name: str
+    help: str
+    color: str
+    unit: Literal["matrix", "layer", "model"]
+    factorise: Reference
+    kinds: tuple[str, ...]
+    applies_to: tuple[str, ...] = (ATTENTION,)
+    calibration: Literal["none", "whitening", "weighted", "required"] = "none"
+    weighted: Reference | None = None
+    rotary: Reference | None = None
+    predicts_error: bool = True
+    refuse: Reference | None = None
 
-# method -> the reason why a model of these sizes cannot run it, or None
-REFUSE: Mapping[str, Callable[[Sizes], str | None]] = {"ttm": refuse_unsplittable}
+    def __post_init__(self) -> None:
+        if self.calibration == "whitening" and not set(self.kinds) <= set(WHITENED_KINDS):
+            raise ArgumentError(
+                f"Method: kinds of a whitened method must be among {', '.join(WHITENED_KINDS)}, got {self.kinds}; use "
+                "calibration 'weighted' or 'none'."
+            )
 
-# methods whose error is not known before they have fitted
-UNPREDICTED = ("cp",)
+    def reason_to_refuse(self, sizes: Any) -> str | None:
+        """Return why a model of these sizes cannot be compressed by this method, or None."""
+        reason: str | None = None if self.refuse is None else resolve(self.refuse)(sizes)
+        return reason
+
+
+def resolve(reference: Reference) -> Any:
+    """Return the object that a row names."""
+    return pkgutil.resolve_name(reference) if isinstance(reference, str) else reference
+
+
+_HERE = "tnlib_adapters.compression"
+
+TABLE: dict[str, Method] = {}
+
+
+def register(method: Method) -> Method:
+    """Add a row; a row of the same name is replaced."""
+    TABLE[method.name] = method
+    return method
+
+
+for _row in (
+    Method(
+        name="calibrated",
+        help="the components of each weight that matter to the output, then a fit of every layer",
+        color="#00602b",
+        unit="model",
+        factorise=f"{_HERE}.calibration.calibrate:factorise_calibrated",
+        kinds=("interpolative", "low_rank"),
+        applies_to=EVERYWHERE,
+        calibration="required",
+    ),
+    Method(
+        name="heads",
+        help="each head's QK and OV operator as one",
+        color="#8064a2",
+        unit="layer",
+        factorise=f"{_HERE}.methods.head_products:Heads",
+        rotary=f"{_HERE}.methods.head_products:ValueHeads",
+        kinds=("heads", "low_rank"),
+        calibration="whitening",
+    ),
+    Method(
+        name="matrix",
+        help="each weight matrix",
+        color="#0072b2",
+        unit="matrix",
+        factorise=f"{_HERE}.methods.matrices:TruncatedSVD",
+        kinds=("low_rank",),
+        applies_to=EVERYWHERE,
+        calibration="whitening",
+    ),
+    Method(
+        name="ttm",
+        help="each weight matrix as a TT-matrix of two cores",
+        color="#e69f00",
+        unit="matrix",
+        factorise=f"{_HERE}.methods.matrices:TruncatedTTMatrix",
+        weighted=f"{_HERE}.methods.matrices:WeightedTTMatrix",
+        kinds=("ttm",),
+        applies_to=(ATTENTION, FEED_FORWARD),
+        calibration="weighted",
+        refuse=f"{_HERE}.methods.matrices:refuse_unsplittable",
+    ),
+    Method(
+        name="tucker",
+        help="each layer as one array (projection, head, d_model, d_head), by a truncated higher-order SVD",
+        color="#c0504d",
+        unit="layer",
+        factorise=f"{_HERE}.methods.tensor_stacks:TuckerStack",
+        weighted=f"{_HERE}.methods.tensor_stacks:SharedBases",
+        kinds=("tucker", "stack", "low_rank"),
+        calibration="whitening",
+    ),
+    Method(
+        name="cp",
+        help="the array of tucker as a sum of rank-one components",
+        color="#4d4d4d",
+        unit="layer",
+        factorise=f"{_HERE}.methods.tensor_stacks:CPStack",
+        kinds=("cp", "stack"),
+        predicts_error=False,
+    ),
+):
+    register(_row)
+
+
+@dataclass(frozen=True)
+class Rows(Mapping[str, Method]):
+    """The rows that pass a test, by name, those registered later included."""
+
+    test: Callable[[Method], bool] = field(repr=False)
+
+    def __getitem__(self, name: str) -> Method:
+        row = TABLE[name]
+        if not self.test(row):
+            raise KeyError(name)
+        return row
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, row in TABLE.items() if self.test(row))
+
+    def __len__(self) -> int:
+        return sum(map(self.test, TABLE.values()))
+
+
+METHODS = Rows(lambda row: row.calibration != "required")  # without calibration data
+WITH_TEXT = Rows(lambda row: row.calibration != "none")  # with calibration data

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: style sheet, tables, inline SVG figures."""
+"""HTML page of a compression report, and elements of self-contained pages: style sheet, tables, inline SVG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import html
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tnlib_adapters.compression.methods.factorisation import RELATIVE
+from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
+from tnlib_adapters.compression.report.report import Report, summarise, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,11 +44,72 @@ def svg(figure: Figure, name: str) -> str:
     import matplotlib as mpl
 
     out = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context({"svg.hashsalt": "tnlib"}):  # reproducible ids
-        figure.savefig(out, format="svg", metadata=nothing)
+        figure.savefig(out, format="svg", metadata=no_metadata)
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    referenced = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an id that nothing needs
+    referenced = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an unused id
     text = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in referenced else "", text)
     return re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
+
+
+def write_page(report: Report, file: Path) -> None:
+    """Write the page: summary, sizes, errors per head and layer, and spectra."""
+    name = Path(report.source).resolve().name
+    body = [
+        f"<h1>{html.escape(name)}, {report.kept:.1%} of its {report.subject} kept by method {report.method}</h1>",
+        f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
+        f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
+        table(["", "before", "after"], summarise(report)),
+        *([f"<p>Compared with rounding: {html.escape(comparison)}.</p>"] if (comparison := verdict(report)) else []),
+        "<h2>Numbers and bytes before and after</h2>",
+        svg(size_bars(report), "numbers"),
+        *_curve(report),
+        "<h2>Error of every head</h2>",
+        "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
+        f"QK gives the scores, OV the output to the residual stream.{_calibration_note(report)}</p>",
+        svg(error_maps(report), "errors"),
+        table(
+            ["layer", "QK error", "OV error", "numbers before", "after"],
+            [
+                [
+                    str(layer.layer),
+                    f"{layer.qk_error:.4f}",
+                    f"{layer.ov_error:.4f}",
+                    f"{layer.n_before:,}",
+                    f"{layer.n_after:,}",
+                ]
+                for layer in report.layers
+            ],
+        ),
+        "<h2>Spectra</h2>",
+        "<p>Singular values of the original operators, each divided by its largest. "
+        "A head whose line falls early has a low effective rank.</p>",
+        svg(spectra(report), "spectra"),
+    ]
+    file.write_text(page(name, body), encoding="utf-8")
+
+
+def _curve(report: Report) -> list[str]:
+    """Return the section on error against size, if the method predicts errors."""
+    if not report.curve.get("kept"):
+        return []
+    measure = (
+        "The root mean square of the relative errors of the truncated operators and weights"
+        if report.measure == RELATIVE
+        else f"{report.measure[0].upper()}{report.measure[1:]}, before any fit"
+    )
+    return [
+        "<h2>Error against size</h2>",
+        f"<p>{html.escape(measure)}, predicted by the method for every budget from one factorisation; the error "
+        "measured on the written checkpoint; and plain int8 at the same number of bytes.</p>",
+        svg(error_curve(report), "curve"),
+    ]
+
+
+def _calibration_note(report: Report) -> str:
+    """Return a note on operator errors for a calibrated compression, else an empty string."""
+    if report.measure == RELATIVE:
+        return ""
+    return " With calibration they are large: they count removed directions that the text does not use."

@@ -1,4 +1,4 @@
-"""Compression report as data: operator errors per head, parameter counts and bytes."""
+"""Compression report as data, and its summary for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tnlib_adapters.compression.evaluation.error_measures import RELATIVE
+from tnlib_adapters.compression.methods.factorisation import RELATIVE
+
+Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
 SUBJECTS = {"attention": "attention", "mlp": "feed-forward layers", "all": "attention, feed-forward and embeddings"}
 
@@ -16,7 +18,7 @@ SUBJECTS = {"attention": "attention", "mlp": "feed-forward layers", "all": "atte
 class HeadReport:
     """One head: relative Frobenius errors of its operators, biases included, and their spectra.
 
-    `kept` is the rank that the head's own factors have, None where factors are not per head.
+    `kept` is the rank of the head's own factors, or None if factors are not per head.
     """
 
     layer: int
@@ -45,7 +47,7 @@ class LayerReport:
 class Report:
     """Report of one compression. Errors are measured on the written checkpoint, rounding to its dtype included.
 
-    `n_after` counts the numbers of the factors. The dense layout stores the multiplied-out factors, `n_before` numbers.
+    `n_after` counts the numbers of the factors. The dense layout stores their product, `n_before` numbers.
     """
 
     source: str
@@ -67,7 +69,7 @@ class Report:
     quality: dict[str, float] = field(default_factory=dict)  # quality measures of the whole model
     max_error: float | None = None  # requested error
     store: str = "float"
-    what: str = "attention"  # compressed part, to which `keep` refers
+    what: str = "attention"  # the compressed part of the model: "attention", "mlp" or "all"
     plain_bytes: int = 0  # of the same part with its weights rounded to int8
     plain_measured: float | None = None  # error of plain int8, where `measured` is on a text
     measure: str = RELATIVE  # error measure; see `Forecast`
@@ -96,3 +98,77 @@ class Report:
     def write(self, file: Path) -> None:
         """Write the JSON text to a file."""
         file.write_text(self.to_json() + "\n", encoding="utf-8")
+
+
+def peak_memory() -> int:
+    """Return the peak resident set size of this process, in bytes."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage would include the parent process
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line[:5] == "VmHWM") * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS, the system without /proc
+
+
+def summarise(report: Report) -> list[Line]:
+    """Return sizes of the compressed part, errors, and cost of the compression."""
+    return [*_sizes(report), *_errors(report), *_cost(report)]
+
+
+def verdict(report: Report) -> str | None:
+    """Return a comparison with plain int8 of the same weights, or None if no error was measured on a text."""
+    if report.plain_measured is None or report.measured is None:
+        return None
+    n_bytes, plain_bytes = report.compressed(report.bytes_after), report.plain_bytes
+    smaller, closer = n_bytes < plain_bytes, report.measured <= report.plain_measured
+    conclusion = {
+        (True, True): "this is smaller and nearer to the original",
+        (True, False): "this is smaller, plain int8 nearer to the original",
+        (False, True): "this is nearer to the original, plain int8 smaller",
+        (
+            False,
+            False,
+        ): "plain int8 is both smaller and nearer to the original: prefer it, or store these factors in it",
+    }[smaller, closer]
+    if (smaller, closer) == (False, False) and report.store == "int8":
+        conclusion = "plain int8 is both smaller and nearer to the original: prefer it"
+    rounded = f"{plain_bytes / 1e6:.2f} MB with {report.measure} {report.plain_measured:.2g}"
+    compressed = f"{n_bytes / 1e6:.2f} MB with {report.measured:.2g}"
+    return f"plain int8 of the same weights takes {rounded}, this {compressed}: {conclusion}"
+
+
+def _sizes(report: Report) -> list[Line]:
+    before, after, subject = report.bytes_before, report.bytes_after, report.subject
+    lines = [
+        (f"numbers in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}"),
+        (f"bytes of the {subject}", _mb(report.compressed(before)), _mb(report.compressed(after))),
+        ("the same in plain int8", "", _mb(report.plain_bytes)),
+        ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
+    ]
+    if report.layout == "dense":
+        lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
+    if report.left_out:
+        lines.append(("files left out", ", ".join(report.left_out), ""))
+    return lines
+
+
+def _errors(report: Report) -> list[Line]:
+    errors = {"predicted": report.predicted, "measured": report.measured, "of plain int8": report.plain_measured}
+    lines = [(f"{report.measure}, {name}", "", f"{value:.4g}") for name, value in errors.items() if value is not None]
+    shown = (f"{report.measure}, on held-out text", *(key for key in report.quality if "predicted" in key))
+    quality = {key: value for key, value in report.quality.items() if key not in shown}
+    for key, value in quality.items():
+        before, after = key.replace(", after", ", before"), key.replace(", before", ", after")
+        if before == after or not {before, after} <= quality.keys():
+            lines.append((key, "", f"{value:.3f}"))
+        elif key == before:
+            lines.append((key.replace(", before", ""), f"{value:.3f}", f"{quality[after]:.3f}"))
+    return lines
+
+
+def _cost(report: Report) -> list[Line]:
+    return [("time", "", f"{report.seconds:.1f} s"), ("peak memory", "", f"{report.peak_memory / 1e6:.0f} MB")]
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.2f} MB"

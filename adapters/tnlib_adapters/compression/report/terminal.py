@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tnlib_adapters.compression.choices import PAGE
-from tnlib_adapters.compression.methods.int8_baseline import verdict
-from tnlib_adapters.compression.report.summary import summarise
+from tnlib_adapters.compression.report.report import summarise, verdict
+from tnlib_adapters.compression.request import PAGE
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare.by_layer import Comparison
@@ -40,18 +39,18 @@ def show_report(report: Report, out: Path) -> None:
     click.echo(f"written to {out}, with {PAGE}")
 
 
-def show_evaluation(found: Evaluation) -> None:
+def show_evaluation(evaluation: Evaluation) -> None:
     """Print the measures by name."""
-    click.echo(f"{found.n_texts:,} texts, {found.n_tokens:,} tokens in total")
-    for name, value in found.measures().items():
+    click.echo(f"{evaluation.n_texts:,} texts, {evaluation.n_tokens:,} tokens in total")
+    for name, value in evaluation.measures().items():
         click.echo(f"{name}   {value:.4f}")
 
 
-def show_comparison(found: Comparison | TextComparison, out: Path) -> None:
+def show_comparison(comparison: Comparison | TextComparison, out: Path) -> None:
     """Print the rows, and the refused methods with reasons."""
-    title, columns, groups = found.table()
+    title, columns, groups = comparison.table()
     _print_table(title, columns, groups)
-    for name, reason in found.refused.items():
+    for name, reason in comparison.refused.items():
         click.echo(f"without {name}: {reason}")
     click.echo(f"written to {out}: compare.csv, compare.png")
 

@@ -3,119 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rounding_cases import SHAPES, TOLERANCES, as_matrix, check, exact_train, geometric, padded, plus, regauged
 
 import tnlib
-
-TOLERANCES = [None, 1e-13, 1e-10, 1e-7, 1e-4, 0.01, 0.1, 0.5, 1.0]
-SHAPES = [(4, 5, 6, 3), (2,) * 9, (6, 1, 7, 1), (5,), (1, 1, 1), (3, 8), (16, 4, 16)]
-
-
-# ----------------------------------------------------------------------------------------------------------- inputs
-
-
-def geometric(shape: Sequence[int], ratio: float = 0.3, dtype: Any = np.float64) -> np.ndarray:
-    """Every unfolding has singular values ratio ** k, as many as its legs allow: ranks and gauge are well defined."""
-    count = min((n for n in shape if n > 1), default=1)
-    legs = [oracles.isometry(n, count, dtype, seed=k) if n > 1 else np.ones((1, count)) for k, n in enumerate(shape)]
-    weights = ratio ** np.arange(count)
-    if not any(n > 1 for n in shape):
-        weights = weights[:1]
-    return oracles.contract(tnlib.CP(weights, legs)).astype(dtype)
-
-
-def exact_train(x: np.ndarray, dtype: Any = None) -> tnlib.TensorTrain:
-    """A train of `x` without truncation, by QR: its roundoff stays well below the noise level, unlike that of SVDs."""
-    cores, rest = [], oracles.wide(x).reshape(1, -1)
-    for n in x.shape[:-1]:
-        q, r = np.linalg.qr(rest.reshape(len(rest) * n, -1))
-        cores.append(q.reshape(len(rest), n, -1))
-        rest = r
-    cores.append(rest.reshape(len(rest), x.shape[-1], 1))
-    return tnlib.TensorTrain([core.astype(dtype or x.dtype) for core in cores])
-
-
-def regauged(t: tnlib.TensorTrain, seed: int = 0) -> tnlib.TensorTrain:
-    """The same tensor with a well conditioned matrix and its inverse between all cores."""
-    cores = [core.copy() for core in t.cores]
-    for k in range(1, len(cores)):
-        m = oracles.isometry(cores[k].shape[0], cores[k].shape[0], t.dtype, seed + k) * np.linspace(
-            0.5, 2, cores[k].shape[0]
-        )
-        cores[k - 1] = np.tensordot(cores[k - 1], m, 1)
-        cores[k] = np.tensordot(np.linalg.inv(m), cores[k], 1)
-    return tnlib.TensorTrain(cores)
-
-
-def padded(t: tnlib.TensorTrain, more: int = 3) -> tnlib.TensorTrain:
-    """The same tensor with `more` dead entries on every bond: zeros on one side, anything on the other."""
-    cores = []
-    for k, core in enumerate(t.cores):
-        left, right = (more if k > 0 else 0), (more if k < len(t.cores) - 1 else 0)
-        wider = np.zeros((core.shape[0] + left, core.shape[1], core.shape[2] + right), core.dtype)
-        wider[: core.shape[0], :, : core.shape[2]] = core
-        if right:
-            wider[:, :, core.shape[2] :] = oracles.normal((wider.shape[0], core.shape[1], right), core.dtype, seed=k)
-        cores.append(wider)
-    return tnlib.TensorTrain(cores)
-
-
-def plus(a: tnlib.TensorTrain, b: tnlib.TensorTrain, sign: float = 1.0) -> tnlib.TensorTrain:
-    """a + sign * b, ranks added."""
-    if len(a.cores) == 1:
-        return tnlib.TensorTrain([a.cores[0] + sign * b.cores[0]])
-    cores = []
-    for k, (one, other) in enumerate(zip(a.cores, b.cores, strict=True)):
-        rows, columns = (k > 0) * one.shape[0], (k < len(a.cores) - 1) * one.shape[2]
-        total = np.zeros((rows + other.shape[0], one.shape[1], columns + other.shape[2]), np.result_type(one, other))
-        total[: one.shape[0], :, : one.shape[2]] += one
-        total[rows:, :, columns:] += other * (sign if k == 0 else 1)
-        cores.append(total)
-    return tnlib.TensorTrain(cores)
-
-
-def as_matrix(t: tnlib.TensorTrain) -> tnlib.TTMatrix:
-    """Split every leg in two, the first factor as large as it goes below its root."""
-    cores = []
-    for core in t.cores:
-        m = next(m for m in range(math.isqrt(core.shape[1]), 0, -1) if core.shape[1] % m == 0)
-        cores.append(core.reshape(core.shape[0], m, -1, core.shape[2]))
-    return tnlib.TTMatrix(cores)
-
-
-def dense(t: Any) -> np.ndarray:
-    """The dense array in double precision, whatever precisions meet in `t`."""
-    return oracles.wide(t.astype(np.result_type(t.dtype, np.float64)).full())
-
-
-def check(t: Any, rtol: float | None, cap: int | None = None) -> Any:
-    """Round `t` and hold the contract on the dense arrays."""
-    with oracles.unchanged(*t.arrays()):
-        fit, warned = oracles.quietly(lambda: tnlib.round(t, rtol=rtol, max_rank=cap))
-    oracles.assert_fit(fit, dense(t), rtol=rtol)
-    oracles.assert_warned(fit, warned)
-    assert type(fit.value) is type(t)
-    assert fit.value.dtype == t.dtype
-    assert fit.n_iter == 0
-    if isinstance(t, tnlib.LowRank):
-        oracles.assert_isometric(fit.value.right.conj().T)
-    else:
-        oracles.assert_gauge(fit.value)
-    if cap is None:
-        assert fit.converged
-    else:
-        assert max(fit.value.ranks) <= max(1, cap)
-    return fit
-
-
-# ----------------------------------------------------------------------------------------------------------- trains
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
@@ -273,9 +169,6 @@ def test_the_same_train_gives_the_same_bits(dtype: np.dtype) -> None:
         assert got.error == want.error
 
 
-# ---------------------------------------------------------------------------------------------- scales and lengths
-
-
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 @pytest.mark.parametrize("log_scale", [-1e6, -1000.0, -80.0, -0.3, 0.3, 80.0, 1000.0, 1e6])
 def test_any_log_scale(dtype: np.dtype, log_scale: float) -> None:
@@ -376,9 +269,6 @@ def test_long_products_have_rank_one() -> None:
     assert fit.error <= 1e-12
 
 
-# ------------------------------------------------------------------------------------------------------ TT-matrices
-
-
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 def test_matrices_round_as_their_trains_do(dtype: np.dtype) -> None:
     t = padded(regauged(exact_train(geometric((6, 8, 9, 4), 0.2, dtype))))
@@ -400,164 +290,3 @@ def test_a_sum_of_operators_is_found_again() -> None:
     fit = tnlib.round(t)
     assert fit.value.ranks == (1,) * 7
     oracles.assert_close(fit.value.full(), np.eye(3**6), factor=200)
-
-
-# ----------------------------------------------------------------------------------------------------------- Tucker
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "ranks"),
-    [((5, 6, 7), (3, 4, 2)), ((4, 3), (6, 5)), ((5,), (3,)), ((1, 4, 1), (2, 6, 1)), ((3, 3, 3, 3), (2, 5, 1, 4))],
-    ids=str,
-)
-def test_tucker_keeps_the_contract(dtype: np.dtype, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
-    """Factors of any shape, wide ones and dependent columns included."""
-    core = oracles.normal(ranks, dtype)
-    factors = [oracles.normal((n, r), dtype, seed=k) for k, (n, r) in enumerate(zip(shape, ranks, strict=True))]
-    factors[0][:, -1] = factors[0][:, 0]
-    for rtol in TOLERANCES:
-        for cap in (None, 1, 2):
-            fit = check(tnlib.Tucker(core, factors), rtol, cap)
-            assert all(r <= min(n, m) for r, n, m in zip(fit.value.ranks, shape, ranks, strict=True))
-
-
-@pytest.mark.parametrize("rtol", [None, 1e-10, 1e-5, 1e-2, 0.3])
-def test_tucker_ranks_are_those_of_a_decomposition_from_scratch(rtol: float | None) -> None:
-    x = geometric((9, 10, 11), 0.1)
-    want = tnlib.tucker(x, rtol=rtol)
-    identity = tnlib.Tucker(x, [np.eye(n) for n in x.shape])
-    fit = check(identity, rtol)
-    assert fit.value.ranks == want.value.ranks
-    assert fit.error == pytest.approx(want.error, rel=0.05, abs=1e-13)
-    again = check(want.value, rtol if rtol is None else rtol / 100)
-    assert again.value.ranks == want.value.ranks
-    assert again.error <= 1e-13
-
-
-# ------------------------------------------------------------------------------------------------------- two factors
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "r", "n"), [(6, 3, 5), (3, 8, 4), (1, 2, 7), (9, 1, 9), (5, 5, 5), (1, 1, 1)])
-def test_low_rank_keeps_the_contract(dtype: np.dtype, m: int, r: int, n: int) -> None:
-    left, right = oracles.normal((m, r), dtype), oracles.normal((r, n), dtype, seed=1)
-    right[-1] = right[0]
-    for t in (tnlib.LowRank(left, right), tnlib.LowRank(0 * left, right)):
-        for rtol in TOLERANCES:
-            for cap in (None, 1, 2):
-                fit = check(t, rtol, cap)
-                s = np.linalg.svd(oracles.wide(left) @ oracles.wide(right), compute_uv=False)
-                assert fit.value.ranks[0] <= max(1, np.count_nonzero(s > 1e-6 * s[0]))
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize("rtol", [1e-5, 1e-3, 0.03, 0.4])
-def test_two_factors_have_the_best_error(dtype: np.dtype, rtol: float) -> None:
-    s = 0.3 ** np.arange(12)
-    a = oracles.with_spectrum(s, 30, 20, dtype)
-    tails = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1]) / np.linalg.norm(s)
-    rank = max(1, int(np.count_nonzero(tails > rtol)))
-    u, values, vh = tnlib.svd(a).value
-    m = oracles.isometry(len(values), len(values), dtype).astype(dtype)
-    for t in (tnlib.LowRank(u * values @ m, m.conj().T @ vh), tnlib.SVD(u, values, vh)):
-        fit = check(t, rtol)
-        assert fit.value.ranks == (rank,)
-        assert fit.error == pytest.approx(tails[rank], rel=0.01, abs=4 * oracles.eps(dtype))
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_an_svd_keeps_its_legs(dtype: np.dtype) -> None:
-    x = oracles.normal((2, 3, 4, 5), dtype)
-    for left in ((0,), (3, 1), (2, 0, 1)):
-        t = tnlib.svd(x, left=left).value
-        for rtol in (None, 0.2, 0.8):
-            fit = check(t, rtol)
-            assert fit.value.left == left
-            want = tnlib.svd(x, left=left, rtol=rtol).value
-            assert fit.value.ranks == want.ranks
-            oracles.assert_close(fit.value.u, want.u, dtype)
-
-
-@pytest.mark.parametrize("c", [1e-150, 1e-30, 1e30, 1e150])
-def test_two_factors_and_tucker_are_free_of_scale(c: float) -> None:
-    left, right = oracles.normal((6, 4)), oracles.normal((4, 5), seed=1)
-    core, factors = oracles.normal((2, 3, 4)), [oracles.normal((5, r), seed=r) for r in (2, 3, 4)]
-    for rtol in (0.3, 1e-10):
-        pairs = [
-            (tnlib.LowRank(left, right), tnlib.LowRank(c * left, right / c)),
-            (tnlib.LowRank(left, right), tnlib.LowRank(left, c * right)),
-            (tnlib.Tucker(core, factors), tnlib.Tucker(c * core, [factors[0], factors[1] / c, factors[2]])),
-            (tnlib.Tucker(core, factors), tnlib.Tucker(core, [c * factors[0], *factors[1:]])),
-        ]
-        for plain, scaled in pairs:
-            want, got = tnlib.round(plain, rtol=rtol), check(scaled, rtol)
-            assert got.value.ranks == want.value.ranks
-            assert got.error == pytest.approx(want.error, rel=1e-6, abs=1e-14)
-
-
-# -------------------------------------------------------------------------------------------------------- the rest
-
-
-def test_mixed_dtypes_become_one() -> None:
-    a, b, c = oracles.random_cores((3, 4, 5), (1, 3, 3, 1))
-    for t in (
-        tnlib.TensorTrain([a.astype(np.float32), b, c]),
-        tnlib.TensorTrain([a, b.astype(np.complex64), c.astype(np.float32)]),
-        tnlib.TTMatrix([a.astype(np.float32)[:, :, None], b.astype(np.complex64)[:, :, None], c[:, :, None]]),
-        tnlib.LowRank(a[0].astype(np.float32), b[:, 0].astype(np.complex128)),
-        tnlib.LowRank(a[0].astype(np.complex64), b[:, 0]),
-        tnlib.Tucker(a[0].astype(np.float32), [oracles.normal((4, 3)), oracles.normal((5, 3), np.complex64)]),
-        tnlib.Tucker(a[0].astype(np.complex64), [oracles.normal((4, 3)), oracles.normal((5, 3), np.float32)]),
-    ):
-        for rtol in (None, 0.3):
-            fit = check(t, rtol)
-            kinds = {array.dtype for array in fit.value.arrays()}
-            assert kinds == {t.dtype}
-
-
-def test_a_cap_through_equal_values_is_reported() -> None:
-    t = exact_train(oracles.ghz(4, 3))
-    with pytest.warns(tnlib.DegenerateCutWarning, match="round: max_rank separates equal .* at bond 1"):
-        fit = tnlib.round(t, max_rank=2)
-    assert fit.error == pytest.approx(np.sqrt(1 / 3))
-    assert tnlib.round(t).notes == ()
-    with pytest.warns(tnlib.DegenerateCutWarning, match="round: max_rank separates equal"):
-        tnlib.round(tnlib.LowRank(np.eye(4), np.eye(4)), max_rank=2)
-
-
-def test_a_missed_tolerance_is_said() -> None:
-    t = exact_train(oracles.normal((4, 5, 6)))
-    with pytest.warns(tnlib.ConvergenceWarning, match="round: the error .* misses rtol=0.01"):
-        fit = tnlib.round(t, rtol=0.01, max_rank=2)
-    assert not fit.converged
-
-
-CALLS = [
-    *(
-        (lambda t=t: tnlib.round(t), TypeError, ["t must be a TensorTrain", "tt_svd"])
-        for t in (np.ones((2, 2)), None, 3)
-    ),
-    (lambda: tnlib.round(tnlib.CP(np.ones(1), [np.ones((2, 1))])), TypeError, ["t must", "KroneckerTerms", "got a CP"]),
-    (lambda: tnlib.round(tnlib.tt_svd(np.ones((2, 2)))), TypeError, ["t must", "Fit"]),
-    *(
-        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), rtol=r), kind, ["rtol must"])
-        for r, kind in (
-            (-1.0, ValueError),
-            (1.5, ValueError),
-            (math.nan, ValueError),
-            ("a", TypeError),
-            (True, TypeError),
-        )
-    ),
-    *(
-        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), max_rank=r), kind, ["max_rank must"])
-        for r, kind in ((0, ValueError), (-2, ValueError), (1.0, TypeError), ("a", TypeError), (True, TypeError))
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "kind", "words"), CALLS)
-def test_impossible_arguments_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
-    with oracles.refused(kind, "round: ", "got", *words):
-        call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ class CachedFunction:
     def __init__(
         self, function: str, f: Callable[[Array], Any], shape: Sequence[int], max_calls: int, reserved: int
     ) -> None:
-        self._function, self._f = function, f
+        self._function, self._f, self._shape = function, f, tuple(shape)
         self.remaining, self._reserved = max_calls - reserved, reserved
         self._key_dtype = np.min_scalar_type(max(shape) - 1)  # short keys
         self._positions: dict[bytes, int] = {}
@@ -35,7 +36,22 @@ class CachedFunction:
     @property
     def n_calls(self) -> int:
         """Number of points evaluated."""
-        return len(self._positions)
+        return self._n_values
+
+    def evaluated(self) -> tuple[Array, Array]:
+        """Return the points (m, d) evaluated so far, and the entries (m,) there."""
+        keys = np.frombuffer(b"".join(self._positions), self._key_dtype)
+        return keys.reshape(-1, len(self._shape)).astype(np.int64), self._values[: len(self._positions)]
+
+    def evaluate_all(self) -> Array:
+        """Evaluate the entries that are missing, and return all (n[0], ..., n[d-1]) in the precision of f."""
+        self.release()
+        known = np.ravel_multi_index(tuple(self.evaluated()[0].T), self._shape)
+        missing = np.setdiff1d(np.arange(math.prod(self._shape)), known)
+        self._evaluate({}, np.stack(np.unravel_index(missing, self._shape), axis=1))
+        entries = np.empty(len(known) + len(missing), self.dtype)
+        entries[np.concatenate([known, missing])] = self._values[: self._n_values]
+        return entries.reshape(self._shape)
 
     def release(self) -> None:
         """Make the reserved evaluations available."""

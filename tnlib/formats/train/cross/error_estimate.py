@@ -17,6 +17,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.linalg.scaling import norm, shift
 
 _STANDARD_ERRORS = 2.0  # added to the estimate
+_REPEATED = 64  # times that a point may be in a sample
 _HEAVIEST = 16  # points of a final estimate that are returned for further pivots
 
 
@@ -35,33 +36,45 @@ class Sample:
     def largest(self, count: int, *, weighted: bool = False) -> Sample:
         """Return the distinct points of the `count` largest errors, or weighted errors."""
         key = self.weighted if weighted else self.errors
-        distinct = np.unique(self.points, axis=0, return_index=True)[1]
+        head = np.argsort(-key, kind="stable")[: _REPEATED * count]
+        distinct = head[np.unique(self.points[head], axis=0, return_index=True)[1]]
         top = distinct[np.argsort(-key[distinct], kind="stable")[:count]]
         return Sample(self.points[top], self.errors[top], self.weighted[top])
 
 
 class ErrorEstimator:
-    """Errors of trains against one function; all points compared so far are remembered."""
+    """Errors of trains against one function; all uniform points are remembered."""
 
     def __init__(self, f: CachedFunction, shape: tuple[int, ...], rng: np.random.Generator) -> None:
         self._f, self._shape, self._rng = f, shape, rng
-        self._sampled = np.empty((0, len(shape)), np.intp)
+        self.uniform, self._values = np.empty((0, len(shape)), np.intp), np.empty(0)  # points, and the entries there
 
     def compare(self, points: Array, train: TensorTrain) -> Sample:
         """Return the errors at `points` (m, d)."""
         if len(points) == 0:
             return Sample(points, np.empty(0), np.empty(0))
-        values = self._f(points)
-        self._sampled = np.concatenate([self._sampled, points])
-        errors = np.abs(values - _entries(train, points))
+        errors = np.abs(self._f(points) - _entries(train, points))
         return Sample(points, errors, errors)
 
-    def compare_all(self, train: TensorTrain) -> tuple[Sample, float]:
-        """Return the errors at all points so far, and their norm relative to that of the train: a lower bound."""
-        self._sampled = np.unique(self._sampled, axis=0)
-        errors = np.abs(self._f(self._sampled) - _entries(train, self._sampled))
-        size = norm(errors)
-        return Sample(self._sampled, errors, errors), math.exp(math.log(size) - train.log_norm()) if size > 0 else 0.0
+    def compare_evaluated(self, train: TensorTrain) -> tuple[Sample, float]:
+        """Return the errors wherever f was evaluated, and their norm relative to that of the train: a lower bound."""
+        points, values = self._f.evaluated()
+        errors = np.abs(values - _entries(train, points))
+        return Sample(points, errors, errors), _ratio(errors, train)
+
+    def compare_uniform(self, train: TensorTrain, count: int) -> tuple[Sample, float]:
+        """Return the errors at `count` fresh and all earlier uniform points, and the relative error that they imply."""
+        self.sample_uniform(count)
+        errors = np.abs(self._values - _entries(train, self.uniform))
+        log_root = (math.fsum(map(math.log, self._shape)) - math.log(len(errors))) / 2
+        return Sample(self.uniform, errors, errors), _ratio(errors, train, log_root)
+
+    def sample_uniform(self, count: int) -> Array:
+        """Return `count` fresh uniform points (m, d)."""
+        points = sampling.sample_uniform(self._shape, count, self._rng)
+        self._values = np.concatenate([self._values, self._f(points)])
+        self.uniform = np.concatenate([self.uniform, points])
+        return points
 
     def estimate(
         self, train: TensorTrain, count: int, cross: CrossInterpolation | None = None, profiles: Sequence[Array] = ()
@@ -85,7 +98,7 @@ class ErrorEstimator:
         if cross is not None and len(train.cores) > 1:
             beside = [(cross.rows, [cross.columns[0][:0], *cross.columns], self._shape)]
         each = count // (2 + len(beside) + len(products))
-        drawn = [sampling.sample_uniform(self._shape, each, self._rng)]
+        drawn = [self.sample_uniform(each)]
         drawn += [sampling.sample_train(train.cores, each, self._rng)]
         drawn += [sampling.sample_products(p, each, self._rng) for p in products]
         drawn += [sampling.sample_beside(*neighbours, each, self._rng) for neighbours in beside]
@@ -118,6 +131,12 @@ class ErrorEstimator:
             peaks = errors.max(axis=1)
             profiles[k] = errors / np.where(peaks > 0, peaks, 1)[:, None] + (peaks == 0)[:, None]
         return points, profiles
+
+
+def _ratio(errors: Array, train: TensorTrain, log_factor: float = 0.0) -> float:
+    """Return exp(log_factor) norm(errors) / norm(train)."""
+    size = norm(errors)
+    return math.exp(math.log(size) + log_factor - train.log_norm()) if size > 0 else 0.0
 
 
 def _entries(train: TensorTrain, points: Array) -> Array:

@@ -1,0 +1,79 @@
+"""Sizes of attention in a config: layers, heads, widths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tnlib import FileFormatError
+from tnlib_adapters.architectures.architecture import Architecture, Config
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the attention layers of a model.
+
+    Without `kv_heads` there are as many as query heads, without `d_head` it is d_model / heads, without `d_value`, the
+    width of the values of a head, it is `d_head`.
+    """
+
+    n_layers: int
+    n_heads: int
+    d_model: int
+    kv_heads: int = 0
+    d_head: int = 0
+    d_value: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.n_heads)
+        object.__setattr__(self, "d_head", self.d_head or self.d_model // self.n_heads)
+        object.__setattr__(self, "d_value", self.d_value or self.d_head)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Width of the inner dimension of every projection."""
+        return {
+            "q": self.n_heads * self.d_head,
+            "k": self.kv_heads * self.d_head,
+            "v": self.kv_heads * self.d_value,
+            "o": self.n_heads * self.d_value,
+        }
+
+
+def read_sizes(row: Architecture, config: Config, where: str, function: str) -> Sizes:
+    """Return the sizes stated in a config, checked against each other."""
+
+    def positive(key: str, value: object) -> int:
+        if type(value) is not int or value < 1:
+            raise FileFormatError(f"{function}: {key} in {where} must be a positive integer, got {value!r}; repair it.")
+        return value
+
+    n_layers, n_heads, d_model = (
+        positive(key, row.get(config, key)) for key in (row.n_layers, row.n_heads, row.d_model)
+    )
+    if row.latent is not None:
+        keys = (row.latent.d_plain, row.latent.d_rotated, row.latent.d_value)
+        plain, rotated, d_value = (positive(key, row.get(config, key)) for key in keys)
+        return Sizes(n_layers, n_heads, d_model, n_heads, plain + rotated, d_value)
+    stated = None if row.d_head is None else row.get(config, row.d_head)
+    if stated is None and d_model % n_heads:
+        raise FileFormatError(
+            f"{function}: {row.d_model} must be a multiple of {row.n_heads} in {where}, "
+            f"got {d_model} and {n_heads}; repair it."
+        )
+    d_head = d_model // n_heads if stated is None else positive(str(row.d_head), stated)
+    kv_heads = _kv_heads(row, config, n_heads)
+    if n_heads % positive("the count of key and value heads", kv_heads):
+        raise FileFormatError(
+            f"{function}: {row.n_heads} must be a multiple of the count of key and value heads in {where}, "
+            f"got {n_heads} and {kv_heads}; repair it."
+        )
+    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head)
+
+
+def _kv_heads(row: Architecture, config: Config, n_heads: int) -> int:
+    if row.kv_heads is None:
+        return n_heads
+    if isinstance(row.kv_heads, str):
+        stated: int | None = row.get(config, row.kv_heads)
+        return n_heads if stated is None else stated
+    return row.kv_heads(config, n_heads)

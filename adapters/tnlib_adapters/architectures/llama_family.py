@@ -1,0 +1,189 @@
+"""Rows of Llama and of the families derived from it: Mistral, Qwen, Gemma, Phi-3, DeepSeek."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tnlib_adapters.architectures.architecture import Architecture, Experts, Latent, Mlp, Rope
+from tnlib_adapters.architectures.config_rules import (
+    gemma2_scale,
+    latent_scale,
+    qwen3_moe_experts,
+    window_by_layer_type,
+    window_of_every_other,
+    window_of_some,
+    window_unless_null,
+    window_where_stated,
+)
+
+LLAMA = Architecture(
+    model_type="llama",
+    n_layers="num_hidden_layers",
+    n_heads="num_attention_heads",
+    d_model="hidden_size",
+    kv_heads="num_key_value_heads",
+    d_head="head_dim",
+    attention="layers.{layer}.self_attn",
+    projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"},
+    stored="out_in",
+    causal=True,
+    context="max_position_embeddings",
+    rope=Rope(),
+    embeddings=("embed_tokens",),
+    norm_place="before",
+    norm="rms",
+    norm_eps="rms_norm_eps",
+    attention_norm="layers.{layer}.input_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        gate="layers.{layer}.mlp.gate_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    final_norm="norm",
+    unembed=("lm_head", "embed_tokens"),
+    prefixes=("model.", ""),
+    defaults={"hidden_act": "silu", "tie_word_embeddings": False},
+)
+
+MISTRAL = replace(LLAMA, model_type="mistral", window=window_unless_null)
+
+MIXTRAL = replace(
+    MISTRAL,
+    model_type="mixtral",
+    window=window_where_stated,
+    mlp=None,
+    experts=Experts(
+        router="layers.{layer}.block_sparse_moe.gate",
+        expert=Mlp(
+            up="layers.{layer}.block_sparse_moe.experts.{expert}.w3",
+            down="layers.{layer}.block_sparse_moe.experts.{expert}.w2",
+            gate="layers.{layer}.block_sparse_moe.experts.{expert}.w1",
+            norm="layers.{layer}.post_attention_layernorm",
+            activation="hidden_act",
+        ),
+        n_experts="num_local_experts",
+        n_chosen="num_experts_per_tok",
+    ),
+    defaults={**LLAMA.defaults, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+)
+
+QWEN2 = replace(LLAMA, model_type="qwen2", window=window_of_some)
+
+QWEN3 = replace(QWEN2, model_type="qwen3", qk_norm=("q_norm", "k_norm"), defaults={**LLAMA.defaults, "head_dim": 128})
+
+QWEN3_MOE = replace(
+    QWEN3,
+    model_type="qwen3_moe",
+    d_head="head_dim",
+    experts=Experts(
+        router="layers.{layer}.mlp.gate",
+        expert=Mlp(
+            up="layers.{layer}.mlp.experts.{expert}.up_proj",
+            down="layers.{layer}.mlp.experts.{expert}.down_proj",
+            gate="layers.{layer}.mlp.experts.{expert}.gate_proj",
+            norm="layers.{layer}.post_attention_layernorm",
+            activation="hidden_act",
+        ),
+        n_experts="num_experts",
+        n_chosen="num_experts_per_tok",
+        normalised=lambda config: config.get("norm_topk_prob", False),
+        in_layer=qwen3_moe_experts,
+    ),
+    defaults={**LLAMA.defaults, "num_experts": 128, "num_experts_per_tok": 8},
+)
+
+GEMMA = replace(
+    LLAMA,
+    model_type="gemma",
+    norm="rms + 1",
+    embedding_scale=True,
+    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    required={"use_bidirectional_attention": (False, None)},
+)
+
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    scale=gemma2_scale,
+    softcap="attn_logit_softcapping",
+    window=window_of_every_other,
+    attention_norm_after="layers.{layer}.post_attention_layernorm",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        gate="layers.{layer}.mlp.gate_proj",
+        norm="layers.{layer}.pre_feedforward_layernorm",
+        norm_after="layers.{layer}.post_feedforward_layernorm",
+        activation="hidden_activation",
+    ),
+    logit_cap="final_logit_softcapping",
+    defaults={
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+)
+
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    rope=Rope(sliding_theta="rope_local_base_freq"),
+    qk_norm=("q_norm", "k_norm"),
+    window=window_by_layer_type,
+    defaults={
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+)
+
+PHI3 = replace(
+    LLAMA,
+    model_type="phi3",
+    d_head=None,
+    projections={"qkv_proj": "qkv", "o_proj": "o"},
+    window=window_where_stated,
+    mlp=Mlp(
+        up="layers.{layer}.mlp.gate_up_proj",
+        gate="layers.{layer}.mlp.gate_up_proj",
+        down="layers.{layer}.mlp.down_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+)
+
+DEEPSEEK_V3 = replace(
+    LLAMA,
+    model_type="deepseek_v3",
+    d_head=None,
+    kv_heads=None,
+    projections={"o_proj": "o"},
+    latent=Latent(
+        query="q_proj",
+        query_down="q_a_proj",
+        query_norm="q_a_layernorm",
+        query_up="q_b_proj",
+        down="kv_a_proj_with_mqa",
+        norm="kv_a_layernorm",
+        up="kv_b_proj",
+        query_rank="q_lora_rank",
+        rank="kv_lora_rank",
+        d_plain="qk_nope_head_dim",
+        d_rotated="qk_rope_head_dim",
+        d_value="v_head_dim",
+    ),
+    scale=latent_scale,
+    rope=Rope(
+        layout=lambda config: "pairs" if config.get("rope_interleave", True) else "halves", n_columns="qk_rope_head_dim"
+    ),
+    dense_layers="first_k_dense_replace",
+    required={"attention_bias": (False, None)},
+)
+
+DEEPSEEK_V2 = replace(DEEPSEEK_V3, model_type="deepseek_v2", rope=Rope(layout="pairs", n_columns="qk_rope_head_dim"))

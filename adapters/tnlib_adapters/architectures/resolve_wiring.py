@@ -1,0 +1,340 @@
+"""Resolve the wiring of a model from its architecture row, its config and the names of its tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tnlib import FileFormatError
+from tnlib_adapters.architectures.architecture import (
+    Architecture,
+    Config,
+    Experts,
+    Latent,
+    Mlp,
+    RelativeBias,
+    by_config,
+)
+from tnlib_adapters.architectures.architecture import names as alternatives
+from tnlib_adapters.architectures.attention_sizes import Sizes, read_sizes
+from tnlib_adapters.architectures.rope import read_frequencies
+from tnlib_adapters.architectures.table import find_row
+from tnlib_adapters.architectures.wiring import (
+    AttentionWiring,
+    EmbeddingWiring,
+    ExpertsWiring,
+    FeedForwardWiring,
+    LatentWiring,
+    LayerWiring,
+    Linear,
+    NormWiring,
+    RelativeBiasWiring,
+    UnembeddingWiring,
+    Wiring,
+)
+
+Stored = Literal["out_in", "in_out"]
+Place = Literal["pre", "post", "output", "final", "head", "latent"]
+
+# Older parameter names, still used by a few checkpoints such as bert-base-uncased, come second.
+_WEIGHT_OF_NORM = ("weight", "gamma")
+_BIAS_OF_NORM = ("bias", "beta")
+
+
+def wire(
+    config: Config,
+    tensors: Collection[str],
+    *,
+    where: str,
+    function: str,
+    prefix: str | None = None,
+    loaded: bool = False,
+) -> Wiring:
+    """Return the wiring of a model.
+
+    Parameters
+    ----------
+    config
+        Content of config.json.
+    tensors
+        Names of all tensors.
+    where, function
+        Place of the config and calling function, for messages.
+    prefix
+        Prefix of the names; None: the one under which the embedding is found.
+    loaded
+        Names are those of a loaded transformers model.
+
+    Raises
+    ------
+    FileFormatError
+        If the architecture is unknown, sizes contradict each other, or there is no embedding.
+    """
+    row = find_row(config, where, function)
+    sizes = read_sizes(row, config, where, function)
+    dense = sizes.n_layers if row.dense_layers is None else config.get(row.dense_layers) or 0
+    if dense < sizes.n_layers:
+        raise FileFormatError(
+            f"{function}: {row.dense_layers} of a {row.model_type} must be the number of its layers, {sizes.n_layers}, "
+            f"got {dense} in {where}; its experts, behind that layer, are not known yet."
+        )
+    prefix = _find_prefix(row, tensors, where, function) if prefix is None else prefix
+    resolver = _Resolver(row, config, sizes, tensors, prefix, loaded, where, function)
+    if tensors and sizes.n_layers > len(tensors):  # before anything is made for each of a billion layers
+        weights = (linear.weight for k in range(sizes.n_layers) for linear in resolver.projections(k).values())
+        missing = next(name for name in weights if name not in tensors)
+        raise FileFormatError(
+            f"{function}: tensor {missing!r} is missing beside {where}; config.json states more layers than there "
+            "are, or the download is incomplete."
+        )
+    return resolver.wiring()
+
+
+def _find_prefix(row: Architecture, tensors: Collection[str], where: str, function: str) -> str:
+    # embeddings: every checkpoint of the architecture has them, a compressed one too
+    probes = [f"{prefix}{row.embeddings[0]}.weight" for prefix in row.prefixes]
+    for prefix, probe in zip(row.prefixes, probes, strict=True):
+        if probe in tensors:
+            return prefix
+    raise FileFormatError(
+        f"{function}: a {row.model_type} must hold tensor {probes[0]!r}, found none of that name beside {where}; "
+        "check that config.json belongs to these weights."
+    )
+
+
+@dataclass(frozen=True)
+class _Resolver:
+    row: Architecture
+    config: Config
+    sizes: Sizes
+    tensors: Collection[str]
+    prefix: str
+    loaded: bool
+    where: str
+    function: str
+
+    def wiring(self) -> Wiring:
+        """Return the wiring of the model."""
+        row, unembedding = self.row, self.unembedding()
+        return Wiring(
+            architecture=row,
+            reads=row.reads,
+            prefix=self.prefix,
+            sizes=self.sizes,
+            embedding=self.embedding(),
+            layers=tuple(self.layer(k) for k in range(self.sizes.n_layers)),
+            final_norm=self.norm(by_config(row.final_norm, self.config), "pre" if unembedding else "final"),
+            unembedding=unembedding,
+            in_memory=row.in_memory,
+        )
+
+    # -------------------------------------------------------------------------------------------------- names
+
+    def tensor(self, name: str) -> str | None:
+        """Return the full name of a tensor, None if it is missing; heads often stand outside the prefix."""
+        return next((full for full in (self.prefix + name, name) if full in self.tensors), None)
+
+    def required(self, name: str) -> str:
+        """Return the full name of a tensor, also if it is missing."""
+        return self.tensor(name) or self.prefix + name
+
+    def module(self, pattern: str, layer: int | None = None, expert: int | None = None) -> str:
+        """Return the name of a module without the prefix."""
+        name = pattern.format(layer=layer, expert=expert)
+        for part, in_memory in self.row.in_memory.items() if self.loaded else ():
+            name = name.replace(part, in_memory)
+        return name
+
+    def linear(self, pattern: str, stored: Stored, layer: int | None = None, expert: int | None = None) -> Linear:
+        """Return an affine map, also if it is missing."""
+        name = self.module(pattern, layer, expert)
+        return Linear(name, self.required(f"{name}.weight"), self.tensor(f"{name}.bias"), stored)
+
+    def linear_if_stored(self, pattern: str | None) -> Linear | None:
+        """Return a map (out, in), None if it is not stored."""
+        stored = pattern is not None and self.tensor(f"{self.module(pattern)}.weight")
+        return self.linear(pattern, "out_in") if pattern is not None and stored else None
+
+    def norm(self, pattern: str | tuple[str, ...] | None, place: Place, layer: int | None = None) -> NormWiring | None:
+        """Return the first of these norms that is stored, the last if none is; None for None."""
+        return None if pattern is None else self.named_norm(pattern, place, layer)
+
+    def named_norm(self, pattern: str | tuple[str, ...], place: Place, layer: int | None) -> NormWiring:
+        """Return the first of these norms that is stored, the last if none is."""
+        row, candidates = self.row, [self.module(name, layer) for name in alternatives(pattern)]
+        name = next((name for name in candidates if self.part_of_norm(name, _WEIGHT_OF_NORM)), candidates[-1])
+        centres = row.norm == "layer" and place not in ("head", "latent")
+        return NormWiring(
+            name=name,
+            weight=self.part_of_norm(name, _WEIGHT_OF_NORM) or self.required(f"{name}.weight"),
+            bias=self.part_of_norm(name, _BIAS_OF_NORM) if centres else None,
+            kind="layer" if centres else "rms",
+            offset=1.0 if row.norm == "rms + 1" else 0.0,
+            place=place,
+            eps=None if row.norm_eps is None else row.get(self.config, row.norm_eps),
+            eps_key=row.norm_eps,
+        )
+
+    def part_of_norm(self, name: str, parts: tuple[str, str]) -> str | None:
+        """Return the tensor of a norm under the first of these names, None if it is missing."""
+        return next((full for part in parts if (full := self.tensor(f"{name}.{part}"))), None)
+
+    # ------------------------------------------------------------------------------ embedding and unembedding
+
+    def embedding(self) -> EmbeddingWiring:
+        """Return the embedding of tokens or patches."""
+        row, images = self.row, self.row.reads == "images"
+        tokens, *others = row.embeddings
+        parent = tokens.split(".")[0]
+        learned = [f"{parent}.position_embeddings"] if images else [f"{name}.weight" for name in others]
+        positions, segments, *_ = [*map(self.required, learned), None, None]
+        return EmbeddingWiring(
+            table=self.linear(tokens, "out_in" if images else "in_out"),
+            positions=positions,
+            segments=segments,
+            class_token=self.required(f"{parent}.cls_token") if images else None,
+            widen=self.linear_if_stored(row.narrow and row.narrow[0]),
+            scale=math.sqrt(self.sizes.d_model) if row.embedding_scale else 1.0,
+            first_position=by_config(row.first_position, self.config),
+            norm=self.norm(row.embedding_norm, "post"),
+            shared=row.embedding_shared,
+        )
+
+    def unembedding(self) -> UnembeddingWiring | None:
+        """Return the unembedding, None for a model that ends in hidden states."""
+        row, table = self.row, self.row.embeddings[0]
+        name = next((name for name in row.unembed if self.tensor(f"{name}.weight")), None)
+        tied = table in row.unembed and row.get(self.config, "tie_word_embeddings") is not False
+        if name is None or (name == table and not tied):
+            return None
+        return UnembeddingWiring(
+            linear=self.linear(name, "out_in"),
+            tied=tied,
+            shared=name == table,
+            own_weight=f"{row.unembed[0]}.weight",
+            narrow=self.linear_if_stored(row.narrow and row.narrow[1]),
+            logit_cap=None if row.logit_cap is None else row.stated(self.config, row.logit_cap),
+        )
+
+    # ------------------------------------------------------------------------------------------------- layers
+
+    def layer(self, k: int) -> LayerWiring:
+        """Return layer k."""
+        row = self.row
+        experts = None if row.experts is None or not row.experts.in_layer(self.config, k) else row.experts
+        before, number, _ = row.attention.partition("{layer}")
+        return LayerWiring(
+            module=self.prefix + self.module(before + number, k),
+            attention=self.attention(k),
+            feed_forward=None if row.mlp is None or experts else self.feed_forward(by_config(row.mlp, self.config), k),
+            experts=None if experts is None else self.experts(experts, k),
+            parallel=bool(by_config(row.parallel, self.config)),
+        )
+
+    def sublayer_norm(self, pattern: str | tuple[str, ...] | None, k: int) -> NormWiring | None:
+        """Return the pre-norm or post-norm of a sublayer."""
+        place = by_config(self.row.norm_place, self.config)
+        return None if place is None else self.norm(pattern, "pre" if place == "before" else "post", k)
+
+    def projections(self, k: int) -> dict[str, Linear]:
+        """Return the modules of the attention by the projections that they hold."""
+        row = self.row
+        return {held: self.linear(f"{row.attention}.{name}", row.stored, k) for name, held in row.projections.items()}
+
+    def attention(self, k: int) -> AttentionWiring:
+        """Return the attention of layer k."""
+        row, config, sizes = self.row, self.config, self.sizes
+        cap: Any = None if row.softcap is None else row.stated(config, row.softcap)
+        return AttentionWiring(
+            sizes=sizes,
+            parent=self.prefix + self.module(row.attention, k),
+            projections=self.projections(k),
+            latent=None if row.latent is None else self.latent(row.latent, k),
+            fused=row.fused,
+            norm=self.sublayer_norm(row.attention_norm, k),
+            output_norm=self.norm(row.attention_norm_after, "output", k),
+            head_norms=tuple(
+                norm for name in row.qk_norm or () if (norm := self.norm(f"{row.attention}.{name}", "head", k))
+            ),
+            scale=row.scale(config, k, sizes.d_head),
+            softcap=float(cap) if cap else None,
+            causal=row.causal,
+            window=None if row.window is None else row.window(config, k),
+            alibi=None if row.alibi is None else row.alibi(config, sizes.n_heads, sizes.d_head),
+            relative_bias=None if row.relative_bias is None else self.relative_bias(row.relative_bias),
+            context=row.get(config, row.context) if row.context else None,
+            pairs=row.rope is not None and by_config(row.rope.layout, config) == "pairs",
+            frequencies=functools.partial(read_frequencies, row, config, sizes.d_head, layer=k),
+        )
+
+    def relative_bias(self, bias: RelativeBias) -> RelativeBiasWiring:
+        """Return the relative bias of all layers."""
+        n_bins, max_distance = (self.row.get(self.config, key) for key in (bias.n_bins, bias.max_distance))
+        if any(type(n) is not int for n in (n_bins, max_distance)) or n_bins % 4 or not 0 < n_bins < 4 * max_distance:
+            raise FileFormatError(
+                f"{self.function}: {bias.n_bins} in {self.where} must be a multiple of 4 and less than four times "
+                f"{bias.max_distance}, got {n_bins!r} and {max_distance!r}; repair it."
+            )
+        return RelativeBiasWiring(self.linear(bias.table, "in_out"), n_bins, max_distance)
+
+    def latent(self, latent: Latent, k: int) -> LatentWiring:
+        """Return the maps to and from the latent vectors of layer k."""
+        query_rank, rank = (self.config.get(key) for key in (latent.query_rank, latent.rank))
+        for key, value in ((latent.query_rank, query_rank), (latent.rank, rank)):
+            if (type(value) is not int or value < 1) and not (value is None and key == latent.query_rank):
+                raise FileFormatError(
+                    f"{self.function}: {key} in {self.where} must be a positive integer, got {value!r}; repair it."
+                )
+        names = (latent.query_down, latent.query_up if query_rank else latent.query, latent.down, latent.up)
+        parent, stored = self.row.attention, self.row.stored
+        query_down, query_up, down, up = (self.linear(f"{parent}.{name}", stored, k) for name in names)
+        query_norm, norm = (
+            replace(self.named_norm(f"{parent}.{name}", "latent", k), eps=latent.eps, eps_key=None)
+            for name in (latent.query_norm, latent.norm)
+        )
+        return LatentWiring(
+            query_down=query_down if query_rank else None,
+            query_norm=query_norm if query_rank else None,
+            query_up=query_up,
+            down=down,
+            norm=norm,
+            up=up,
+            query_rank=query_rank,
+            rank=int(rank or 0),
+            n_rotated=self.config[latent.d_rotated],
+        )
+
+    def experts(self, experts: Experts, k: int) -> ExpertsWiring:
+        """Return the experts of layer k."""
+        n, n_chosen = (self.row.get(self.config, key) for key in (experts.n_experts, experts.n_chosen))
+        if type(n) is not int or type(n_chosen) is not int or not 0 < n_chosen <= n:
+            raise FileFormatError(
+                f"{self.function}: {experts.n_chosen} in {self.where} must lie between 1 and the number of experts, "
+                f"{experts.n_experts}, got {n_chosen!r} of {n!r}; repair it."
+            )
+        if self.tensors and not self.loaded and n > len(self.tensors):
+            raise FileFormatError(
+                f"{self.function}: {experts.n_experts} in {self.where} must not exceed the number of tensors, got {n} "
+                f"for {len(self.tensors)}; repair it, or complete the download."
+            )
+        return ExpertsWiring(
+            router=self.linear(experts.router, self.row.stored, k),
+            experts=tuple(self.feed_forward(experts.expert, k, expert) for expert in range(n)),
+            n_chosen=n_chosen,
+            normalised=by_config(experts.normalised, self.config),
+        )
+
+    def feed_forward(self, mlp: Mlp, k: int, expert: int | None = None) -> FeedForwardWiring:
+        """Return the feed-forward layer of layer k, or one of its experts."""
+        return FeedForwardWiring(
+            up=self.linear(mlp.up, self.row.stored, k, expert),
+            down=self.linear(mlp.down, self.row.stored, k, expert),
+            gate=None if mlp.gate is None else self.linear(mlp.gate, self.row.stored, k, expert),
+            activation=self.row.get(self.config, mlp.activation),
+            activation_key=mlp.activation,
+            norm=self.sublayer_norm(mlp.norm, k),
+            output_norm=self.norm(mlp.norm_after, "output", k),
+        )

@@ -1,0 +1,168 @@
+"""Weights of one attention layer, and what it computes on a sequence."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib import ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_count
+from tnlib_adapters.attention.frozen.layer import as_patterns
+from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.indices import as_stream
+from tnlib_adapters.attention.latent_norm import LatentNorm
+from tnlib_adapters.attention.relative_bias import RelativeBias
+from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.attention.weight_shapes import check_facts, check_shapes
+
+_ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionWeights:
+    """Weights per head, acting on rows: the fields of `Attention`, its sizes, scores, mask and output."""
+
+    W_Q: Array
+    W_K: Array
+    W_V: Array
+    W_O: Array
+    scale: float
+    b_Q: Array | None = None
+    b_K: Array | None = None
+    b_V: Array | None = None
+    b_O: Array | None = None
+    rotary: Rotary | None = None
+    alibi: Array | None = None
+    relative_bias: RelativeBias | None = None
+    head_norm: HeadNorm | None = None
+    latent_norm: LatentNorm | None = None
+    softcap: float | None = None
+    causal: bool = True
+    window: int | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _ARRAYS:
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if value is None else as_array("Attention", name, value))
+        if not isinstance(self.scale, numbers.Real) or isinstance(self.scale, bool):
+            raise ArgumentTypeError(f"Attention: scale must be a real number, got {self.scale!r}; pass 1/sqrt(d_head).")
+        limits = {"softcap": self.softcap, "window": self.window, "context": self.context}
+        check_facts(self.rotary, self.relative_bias, self.head_norm, self.latent_norm, **limits)
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        check_shapes(arrays, 0 if self.rotary is None else self.rotary.n_columns, self.relative_bias)
+
+    def __repr__(self) -> str:
+        shared = "" if self.kv_heads == self.n_heads else f" on {self.kv_heads} key and value heads"
+        options = {
+            "rotary": self.rotary,
+            "ALiBi": self.alibi,
+            "relative bias": self.relative_bias,
+            "normalised queries and keys": self.head_norm,
+            "normalised latent vectors": self.latent_norm,
+            "soft cap": self.softcap,
+            "window": self.window,
+        }
+        more = "".join(f", {option}" for option, value in options.items() if value is not None)
+        sizes = f"{self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g}"
+        return f"Attention({sizes}{more})"
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return len(self.W_Q)
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return len(self.W_K)
+
+    @property
+    def d_model(self) -> int:
+        """Dimension of the residual stream."""
+        return int(self.W_Q.shape[1])
+
+    @property
+    def d_head(self) -> int:
+        """Dimension of the queries and keys of one head."""
+        return int(self.W_Q.shape[2])
+
+    @property
+    def d_value(self) -> int:
+        """Dimension of the values of one head."""
+        return int(self.W_V.shape[2])
+
+    @property
+    def is_bilinear(self) -> bool:
+        """False if queries and keys, or the latent vectors from which they are made, are normalised."""
+        return self.head_norm is None and self.latent_norm is None
+
+    def scores(self, x: Array) -> Array:
+        """Return the scores (heads, n, n) of x (n, d_model), at positions 0 ... n - 1, before any mask and softmax.
+
+        Positions, scale and soft cap are included. ALiBi is 0 at distance 0; models with another origin differ by a
+        constant per row, to which softmax is invariant.
+        """
+        x = self._input("scores", x)
+        q, k = _project(x, self.W_Q, self.b_Q), _project(x, self.W_K, self.b_K)  # h n dh, kv n dh
+        if self.head_norm is not None:
+            q, k = self.head_norm.queries(q), self.head_norm.keys(k)
+        if self.latent_norm is not None:
+            q, k = self.latent_norm.queries(q, x), self.latent_norm.keys(k, x)
+        positions = np.arange(len(x))
+        if self.rotary is not None:
+            q, k = (self.rotary.rotate(columns, positions) for columns in (q, k))
+        k = np.repeat(k, self.n_heads // self.kv_heads, axis=0)  # h n dh
+        products: Array = self.scale * (q @ k.transpose(0, 2, 1))  # h n [dh] n
+        offsets = self.offsets(positions[:, None] - positions)  # h n n
+        products = products if offsets is None else products + offsets.astype(products.dtype)
+        return products if self.softcap is None else self.softcap * np.tanh(products / self.softcap)
+
+    def offsets(self, distances: Array) -> Array | None:
+        """Return what ALiBi or a relative bias adds to the scores at integer distances; heads first, then their shape.
+
+        None where scores have no additive part.
+        """
+        if self.relative_bias is not None:
+            return self.relative_bias.at(distances)
+        distance = np.asarray(distances)
+        return None if self.alibi is None else -np.multiply.outer(self.alibi, distance)
+
+    @property
+    def depends_on_distance(self) -> bool:
+        """True if scores depend on the distance of query and key."""
+        return not (self.rotary is None and self.alibi is None and self.relative_bias is None)
+
+    def mask(self, n: int) -> Array:
+        """Return the attention mask, bool (n, n): True where position i may attend to position j."""
+        n = as_count("Attention.mask", "n", n)
+        distance = np.arange(n)[:, None] - np.arange(n)  # n n
+        reach = n if self.window is None else self.window
+        visible: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
+        return visible
+
+    def output(self, patterns: Array, x: Array) -> Array:
+        """Return the output (n, d_model) for x (n', d_model) with attention weights (heads, n, n'), biases included."""
+        patterns, x = as_patterns("output", patterns, self.n_heads), self._input("output", x)
+        values = np.repeat(_project(x, self.W_V, self.b_V), self.n_heads // self.kv_heads, axis=0)
+        if self.latent_norm is not None:
+            values = values / self.latent_norm.value_divisors(x)[:, None]
+        heads = (patterns @ values).transpose(1, 0, 2).reshape(patterns.shape[1], -1)  # h n [n'] dh, to n (h dh)
+        out: Array = heads @ self.W_O.reshape(-1, self.W_O.shape[-1])  # n [h dh] d_model
+        return out if self.b_O is None else out + self.b_O
+
+    def value_divisors(self, x: Array) -> Array | None:
+        """Return what the values of x (n, d_model) are divided by, (n,), None unless latent vectors are normalised."""
+        x = self._input("value_divisors", x)
+        return None if self.latent_norm is None else self.latent_norm.value_divisors(x)
+
+    def _input(self, method: str, x: Array, parameter: str = "x") -> Array:
+        return as_stream(f"Attention.{method}", parameter, x, self.d_model, self.context)
+
+
+def _project(x: Array, weight: Array, bias: Array | None) -> Array:
+    out: Array = x @ weight  # h n [d] dh
+    return out if bias is None else out + bias[:, None]

@@ -1,0 +1,231 @@
+r"""Singular value decomposition of the QK and OV operators of a head, and maxima of their bilinear forms.
+
+Omega = sum_k s_k u_k v_k^T pairs a query direction u_k with a key direction v_k; OV = sum_k s_k u_k v_k^T maps the
+input direction u_k to the output direction v_k. For equal singular values only the two singular subspaces and the map
+between them are defined, not the vectors: such a group is a span.
+
+    max over unit x, y of  x Omega y^T  =  the largest singular value, at x = u_1, y = v_1
+    max over unit x    of  x Omega x^T  =  the largest eigenvalue of (Omega + Omega^T) / 2,   a Rayleigh quotient
+
+The second is the Courant-Fischer maximum of the symmetric part. It is at most the first, equal only where u_1 = v_1,
+and is uninformative for a head with different queries and keys. Neither is an eigenvalue of Omega.
+
+With Omega = A B^T and [A B] = Q R, (Omega + Omega^T) / 2 = Q R (J / 2) R^T Q^T, where J exchanges the two blocks: an
+eigenproblem of size 2 d_head. The form is zero on the orthogonal complement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import tnlib
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib._deprecation import renamed_names
+from tnlib._typing import Array
+from tnlib._validate import as_rtol
+from tnlib.linalg.canonical_basis import leading_phases
+from tnlib.linalg.orthogonal import qr_positive
+from tnlib.linalg.scaling import largest, norm
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import noise_level
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SingularVectors:
+    """Singular value decomposition, grouped by equal singular values; returned by `singular_vectors`.
+
+    Parameters
+    ----------
+    values
+        (r,), descending.
+    left
+        (m, r), orthonormal columns: query directions, or directions that values read.
+    right
+        (r, n), orthonormal rows: key directions, or output directions.
+    groups
+        Slices that cover all values in order: of length 1 for a simple value, longer for equal values.
+    """
+
+    values: Array
+    left: Array
+    right: Array
+    groups: tuple[slice, ...]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def spans(self) -> tuple[slice, ...]:
+        """The groups of more than one value, which define a subspace only."""
+        return tuple(group for group in self.groups if group.stop - group.start > 1)
+
+    @property
+    def effective_rank(self) -> float:
+        """Participation ratio of the singular values, (sum s^2)^2 / sum s^4, from 1 to r; 0 of a zero operator."""
+        s = self.values / (self.values[0] if len(self.values) and self.values[0] else 1.0)
+        total = float(np.square(s).sum())
+        return total**2 / float((s**4).sum()) if total else 0.0
+
+    def __repr__(self) -> str:
+        leading = ", ".join(f"{value:.4g}" for value in self.values[:4])
+        more = ", ..." if len(self.values) > 4 else ""
+        spans = f", {len(self.spans)} spans" if self.spans else ""
+        return f"SingularVectors({len(self.values)} singular values {leading}{more}{spans})"
+
+
+@single_threaded_blas
+def singular_vectors(operator: LowRank, *, rtol: float | None = None) -> SingularVectors:
+    """Return the singular value decomposition of a bilinear form or a map; equal singular values form spans.
+
+    Parameters
+    ----------
+    operator
+        `attention.qk(head)` or `attention.ov(head)`; the product is never formed. The last coordinate is the constant
+        1: biases are part of the singular vectors.
+    rtol
+        Singular values are equal if they differ by less than `rtol` times the Frobenius norm. None: 24 eps, as
+        elsewhere in tnlib. Use a larger value to group values that rounding or training has separated.
+
+    Returns
+    -------
+    SingularVectors
+        Truncated at the numerical rank; empty for a zero operator. Signs are fixed by the left vectors.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `operator` is not a LowRank, or `rtol` is invalid.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(1)
+    >>> found = singular_vectors(layer.ov(2))
+    >>> len(found), found.left.shape
+    (16, (65, 16))
+    """
+    if not isinstance(operator, LowRank):
+        raise ArgumentTypeError(
+            f"singular_vectors: operator must be a LowRank, got {type(operator).__name__}; "
+            "pass attention.qk(head) or attention.ov(head)."
+        )
+    rtol = as_rtol("singular_vectors", rtol)
+    u, s, vh = tnlib.convert(operator, tnlib.SVD)
+    rank = int(np.count_nonzero(s > noise_level(norm(s), s.dtype, min(operator.shape))))
+    u, s, vh = u[:, :rank], s[:rank], vh[:rank]
+    groups, start = [], 0
+    for span in tnlib.degenerate_groups(s, rtol=rtol) if rank else ():
+        groups += [slice(k, k + 1) for k in range(start, span.start)] + [span]
+        start = span.stop
+    return SingularVectors(s, u, vh, (*groups, *(slice(k, k + 1) for k in range(start, len(s)))))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Maximum:
+    """Maxima of a bilinear form over unit vectors, returned by `form_maximum`.
+
+    Parameters
+    ----------
+    value
+        Maximum of x Omega y^T over unit x and y, the largest singular value.
+    left, right
+        (d_model + 1,), singular vectors that attain it; one choice of several if the singular value is degenerate.
+    symmetric, lowest
+        Maximum and minimum of x Omega x^T over unit x.
+    direction
+        (d_model + 1,), eigenvector that attains `symmetric`.
+    """
+
+    value: float
+    left: Array
+    right: Array
+    symmetric: float
+    lowest: float
+    direction: Array
+
+    def __repr__(self) -> str:
+        return (
+            f"Maximum({self.value:.4g} over pairs of unit vectors; of one with itself from {self.lowest:.4g} to "
+            f"{self.symmetric:.4g})"
+        )
+
+
+def form_maximum(form: LowRank) -> Maximum:
+    """Return the maximum of x Omega y^T and the extremes of x Omega x^T over unit vectors.
+
+    Parameters
+    ----------
+    form
+        (d, d), for example `attention.qk(head)`; `tnlib.LowRank(form.left[:-1], form.right[:, :-1])` excludes the
+        biases. The product is never formed.
+
+    Returns
+    -------
+    Maximum
+        `value` >= max(`symmetric`, -`lowest`).
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `form` is not a square LowRank.
+
+    References
+    ----------
+    R. A. Horn and C. R. Johnson, "Matrix Analysis" (2nd ed., 2013), theorems 4.2.6 (Courant-Fischer) and 7.3.8.
+
+    Examples
+    --------
+    A head whose queries match the negative of their own direction:
+
+    >>> import numpy as np, tnlib
+    >>> form_maximum(tnlib.LowRank(np.eye(3)[:, :1], -3 * np.eye(3)[:1]))
+    Maximum(3 over pairs of unit vectors; of one with itself from -3 to 0)
+    """
+    if not isinstance(form, LowRank):
+        raise ArgumentTypeError(
+            f"form_maximum: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
+        )
+    if form.shape[0] != form.shape[1]:
+        raise ArgumentError(f"form_maximum: form must be square, got shape {form.shape}; pass attention.qk(head).")
+    operator = singular_vectors(form)
+    left, right = (operator.left[:, 0], operator.right[0]) if len(operator) else (np.zeros(form.shape[0]),) * 2
+    values, vectors = _symmetric(form)
+    return Maximum(
+        value=float(operator.values[0]) if len(operator) else 0.0,
+        left=left,
+        right=right,
+        symmetric=float(values[-1]),
+        lowest=float(values[0]),
+        direction=vectors[:, -1] * leading_phases(vectors[:, -1:])[0],
+    )
+
+
+def _symmetric(form: LowRank) -> tuple[Array, Array]:
+    """Return the smallest and largest eigenvalue of (Omega + Omega^T) / 2, ascending, and eigenvectors (d, 2)."""
+    d, r = form.shape[0], form.ranks[0]
+    a, b = form.left / (largest(form.left) or 1), form.right.T / (largest(form.right) or 1)
+    scale = float(largest(form.left) * largest(form.right))
+    q, t = qr_positive(np.hstack([a, b]))
+    inner = t[:, :r] @ t[:, r:].T  # k [r] k
+    values, vectors = np.linalg.eigh((inner + inner.T) / 2)
+    vectors = q @ vectors
+    if len(values) < d:  # the form vanishes on the orthogonal complement of both sides
+        outside = _orthogonal_to(q)
+        values, vectors = np.append(values, 0.0), np.column_stack([vectors, outside])
+    order = np.argsort(values, kind="stable")
+    ends = order[[0, -1]]
+    return scale * values[ends], vectors[:, ends]
+
+
+def _orthogonal_to(q: Array) -> Array:
+    """Return a unit vector orthogonal to the columns of q (d, k), k < d: the projected axis of largest residual."""
+    axis = np.zeros(len(q), q.dtype)
+    axis[int(np.square(q).sum(axis=1).argmin())] = 1
+    for _ in range(2):  # project twice for orthogonality to roundoff
+        axis = axis - q @ (q.T @ axis)
+    return np.asarray(axis / np.linalg.norm(axis))
+
+
+__getattr__ = renamed_names(__name__, {"Features": "SingularVectors", "singular_features": "singular_vectors"})

@@ -1,0 +1,331 @@
+r"""Circuits from tokens to logits: the direct path W_E W_U, and copying through a head, W_E OV W_U.
+
+C = W_E OV W_U is (vocab, vocab) with rank at most d_head. With R = W_E W_V (tokens, d_head) and W = W_O W_U (d_head,
+tokens), C = R W has the same nonzero eigenvalues as W R (d_head, d_head). A head that raises the logits of the tokens
+it attends to tends to have eigenvalues with positive real parts. The copying score is
+
+    sum_k lambda_k / sum_k |lambda_k|  =  tr(W R) / sum_k |lambda_k|,    from -1 to 1.
+
+W_E is the head's input for each token alone. The mean over tokens is subtracted from W_U: softmax is invariant to a
+vector added to every column of the unembedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_count, as_rng, to_numpy
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.circuits.heads.effective_head import StreamHead, stream_head
+from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+
+_CELLS = 1 << 23  # logits in memory at a time
+_BLOCK = 1 << 12  # tokens per block converted to float64
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Copying:
+    """Copying scores of a head, returned by `copying`.
+
+    Parameters
+    ----------
+    eigenvalues
+        (d_head,), complex, descending modulus: all eigenvalues of the circuit that can differ from zero.
+    ranks
+        (tokens,): number of other logits that a token raises at least as much as its own; 0 where it copies.
+    vocab
+        Vocabulary size; larger than the size of `ranks` if these are a sample.
+    """
+
+    eigenvalues: Array
+    ranks: Array
+    vocab: int
+
+    @property
+    def score(self) -> float:
+        """Sum of the eigenvalues over the sum of their moduli: 1 for a copying head, 0 by chance."""
+        return _score(self.eigenvalues)
+
+    def accuracy(self, k: int = 1) -> float:
+        """Return the fraction of tokens whose own logit is among the k that they raise most; chance is k / vocab."""
+        return float((self.ranks < as_count("Copying.accuracy", "k", k)).mean())
+
+    def __repr__(self) -> str:
+        sampled = "" if len(self.ranks) == self.vocab else f" of {len(self.ranks):,} tokens"
+        return f"Copying(score {self.score:.3f}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{sampled})"
+
+
+@single_threaded_blas
+def copying(
+    model: Checkpoint,
+    layer: int,
+    head: int,
+    *,
+    vocabulary: Vocabulary | None = None,
+    sample: int | None = None,
+    rng: int | np.random.Generator = 0,
+) -> Copying:
+    """Return copying scores of a head: whether its output for a token raises the logit of that token.
+
+    Parameters
+    ----------
+    model
+        A checkpoint with an unembedding.
+    layer, head
+        Indices, from 0.
+    vocabulary
+        Result of `read_vocabulary(model)`; reuse it for several heads.
+    sample
+        Number of tokens sampled for the ranks; None: all, which takes seconds per head for GPT-2. Eigenvalues always
+        use all tokens. Memory grows linearly with the vocabulary.
+    rng
+        Seed or generator for the sample.
+
+    Returns
+    -------
+    Copying
+        `eigenvalues`, `score`, `accuracy(k)`.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such head, or the model has no unembedding.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Copying / primitive in-context
+    learning".
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> copying(model, 1, 2).score > 0.99, copying(model, 0, 3).score > 0  # an induction head, a previous-token head
+    (True, False)
+    """
+    effective = stream_head("copying", model, layer, head)
+    words = _ends_in_logits("copying", model, vocabulary)
+    chosen = np.arange(len(words))
+    if sample is not None and as_count("copying", "sample", sample) < len(words):
+        chosen = np.sort(as_rng("copying", rng).choice(len(words), sample, replace=False))
+    return circuit_copying(effective, words, chosen)
+
+
+@single_threaded_blas
+def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -> Array:
+    """Return the copying scores of all heads, (layers, heads), from one pass over the vocabulary.
+
+    Parameters
+    ----------
+    model
+        A checkpoint with an unembedding.
+    vocabulary
+        Result of `read_vocabulary(model)`.
+
+    Returns
+    -------
+    ndarray
+        `copying(model, layer, head).score` of each. All heads share one matrix (d_model, d_model + 1), the sum over
+        tokens of unembedding times input.
+
+    Raises
+    ------
+    ArgumentError
+        If the model has no unembedding.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
+    array([1., 1., 1., 1.])
+    """
+    words = _ends_in_logits("copying_scores", as_checkpoint("copying_scores", model, "model"), vocabulary)
+    scores = np.zeros((model.n_layers, model.sizes.n_heads))
+    between = None
+    for at in np.ndindex(scores.shape):
+        head = stream_head("copying_scores", model, *at)
+        ov = head.attention.ov(0)
+        between = words.between(head.norm) if between is None else between  # all norms have the same divisors
+        scores[at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ between @ ov.left))  # dh [d] [d~] dh
+    return scores
+
+
+def circuit_copying(head: StreamHead, words: Vocabulary, chosen: Array) -> Copying:
+    """Return the eigenvalues of a head's circuit, and the ranks of the chosen tokens."""
+    ov = head.attention.ov(0)
+    reads = words.read(ov.left, head.norm)  # vocab dh
+    writes = words.write(ov.right[:, :-1])  # dh vocab
+    values = np.linalg.eigvals(_product(writes, reads))
+    order = np.lexsort([-values.imag, -np.abs(values)])
+    return Copying(values[order].astype(np.complex128), _ranks(reads, writes, chosen), len(words))
+
+
+def _product(writes: Array, reads: Array) -> Array:
+    """Return writes @ reads over all tokens, summed in float64."""
+    total = np.zeros((len(writes), reads.shape[1]))
+    for start in range(0, len(reads), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        total += writes[:, part].astype(np.float64) @ reads[part].astype(np.float64)  # dh [token] dh
+    return total
+
+
+def _ranks(reads: Array, writes: Array, chosen: Array) -> Array:
+    """Return for every chosen token the number of other logits at least as large as its own, block by block."""
+    ranks = np.empty(len(chosen), np.int64)
+    block = max(1, _CELLS // writes.shape[1])
+    for start in range(0, len(chosen), block):
+        tokens = chosen[start : start + block]
+        logits = parallel_matmul(reads[tokens], writes)  # token [dh] vocab
+        own_logits = logits[np.arange(len(tokens)), tokens]
+        ranks[start : start + block] = np.count_nonzero(logits >= own_logits[:, None], axis=1) - 1
+    return ranks
+
+
+def _score(eigenvalues: Array) -> float:
+    sizes = np.abs(eigenvalues)
+    return float(eigenvalues.real.sum() / sizes.sum()) if sizes.any() else 0.0
+
+
+def _ends_in_logits(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
+    words = as_vocabulary(function, model, vocabulary)
+    if not words.ends_in_logits:
+        raise ArgumentError(
+            f"{function}: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "
+            "states; load one with a head for tokens."
+        )
+    return words
+
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bigrams:
+    """Most likely successors of each token by the direct path, returned by `bigrams`.
+
+    Parameters
+    ----------
+    tokens
+        (n,), the current tokens.
+    successors
+        (n, k), the next tokens, in order of descending probability.
+    probabilities
+        (n, k), softmax probabilities over the whole vocabulary.
+    vocabulary
+        Token names.
+    """
+
+    tokens: Array
+    successors: Array
+    probabilities: Array
+    vocabulary: Vocabulary
+
+    def __repr__(self) -> str:
+        name = self.vocabulary.name
+        rows = zip(self.tokens[:_SHOWN], self.successors, self.probabilities, strict=False)
+        lines = [
+            f"{name(token):>12} -> "
+            + "  ".join(f"{name(s)} {p:.2f}" for s, p in zip(successors, probabilities, strict=True))
+            for token, successors, probabilities in rows
+        ]
+        more = len(self.tokens) - _SHOWN
+        return "\n".join(lines + [f"... and {more:,} more tokens"] * (more > 0))
+
+
+@single_threaded_blas
+def bigrams(
+    model: Checkpoint, tokens: Array | None = None, *, k: int = 5, vocabulary: Vocabulary | None = None
+) -> Bigrams:
+    """Return the k most likely successors of each token from embedding and unembedding alone.
+
+    The final norm is applied exactly, division included, and so are the bias and the cap of the logits: this is the
+    prediction of the model without any layer outputs. Learned positions are omitted.
+
+    Parameters
+    ----------
+    model
+        A checkpoint with an unembedding.
+    tokens
+        (n,), integers: the current tokens. None: every token, at vocab^2 d_model multiplications and no additional
+        memory.
+    k
+        Number of successors.
+    vocabulary
+        Result of `read_vocabulary(model)`.
+
+    Returns
+    -------
+    Bigrams
+        Printed as a table.
+
+    Raises
+    ------
+    ArgumentError
+        If the model has no unembedding, a token is not in the vocabulary, or k is too large.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Zero-layer transformers".
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = bigrams(model, k=2)
+    >>> found.successors.shape
+    (1024, 2)
+    """
+    words = as_vocabulary("bigrams", as_checkpoint("bigrams", model, "model"), vocabulary)
+    if not words.ends_in_logits:
+        raise ArgumentError(
+            f"bigrams: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "
+            "states; load one with a head for tokens."
+        )
+    if as_count("bigrams", "k", k) > len(words):
+        raise ArgumentError(f"bigrams: k must be at most {len(words)}, the count of tokens, got {k}; choose a smaller.")
+    chosen = np.arange(len(words)) if tokens is None else _as_tokens(tokens, len(words))
+    successors, probabilities = np.empty((len(chosen), k), np.int64), np.empty((len(chosen), k))
+    block = max(1, _CELLS // len(words))
+    for start in range(0, len(chosen), block):
+        part = slice(start, start + block)
+        successors[part], probabilities[part] = _likeliest(_logits(words, chosen[part]), k)
+    return Bigrams(chosen, successors, probabilities, words)
+
+
+def _logits(words: Vocabulary, tokens: Array) -> Array:
+    x = words.rows(tokens)
+    x = x if words.final is None else words.final(x)
+    logits = parallel_matmul(x.astype(words.unembed.dtype), words.unembed.T)  # token [d] vocab
+    logits = logits if words.bias is None else logits + words.bias.astype(logits.dtype)
+    return logits if words.cap is None else words.cap * np.tanh(logits / words.cap)
+
+
+def _likeliest(logits: Array, k: int) -> tuple[Array, Array]:
+    """Return the k largest logits of each row, descending, and their softmax probabilities."""
+    near = np.argpartition(-logits, k - 1, axis=1)[:, :k]
+    sizes = np.take_along_axis(logits, near, axis=1)
+    order = np.argsort(-sizes, axis=1, kind="stable")
+    near, sizes = (np.take_along_axis(a, order, axis=1) for a in (near, sizes))
+    top = sizes[:, :1]
+    total = np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64)
+    return near, np.exp((sizes - top).astype(np.float64)) / total
+
+
+def _as_tokens(tokens: Array, vocab: int) -> Array:
+    a = np.atleast_1d(to_numpy("bigrams", "tokens", tokens))
+    if a.dtype.kind not in "iu" or a.ndim != 1:
+        raise ArgumentError(
+            f"bigrams: tokens must be integers of shape (n,), got {a.dtype} of shape {a.shape}; "
+            "pass the numbers of the tokenizer."
+        )
+    if a.size and (a.min() < 0 or a.max() >= vocab):
+        raise ArgumentError(
+            f"bigrams: tokens must lie between 0 and {vocab - 1}, got {a[(a < 0) | (a >= vocab)][0]}; "
+            "use the tokenizer that belongs to the model."
+        )
+    return a.astype(np.int64)

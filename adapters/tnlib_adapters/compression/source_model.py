@@ -1,0 +1,74 @@
+"""The checkpoint that is compressed: as a running model loaded once, and with its vectors kept in memory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.files.tensor_file import TensorInfo, check_finite
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import RunningModel
+
+
+class SourceModel:
+    """A checkpoint as a running model, loaded by transformers at its first use and only once.
+
+    Every step that changes weights works on a copy and drops it, so that at most two models are in memory.
+
+    Parameters
+    ----------
+    checkpoint
+        Of a model of text, with its tokenizer.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    @cached_property
+    def original(self) -> RunningModel:
+        """The model with its original weights, which must not be changed.
+
+        Raises
+        ------
+        FileFormatError
+            If transformers cannot load it, or a weight is NaN or inf.
+        """
+        from tnlib_adapters.instrument.running_model import open_running
+
+        folder = self.checkpoint.folder.path
+        model = open_running(folder)
+        for name, parameter in model.model.named_parameters():
+            check_finite(name, folder, parameter.numpy())
+        return model
+
+    def copy(self) -> RunningModel:
+        """Return a copy of the original, whose weights may be changed."""
+        from tnlib_adapters.instrument.running_model import running
+
+        return running(copy.deepcopy(self.original.model), self.original.tokenizer)
+
+
+class _Vector(TensorInfo):
+    """A tensor that stays in memory once it is read."""
+
+    @cached_property
+    def _stored(self) -> Array:
+        values = super().read_stored()
+        values.flags.writeable = False
+        return values
+
+    def read_stored(self) -> Array:
+        """Return the numbers as stored, read-only."""
+        return self._stored
+
+
+def with_vectors_in_memory(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the same checkpoint, whose biases and norms stay in memory: all steps of a compression read these."""
+    tensors = dict(checkpoint.folder.tensors)
+    tensors |= {name: _Vector(**vars(info)) for name, info in tensors.items() if len(info.shape) == 1}
+    return replace(checkpoint, folder=replace(checkpoint.folder, tensors=tensors))

@@ -1,0 +1,212 @@
+"""Factored matrices multiplied out in double precision, by kind, and folders that read as dense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tnlib import CP, FileFormatError, TTMatrix, Tucker
+from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, scale_name, whole_part
+from tnlib_adapters.factors.interpolative import unpack
+from tnlib_adapters.factors.projections import Projections, Sizes, n_out, unstack
+from tnlib_adapters.files.folder import Folder
+from tnlib_adapters.files.tensor_file import TensorInfo
+
+
+def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes) -> Projections:
+    """Multiply factors out, in float64.
+
+    Returns the replaced weights (in, out) and biases: projections of one layer by letter, other weights by module.
+    """
+    weights: dict[str, Array] = {}
+    biases: dict[str, Array] = {}
+    for matrix in matrices:
+        wide = replace(matrix, arrays={k: a.astype(np.float64) for k, a in matrix.arrays.items()})
+        try:
+            expanded = EXPAND[matrix.kind](wide, sizes)
+            _check_expanded(expanded, matrix, sizes)
+        except (LookupError, ValueError) as problem:  # a part that is missing, or shapes that do not fit together
+            where = f"module {matrix.module}" if matrix.module and not matrix.of else f"projections {matrix.of!r}"
+            raise FileFormatError(
+                f"open_checkpoint: the factors of {where} cannot be multiplied out as {matrix.kind!r} ({problem}); "
+                "compress again."
+            ) from None
+        weights |= expanded.weights
+        biases |= expanded.biases
+    return Projections(weights, biases)
+
+
+def _check_expanded(expanded: Projections, matrix: FactoredMatrix, sizes: Sizes) -> None:
+    shapes = {name: weight.shape for name, weight in expanded.weights.items()}
+    if matrix.module and not matrix.of:
+        if [len(shape) for shape in shapes.values()] != [2]:
+            raise ValueError(f"they give arrays of shapes {shapes} for one matrix")
+        return
+    wanted = {name: (sizes.d_model, sizes.widths[name]) for name in matrix.of}
+    if shapes != {name: shape[::-1] if name == "o" else shape for name, shape in wanted.items()}:
+        raise ValueError(f"they give weights of shapes {shapes} for d_model {sizes.d_model}")
+    for name, bias in expanded.biases.items():
+        if bias.shape != (n_out(sizes, name),):
+            raise ValueError(f"they give a bias of shape {bias.shape} where {n_out(sizes, name)} numbers are added")
+
+
+def _dense(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    return _one_weight(matrix, matrix.arrays[whole_part(matrix.of)])
+
+
+def _low_rank(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    return _one_weight(matrix, matrix.arrays["left"] @ matrix.arrays["right"])
+
+
+def _ttm(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    cores = [matrix.arrays[f"core{k}"] for k in range(len(matrix.arrays.keys() - {"bias"}))]
+    return _one_weight(matrix, TTMatrix(tuple(cores)).full())
+
+
+def _one_weight(matrix: FactoredMatrix, weight: Array) -> Projections:
+    return Projections({matrix.of or matrix.module: weight}, _own_bias(matrix))
+
+
+def _own_bias(matrix: FactoredMatrix) -> dict[str, Array]:
+    return {matrix.of: matrix.arrays["bias"]} if "bias" in matrix.arrays else {}
+
+
+def _tucker(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
+    return unstack(Tucker(matrix.arrays["core"], tuple(factors)).full(), matrix.of)
+
+
+def _cp(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
+    return unstack(CP(matrix.arrays["weights"], tuple(factors)).full(), matrix.of)
+
+
+def _stack(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    return unstack(matrix.arrays["stack"], matrix.of)
+
+
+def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    """Multiply out an interpolative decomposition: all rows of the weight are combinations of some of its rows.
+
+    `left` (m - r, r) holds the coefficients of the other rows, `right` (r, n) the chosen rows; the bias may be the last
+    of the m rows. A bias that no row holds is `bias`, or 0: a key bias adds the same to all scores of a query, and a
+    value bias adds a constant to the output.
+    """
+    name = matrix.of
+    rows_and_bias = unpack(matrix.arrays["left"], matrix.rows) @ matrix.arrays["right"]  # m [r], [r] n
+    if not name:
+        return _one_weight(matrix, rows_and_bias)
+    n_in = sizes.widths["o"] if name == "o" else sizes.d_model
+    biases = {held: np.zeros(n_out(sizes, held)) for held in matrix.biases}
+    biases |= {name: rows_and_bias[n_in]} if len(rows_and_bias) > n_in else {}
+    return Projections({name: rows_and_bias[:n_in]}, biases | _own_bias(matrix))
+
+
+def _heads(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+    """Return weights with d_head columns per head from factors with as many columns per head as its rank; rest zero.
+
+    `left` (d_model, r), or (d_model + 1, r) with the bias as last row, holds the first projection; `right` (r, d_model)
+    or (r, d_model + 1) the second.
+    """
+    if len(matrix.ranks) != sizes.kv_heads or max(matrix.ranks) > sizes.d_head:
+        raise ValueError(f"ranks {matrix.ranks} for {sizes.kv_heads} heads of {sizes.d_head}")
+    first, second = list(matrix.of)
+    left = np.zeros((len(matrix.arrays["left"]), sizes.widths[first]))
+    right = np.zeros((sizes.widths[second], matrix.arrays["right"].shape[1]))
+    left[:, places(ranks_of(first, matrix.ranks, sizes), sizes.d_head)] = matrix.arrays["left"]
+    right[places(ranks_of(second, matrix.ranks, sizes), sizes.d_head)] = matrix.arrays["right"]
+
+    d = sizes.d_model
+    weights = {first: left[:d], second: right if second == "o" else right[:, :d].T}
+    biases = {first: left[d]} if len(left) > d else {}
+    if second != "o" and right.shape[1] > d:
+        biases[second] = right[:, d]
+    return Projections(weights, biases)
+
+
+def ranks_of(name: str, ranks: Sequence[int], sizes: Sizes) -> list[int]:
+    """Return the rank of every head of a projection, that of its key and value head."""
+    group = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
+    return [r for r in ranks for _ in range(group)]
+
+
+def places(ranks: Sequence[int], d_head: int) -> list[int]:
+    """Return the indices of the inner dimensions that heads of these ranks use: the first of each head.
+
+    >>> places([1, 2], d_head=4)
+    [0, 4, 5]
+    """
+    return [head * d_head + column for head, r in enumerate(ranks) for column in range(r)]
+
+
+EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
+    "dense": _dense,
+    "low_rank": _low_rank,
+    "ttm": _ttm,
+    "heads": _heads,
+    "interpolative": _interpolative,
+    "tucker": _tucker,
+    "cp": _cp,
+    "stack": _stack,
+}
+
+
+def mlp_names(wiring: Wiring, layers: Iterable[int]) -> list[str]:
+    """Return the names of the feed-forward matrices of these layers, without a prefix."""
+    parts = (wiring.layers[layer].feed_forward for layer in layers)
+    return [matrix.name for part in parts if part is not None for matrix in part.matrices]
+
+
+def is_embedding(wiring: Wiring, name: str) -> bool:
+    """Test if the module of this name, without a prefix, is the table of token embeddings."""
+    return name == wiring.embedding.table.name
+
+
+def on_rows(wiring: Wiring, name: str, weight: Any) -> Any:
+    """Convert a weight, array or tensor, between its stored layout and (in, out); the conversion is an involution."""
+    return wiring.matrices[name].on_rows(weight)
+
+
+@dataclass(frozen=True)
+class ExpandedTensor(TensorInfo):
+    """A weight stored as factors, multiplied out when it is read."""
+
+    description: Description
+    parts: Mapping[str, TensorInfo]
+    sizes: Sizes
+    transposed: bool
+
+    def read_stored(self) -> Array:
+        """Multiply out, in double precision."""
+        matrix = self.description.read(lambda part: self.parts[part].read_finite())
+        weight = expand([matrix], self.sizes).weights[self.description.module]
+        return (weight.T if self.transposed else weight).astype(np.float32)
+
+    def read_part(self, index: tuple[slice, ...]) -> Array:
+        """Multiply out and return some rows and columns."""
+        return self.read_finite()[index]
+
+
+def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> Folder:
+    """Return a folder in which factored weights outside the attention read as dense tensors of their own name."""
+    tensors = dict(folder.tensors)
+    for description in described:
+        if description.of:
+            continue
+        matrix = wiring.matrices[description.module]
+        parts = {
+            part: folder.tensors[f"{matrix.module}.{part}"]
+            for part in (*description.shapes, *map(scale_name, description.scales))
+        }
+        transposed = matrix.stored == "out_in"
+        shape = description.shape[::-1] if transposed else description.shape
+        file = next(iter(parts.values())).file
+        tensors[matrix.weight] = ExpandedTensor(
+            file, matrix.weight, "F32", shape, 0, 0, description, parts, wiring.sizes, transposed
+        )
+    return replace(folder, tensors=tensors)

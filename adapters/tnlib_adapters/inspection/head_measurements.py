@@ -1,0 +1,259 @@
+r"""Measurements of attention heads for the inspection page: spectra, gauge freedom, head scores, heads in tokens.
+
+Schmidt values are the singular values of an operator, those of the bond between its two sides. The effective rank is
+the participation ratio (sum s^2)^2 / sum s^4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from tnlib import LowRank, TnlibError
+from tnlib._typing import Array
+from tnlib.linalg.thin_svd import product_svd
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.attention.gauge.scores import Columns
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.circuits import (
+    Compositions,
+    HeadReading,
+    Induction,
+    Overlaps,
+    PatternScores,
+    Vocabulary,
+    copying,
+    find_induction,
+    read_head,
+    read_vocabulary,
+    repeat_scores,
+    subspace_overlaps,
+)
+from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.reference.weights import Weights
+from tnlib_adapters.transforms.gauge_fixing import head_order
+
+
+@dataclass(frozen=True, eq=False)
+class Spectra:
+    """Singular values (Schmidt values) of the operators of all heads, descending.
+
+    Parameters
+    ----------
+    qk
+        Maps a distance (None where scores do not depend on it) to values (layers, heads, rank).
+    ov
+        (layers, heads, d_head).
+    """
+
+    qk: Mapping[int | None, Array]
+    ov: Array
+
+
+@single_threaded_blas
+def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spectra:
+    """Return the singular values of the QK operators at some distances and of the OV operators, biases included."""
+
+    def of(distance: int | None) -> Array:
+        return np.array([[_values(layer.qk(h, distance)) for h in range(layer.n_heads)] for layer in layers])
+
+    ov = np.array([[_values(layer.ov(h)) for h in range(layer.n_heads)] for layer in layers])
+    return Spectra({distance: of(distance) for distance in distances}, ov)
+
+
+def effective_rank(values: Array) -> Array:
+    """Return (sum s^2)^2 / sum s^4 over the last axis; 0 for a zero operator.
+
+    >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    array([2., 1., 0.])
+    """
+    largest = values.max(axis=-1, keepdims=True)
+    squares = np.square(values / np.where(largest > 0, largest, 1))
+    total, of_squares = squares.sum(axis=-1), np.square(squares).sum(axis=-1)
+    return np.asarray(np.where(total > 0, total**2 / np.where(total > 0, of_squares, 1), 0.0))
+
+
+@dataclass(frozen=True)
+class GaugeReport:
+    """Gauge degrees of freedom and norms of the weights of a layer.
+
+    Parameters
+    ----------
+    n_numbers, n_free
+        Number of weights and biases of the layer, and number of gauge degrees of freedom among them.
+    queries_to_keys, values_to_outputs
+        Smallest and largest quotient of norms over key and value heads: 1 in the balanced gauge.
+    order
+        Heads in the order of `fix_gauge`, by descending norm.
+    """
+
+    n_numbers: int
+    n_free: int
+    queries_to_keys: tuple[float, float]
+    values_to_outputs: tuple[float, float]
+    order: tuple[int, ...]
+
+
+@single_threaded_blas
+def gauge_report(layer: Attention) -> GaugeReport:
+    """Return the gauge degrees of freedom of a layer and how far it is from the balanced gauge."""
+    group = layer.n_heads // layer.kv_heads
+    queries, outputs = (_by_key_head(w, group) for w in (layer.W_Q, layer.W_O))
+    keys, values = (_by_key_head(w, 1) for w in (layer.W_K, layer.W_V))
+    arrays = (getattr(layer, name) for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"))
+    return GaugeReport(
+        sum(a.size for a in arrays if a is not None),
+        layer.kv_heads * (_free_scores(layer) + _free_values(layer)),
+        _range(queries, keys),
+        _range(values, outputs),
+        tuple(int(head) for head in head_order(layer)),
+    )
+
+
+def _values(operator: LowRank) -> Array:
+    return product_svd(operator.left.astype(np.float64), operator.right.astype(np.float64))[1]
+
+
+def _by_key_head(weights: Array, group: int) -> Array:
+    """Return the norms of all groups of heads that share a key and value head, (kv_heads,)."""
+    squares = np.square(weights.astype(np.float64)).sum(axis=(1, 2)).reshape(-1, group)
+    return np.asarray(np.sqrt(squares.sum(axis=1)))
+
+
+def _range(a: Array, b: Array) -> tuple[float, float]:
+    ratio = np.where(b > 0, a / np.where(b > 0, b, 1), np.inf)
+    return float(ratio.min()), float(ratio.max())
+
+
+def _free_scores(layer: Attention) -> int:
+    """Count the gauge freedom of the scores of one key head: GL on unrotated columns, a complex factor per plane."""
+    columns = Columns.of(layer.rotary, layer.d_head)
+    if layer.head_norm is not None:
+        return 0  # only signs and quarter turns, a discrete group
+    still = len(columns.still)
+    bias = still if layer.b_K is not None and layer.softcap is None else 0
+    return still**2 + 2 * len(columns.planes[0]) + sum(2 * len(a) ** 2 for a, _ in columns.alike) + bias
+
+
+def _free_values(layer: Attention) -> int:
+    bias = layer.d_value if layer.b_V is not None and layer.b_O is not None else 0
+    return layer.d_value**2 + bias
+
+
+HeadKind: TypeAlias = Literal["previous", "duplicate", "induction"]
+Reader: TypeAlias = Literal["Q", "K", "V"]
+
+_MOST_READ = 8  # largest number of heads shown in tokens
+_MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
+_MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Head scores and heads in tokens.
+
+    Parameters
+    ----------
+    scores
+        Pattern scores on repeated random tokens; None if the model is not run.
+    copying
+        Eigenvalue copying scores (layers, heads), NaN where not measured; None without an unembedding.
+    heads
+        Some heads in tokens: those with the highest scores, and those of the strongest compositions.
+    overlaps
+        Overlaps of output subspaces with subspaces read by "Q", "K" or "V".
+    induction
+        Induction circuit of an attention-only model; None for other models.
+    notes
+        Sentences on omissions.
+    """
+
+    scores: PatternScores | None
+    copying: Array | None
+    heads: tuple[HeadReading, ...]
+    overlaps: Mapping[Reader, Overlaps]
+    induction: Induction | None
+    notes: tuple[str, ...]
+
+
+def read_heads(
+    checkpoint: Checkpoint,
+    layers: Sequence[Attention],
+    weights: Weights | None,
+    compositions: Mapping[str, Compositions],
+    *,
+    distance: int | None,
+    centred: bool,
+    progress: Progress,
+) -> Readings:
+    """Return the measurements of the heads of the shown layers; `weights` are None for a model that is not run."""
+    progress("reading tokens", 0, 3)
+    scores, notes = None, []
+    if weights is not None and (weights.context is None or weights.context >= 4):
+        scores = repeat_scores(weights, n_sequences=1)
+    progress("reading tokens", 1, 3)
+    words: Vocabulary | None = None
+    if checkpoint.wiring.reads == "tokens":
+        try:
+            words = read_vocabulary(checkpoint)
+        except TnlibError as problem:  # attention weights only: no embedding
+            notes.append(f"Tokens are not named: {problem}")
+    copying_scores = None if words is None else _copying_scores(checkpoint, len(layers), words, progress)
+    if copying_scores is not None and np.isnan(copying_scores).any():
+        notes.append("Copying is measured in the first layers only: the vocabulary is large.")
+    progress("reading tokens", 2, 3)
+    chosen = [] if words is None else _choose_heads(checkpoint, len(layers), len(words), scores, compositions)
+    heads = tuple(read_head(checkpoint, *head, distance=distance, vocabulary=words) for head in chosen)
+    progress("reading tokens", 3, 3)
+    overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Reader) if len(layers) > 1}
+    return Readings(scores, copying_scores, heads, overlaps, _induction(checkpoint), tuple(notes))
+
+
+def _induction(checkpoint: Checkpoint) -> Induction | None:
+    """Return the induction circuit, None if the model is not attention-only or its context is too short."""
+    if not checkpoint.wiring.is_attention_only:
+        return None
+    try:
+        return find_induction(checkpoint, n=8)
+    except TnlibError:
+        return None
+
+
+def _copying_scores(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, progress: Progress) -> Array | None:
+    """Return the copying scores (layers, heads) of as many layers as can be measured in seconds."""
+    if not words.ends_in_logits:
+        return None
+    sizes = checkpoint.sizes
+    work = 2 * len(words) * sizes.d_head * sizes.d_model
+    measured = min(n_layers, max(1, int(_MOST_COPIED / (work * sizes.n_heads))))
+    scores = np.full((n_layers, sizes.n_heads), np.nan)
+    for at in np.ndindex(measured, sizes.n_heads):
+        progress("measuring copying", at[0], measured)
+        scores[at] = copying(checkpoint, *at, vocabulary=words, sample=1).score
+    progress("measuring copying", measured, measured)
+    return scores
+
+
+def _choose_heads(
+    checkpoint: Checkpoint,
+    n_layers: int,
+    vocab: int,
+    scores: PatternScores | None,
+    compositions: Mapping[str, Compositions],
+) -> list[Head]:
+    """Return the heads with the highest scores, then those of the strongest pairs."""
+    candidates: list[Head] = (
+        [] if scores is None else [head for kind in get_args(HeadKind) for head, _ in scores.largest(kind, 1)]
+    )
+    for scores_of_kind in compositions.values():
+        candidates += [head for writer, reader, _ in scores_of_kind.largest(1) for head in (writer, reader)]
+    if n_layers * checkpoint.sizes.n_heads <= _MOST_READ:
+        candidates += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
+    chosen = dict.fromkeys(head for head in candidates if head[0] < n_layers)
+    work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
+    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])

@@ -1,3 +1,0 @@
-"""Names that the command line needs before it imports numpy."""
-
-PAGE = "inspect.html"

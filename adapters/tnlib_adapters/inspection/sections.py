@@ -1,0 +1,255 @@
+"""Sections of the inspection page: each function returns pieces of HTML with pictures drawn by `draw`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias, get_args
+
+import numpy as np
+
+import tnlib
+from tnlib.drawing import Diagram
+from tnlib_adapters.circuits import Overlaps, block_diagram, composition_diagram, frozen_diagram, heat_map, term_diagram
+from tnlib_adapters.circuits.paths.attention_layer import NAMES
+from tnlib_adapters.compression.report.html import table
+from tnlib_adapters.inspection.head_measurements import HeadKind, Reader
+from tnlib_adapters.inspection.measure import Inspection
+from tnlib_adapters.inspection.pictures import (
+    head_score_maps,
+    pattern_overview,
+    pattern_panels,
+    rank_maps,
+    schmidt_values,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw: TypeAlias = "Callable[[Figure], str]"
+
+STRONGEST = 5  # pairs of heads in a table
+_MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
+
+
+def block(inspection: Inspection, draw: Draw) -> list[str]:
+    """Draw every kind of block of the model, at most 3."""
+    parts = [
+        "<p>A bubble is contracted first, then its function is applied. Lines are indices; their width is the "
+        "logarithm of their size.</p>"
+    ]
+    kinds: dict[Diagram, list[int]] = {}
+    for layer in range(inspection.checkpoint.n_layers):
+        diagram = block_diagram(inspection.checkpoint, layer)
+        kinds.setdefault(Diagram(diagram.nodes, diagram.legs, "", diagram.bubbles), []).append(layer)
+    for diagram, layers in list(kinds.items())[:_MOST_BLOCKS]:
+        parts += [f"<h3>{_named(layers)}</h3>", draw(tnlib.draw(diagram).figure)]
+    if len(kinds) > _MOST_BLOCKS:
+        parts.append(f"<p>{len(kinds) - _MOST_BLOCKS} more kinds of blocks are not drawn.</p>")
+    return parts
+
+
+def frozen(inspection: Inspection, draw: Draw) -> list[str]:
+    """Draw a layer with frozen patterns."""
+    return [
+        "<p>With the patterns A of a text frozen, a layer is a linear operator: A acts on positions, "
+        "W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product per head.</p>",
+        draw(tnlib.draw(frozen_diagram(inspection.checkpoint.attention(0))).figure),
+    ]
+
+
+def composition(inspection: Inspection, draw: Draw) -> list[str]:
+    """Return the composition scores: heat maps of all pairs, and a table and diagrams of the strongest pairs."""
+    if not inspection.compositions:
+        return ["<p>One layer: no pairs of heads to compose.</p>"]
+    rows = [
+        [name, *map(_head, (writer, reader)), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
+        for name, compositions in inspection.compositions.items()
+        for writer, reader, s in compositions.largest(STRONGEST)
+    ]
+    return [
+        "<p>Composition score ||L R|| / (||L|| ||R||) of the output of a head with the queries (Q), keys (K) or "
+        "values (V) of a later head, as a multiple of its value for a random rotation between the two. Heads are "
+        "named layer.head.</p>",
+        '<div class="row">'
+        + "".join(
+            _titled(name, draw(heat_map(compositions))) for name, compositions in inspection.compositions.items()
+        ),
+        "</div>",
+        "<h3>The strongest pairs</h3>",
+        table(["kind", "writes", "reads", "score", "chance", "multiple"], rows),
+        "<h3>As diagrams</h3>",
+        *(f"<p>{heads}:</p>{draw(tnlib.draw(diagram).figure)}" for heads, diagram in _strongest(inspection)),
+        *_terms(inspection, draw),
+    ]
+
+
+def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
+    """Yield caption and diagram of the strongest pair of every kind of composition."""
+    for kind in ("Q", "K", "V"):
+        pairs = [
+            (score.multiple, name, writer, reader)
+            for name, scores in inspection.compositions.items()
+            if scores.kind == kind
+            for writer, reader, score in scores.largest(1)
+        ]
+        for multiple, name, writer, reader in sorted(pairs, reverse=True)[:1]:
+            earlier, later = (
+                (inspection.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader)
+            )
+            heads = f"{_head(reader)} reads {_head(writer)}"
+            yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, later, earlier)
+
+
+def _terms(inspection: Inspection, draw: Draw) -> list[str]:
+    """Draw the ten terms of a two-layer attention-only model for the strongest pair by K-composition."""
+    checkpoint = inspection.checkpoint
+    if not checkpoint.wiring.is_attention_only or checkpoint.n_layers != 2:
+        return []
+    ((writer, reader, _),) = inspection.compositions["K"].largest(1)
+    earlier, later = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
+    picture = draw(tnlib.draw([term_diagram(name, later, earlier) for name in NAMES]).figure)
+    return [f"<details><summary>All ten terms of {_head(writer)} and {_head(reader)}</summary>{picture}</details>"]
+
+
+def _named(layers: Sequence[int]) -> str:
+    """Return layer numbers as text with ranges.
+
+    >>> _named([0, 1, 2, 5])
+    'Layers 0 to 2, 5'
+    """
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
+    names = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"Layer{'s' if len(layers) > 1 else ''} {', '.join(names)}"
+
+
+def _titled(title: str, picture: str) -> str:
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{picture}</figure>"
+
+
+def _head(head: tuple[int, int]) -> str:
+    return "{}.{}".format(*head)
+
+
+_READERS: Mapping[Reader, str] = {"Q": "queries", "K": "keys", "V": "values"}
+_MOST_PANELS = 200  # largest number of heads with a panel of their own
+
+
+def spectra(inspection: Inspection, draw: Draw) -> list[str]:
+    """Return effective ranks and singular values (Schmidt values) of all heads."""
+    return [
+        "<p>An operator of a head is a sum of products of an input direction and an output direction; the singular "
+        "values (Schmidt values) s are the weights. The effective rank, (sum s<sup>2</sup>)<sup>2</sup> / "
+        f"sum s<sup>4</sup>, is at most {inspection.spectra.ov.shape[2]}. Biases are included.</p>",
+        draw(rank_maps(inspection.spectra)),
+        "<p>Singular values of every head, each line divided by its largest. A line that falls early has a low "
+        "effective rank.</p>",
+        draw(schmidt_values(inspection.spectra)),
+    ]
+
+
+def heads(inspection: Inspection, draw: Draw) -> list[str]:
+    """Return head scores, subspace overlaps, and some heads in tokens."""
+    readings = inspection.readings
+    maps = {} if readings.scores is None else {name: getattr(readings.scores, name) for name in get_args(HeadKind)}
+    parts = []
+    if maps or readings.copying is not None:
+        parts += [
+            "<p>On repeated random tokens: attention to the previous token, to earlier occurrences of the same token "
+            "(duplicate), and to the tokens that followed them (induction). The copying score is the sum of the "
+            "eigenvalues of the circuit from tokens to logits over the sum of their moduli: 1 if a head raises the "
+            "logits of the tokens it attends to.</p>",
+            draw(head_score_maps(maps, readings.copying)),
+        ]
+    if readings.induction is not None:
+        parts += [
+            "<p>The induction circuit: patterns, weights, and the fraction of the gap between loss and chance that is "
+            "lost when the keys of later layers do not read a head:</p>",
+            f"<pre>{html.escape(repr(readings.induction))}</pre>",
+        ]
+    if readings.overlaps:
+        parts += [
+            "<h3>Subspaces that heads write and read</h3>",
+            "<p>Overlap of the output subspace of a head with the query, key or value subspace of a later head: the "
+            "mean squared cosine of the principal angles, and its distance from that of random subspaces in standard "
+            "deviations.</p>",
+            table(["writes", "reads", "by", "overlap", "chance", "sigma"], _overlap_rows(readings.overlaps)),
+        ]
+    if readings.heads:
+        parts.append("<h3>In tokens</h3>")
+        parts += [
+            f"<details{' open' * (k == 0)}><summary>Head {reading.layer}.{reading.head}</summary>"
+            f"<pre>{html.escape(repr(reading))}</pre></details>"
+            for k, reading in enumerate(readings.heads)
+        ]
+    return parts or ["<p>The model has no tokens and no pairs of heads.</p>"]
+
+
+def gauge(inspection: Inspection, draw: Draw) -> list[str]:
+    """Report the gauge degrees of freedom of every layer."""
+    rows = [
+        [
+            str(layer),
+            *(f"{report.n_numbers:,}", f"{report.n_free:,}", f"{report.n_free / report.n_numbers:.1%}"),
+            *(_span(report.queries_to_keys), _span(report.values_to_outputs)),
+            " ".join(map(str, report.order)),
+        ]
+        for layer, report in enumerate(inspection.gauges)
+    ]
+    head = ["layer", "numbers", "free", "share", "queries : keys", "values : outputs", "heads by strength"]
+    return [
+        "<p>The model depends on products of weights only: W<sub>Q</sub> G with W<sub>K</sub> G<sup>-T</sup>, and "
+        "W<sub>V</sub> H with H<sup>-1</sup> W<sub>O</sub>, compute the same, and some biases cancel in softmax or "
+        "merge with the output bias. <em>Free</em> counts these gauge degrees of freedom. Quotients of norms are 1 in "
+        "the balanced gauge of <code>fix_gauge</code>, which also sorts heads in the order shown.</p>",
+        table(head, rows),
+    ]
+
+
+def patterns(inspection: Inspection, draw: Draw) -> list[str]:
+    """Return the attention patterns of all heads on the text, if there is one."""
+    if inspection.tokens is None or inspection.patterns is None:
+        return [f"<p>{_why_no_text(inspection)}</p>"]
+    names, large = inspection.tokens.names, max(1, _MOST_PANELS // inspection.checkpoint.sizes.n_heads)
+    spans = " ".join(f"<span><b>{html.escape(name)}</b> <small>{k}</small></span>" for k, name in enumerate(names))
+    parts = [f'<p>{len(names)} tokens, with their positions:</p><p class="tokens">{spans}</p>']
+    if inspection.tokens.cut:
+        parts.append(f"<p>Only the first {len(names)} tokens of the text are shown.</p>")
+    parts += [
+        "<h3>All heads</h3>",
+        "<p>Rows are query positions, columns are key positions; white is 0, the darkest blue 1.</p>",
+        draw(pattern_overview(inspection.patterns)),
+        "<h3>Layer by layer</h3>",
+    ]
+    for layer, of_layer in enumerate(inspection.patterns[:large]):
+        picture = draw(pattern_panels(of_layer, names))
+        parts.append(f"<details{' open' * (layer == 0)}><summary>Layer {layer}</summary>{picture}</details>")
+    if large < len(inspection.patterns):
+        parts.append(f"<p>Layers from {large} on are in the overview alone.</p>")
+    return parts
+
+
+def _why_no_text(inspection: Inspection) -> str:
+    if inspection.checkpoint.wiring.reads == "images":
+        return "The model reads images: there is no text."
+    return "No text was given: <code>--text</code> or <code>--text-file</code> adds attention patterns on a text."
+
+
+def _overlap_rows(overlaps_by_side: Mapping[Reader, Overlaps]) -> list[list[str]]:
+    """Return the pairs of a head and a head of a later layer with overlaps furthest above chance."""
+    rows = []
+    for side, overlaps in overlaps_by_side.items():
+        layers = np.arange(len(overlaps.overlaps))
+        later = (layers[:, None] < layers)[:, None, :, None]
+        order = np.argsort(np.where(later, -overlaps.sigmas, np.inf), axis=None, kind="stable")[:STRONGEST]
+        for at in (np.unravel_index(k, overlaps.overlaps.shape) for k in order):
+            if at[0] < at[2]:
+                numbers = f"{overlaps.overlaps[at]:.3f}", f"{overlaps.chance[at]:.3f}", f"{overlaps.sigmas[at]:+.1f}"
+                rows.append([f"{at[0]}.{at[1]}", f"{at[2]}.{at[3]}", _READERS[side], *numbers])
+    return rows
+
+
+def _span(pair: tuple[float, float]) -> str:
+    low, high = (f"{x:.3g}" for x in pair)
+    return low if low == high else f"{low} to {high}"

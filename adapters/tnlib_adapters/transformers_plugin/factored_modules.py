@@ -1,0 +1,286 @@
+"""Torch modules of factored matrices, by kind: projections of attention, linear layers, tables of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from tnlib import FileFormatError
+from tnlib_adapters.factors.expansion import ranks_of
+from tnlib_adapters.factors.factored_matrix import Description, scale_name, whole_part
+from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
+from tnlib_adapters.transformers_plugin.factored_linear import (
+    Borrowed,
+    DenseLinear,
+    FactoredLinear,
+    Factors,
+    LowRankLinear,
+    TTLinear,
+    as_dense,
+    no_numbers,
+)
+from tnlib_adapters.transformers_plugin.head_linear import IntoHeads, OutOfHeads
+from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear
+from tnlib_adapters.transformers_plugin.tucker_cp_linear import CPLinear, TuckerLinear
+
+
+def make_layer(
+    described: Description, factors: Factors | Borrowed, names: str = "", sizes: Sizes | None = None
+) -> FactoredLinear:
+    """Return the layer of a factored matrix, without a bias parameter.
+
+    Parameters
+    ----------
+    described, factors
+        Description and factors of the matrix.
+    names
+        The projections that the layer computes, out of those of the matrix; "" for the weight of a module.
+    sizes
+        Sizes of the model; None for the weight of a module.
+
+    Raises
+    ------
+    FileFormatError
+        If the factors do not fit together, or not to the sizes of the model.
+    """
+    try:
+        layer = MAKE[described.kind](described, factors, names, sizes)
+        if sizes is not None:
+            wanted = (sizes.widths["o"] if names == "o" else sizes.d_model, n_out(sizes, names))
+            if (layer.in_features, layer.out_features) != wanted:
+                raise ValueError(f"weights of {(layer.in_features, layer.out_features)} where the model has {wanted}")
+    except (LookupError, ValueError, AttributeError) as problem:  # a missing part, or shapes that do not fit
+        raise FileFormatError(
+            f"from_pretrained: the factors of {described.of or 'the weight'} of {described.module} do not make a layer "
+            f"of kind {described.kind!r} ({problem}); compress again."
+        ) from None
+    return layer
+
+
+def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
+    """Return empty parameters for loading a factored matrix, by part; integers are not trained."""
+    scales = described.scales
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+
+    parameters = {
+        part: nn.Parameter(empty(shape, torch.int8 if part in scales else like.dtype), requires_grad=part not in scales)
+        for part, shape in described.shapes.items()
+    }
+    return parameters | {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
+
+
+def _dense(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    return DenseLinear(factors, whole_part(described.of))
+
+
+def _low_rank(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    return LowRankLinear(factors)
+
+
+def _ttm(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    return TTLinear(factors)
+
+
+def _tucker(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    return TuckerLinear(factors, *_legs(described, names))
+
+
+def _cp(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    return CPLinear(factors, *_legs(described, names))
+
+
+def _stack(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    return DenseLinear(factors, "stack", *_legs(described, names))
+
+
+def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
+    """Return input legs and output legs of a stack, and the slice of its first leg that holds these projections."""
+    shape = described.shapes.get("stack") or described.shapes["factor0"]
+    rows = rows_of_stack(shape[0], described.of)
+    if names == "o":
+        return (1, 0, 3), (2,), rows["o"]
+    return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
+
+
+def _as_factor(factors: Borrowed, part: str) -> Borrowed:
+    return Borrowed(factors.home, {"factor": factors.names[part]})
+
+
+def _heads(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
+    if sizes is None or not isinstance(factors, Borrowed):
+        raise ValueError("heads outside an attention module")
+    d_head = sizes.d_head
+    ranks = ranks_of(names, described.ranks, sizes)
+    if names == described.of[0]:
+        return IntoHeads(_as_factor(factors, "left"), ranks, d_head, sizes.d_model)
+    right = _as_factor(factors, "right")
+    if names == "o":
+        return OutOfHeads(right, ranks, d_head)
+    return IntoHeads(right, ranks, d_head, sizes.d_model, transposed=True)
+
+
+def _interpolative(
+    described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None
+) -> FactoredLinear:
+    if sizes is None:
+        return InterpolativeLinear(factors, described.rows, described.shape[0])
+    n_in = sizes.widths["o"] if names == "o" else sizes.d_model
+    return InterpolativeLinear(factors, described.rows, n_in)
+
+
+MAKE: Mapping[str, Callable[[Description, Factors | Borrowed, str, Sizes | None], FactoredLinear]] = {
+    "dense": _dense,
+    "low_rank": _low_rank,
+    "ttm": _ttm,
+    "heads": _heads,
+    "interpolative": _interpolative,
+    "tucker": _tucker,
+    "cp": _cp,
+    "stack": _stack,
+}
+STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
+
+
+class LayerFactors(nn.Module):
+    """The factors of one layer, under their names in the file."""
+
+    def __init__(self, described: Sequence[Description], like: Tensor) -> None:
+        super().__init__()
+        for description in described:
+            for part, parameter in empty_parameters(description, like).items():
+                self.register_parameter(f"{description.of}_{part}", parameter)
+
+    def extra_repr(self) -> str:
+        """Return the shapes."""
+        return ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.named_parameters())
+
+
+class SideBySide(nn.Module):
+    """Layers of one input with concatenated outputs, for modules that compute queries, keys and values together.
+
+    `groups` is the number of key and value heads if outputs are grouped by key head, otherwise None.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, layers: Sequence[FactoredLinear], groups: int | None, d_head: int) -> None:
+        super().__init__()
+        self.layers, self.groups, self.d_head = nn.ModuleList(layers), groups, d_head
+        self.in_features = layers[0].in_features
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the concatenated outputs."""
+        y = self._join([layer(x) for layer in self.layers])
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W of shape (in_features, out_features), multiplied out."""
+        return self._join([cast(FactoredLinear, layer).matrix(dtype) for layer in self.layers])
+
+    def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the bias, or None."""
+        if self.bias is not None:
+            return self.bias if dtype is None else self.bias.to(dtype)
+        layers = [cast(FactoredLinear, layer) for layer in self.layers]
+        parts = [layer.added(dtype) for layer in layers]
+        like = next((part for part in parts if part is not None), None)
+        if like is None:
+            return None
+        pairs = zip(layers, parts, strict=True)
+        return self._join([like.new_zeros(a.out_features) if part is None else part for a, part in pairs])
+
+    def to_dense(self) -> nn.Linear:
+        """Return an ordinary layer of the same function, multiplied out in double precision."""
+        return as_dense(self, cast(FactoredLinear, self.layers[0]).like())
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        if self.groups is None:
+            return torch.cat([*parts], -1)
+        legs = [part.reshape(*part.shape[:-1], self.groups, -1, self.d_head) for part in parts]  # ... group heads dh
+        return torch.cat(legs, -2).flatten(-3)
+
+
+def build(
+    described: Sequence[Description], held: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
+) -> FactoredLinear | SideBySide:
+    """Return the module that computes the projections `held`, without a bias parameter.
+
+    Raises
+    ------
+    FileFormatError
+        If the factors do not fit together, or not to the sizes of the model.
+    """
+    layers: dict[str, FactoredLinear] = {}
+    for description in described:
+        own = "".join(name for name in held if name in description.of)
+        factors = Borrowed(home, {part: f"{description.of}_{part}" for part in description.shapes})
+        for names in _together(own, sizes) if description.kind in STACKS and fused == "blocks" else own:
+            layers[names] = make_layer(description, factors, names, sizes)
+    ordered = sorted(layers, key=lambda names: held.index(names[0]))
+    if len(ordered) == 1:
+        return layers[ordered[0]]
+    return SideBySide([layers[names] for names in ordered], sizes.kv_heads if fused == "groups" else None, sizes.d_head)
+
+
+def _together(own: str, sizes: Sizes) -> list[str]:
+    """Return the groups of projections that one layer can compute; grouped queries are wider than keys."""
+    grouped = sizes.kv_heads < sizes.n_heads
+    return [part for part in ([*own[:1], own[1:]] if grouped else [own]) if part]
+
+
+class FactoredEmbedding(nn.Module):
+    """Rows of a factored matrix, looked up by token."""
+
+    def __init__(self, described: Description, like: Tensor) -> None:
+        super().__init__()
+        for part, parameter in empty_parameters(described, like).items():
+            self.register_parameter(part, parameter)
+        # a layer in a tuple is not a submodule: its factors are parameters of this module, as in the file
+        self._layer = (make_layer(described, Borrowed(self, {part: part for part in described.shapes})),)
+        self.num_embeddings, self.embedding_dim = self.factors.in_features, self.factors.out_features
+
+    @property
+    def factors(self) -> FactoredLinear:
+        """The factored matrix, (tokens, width)."""
+        return self._layer[0]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of these tokens."""
+        return self.factors.look_up(ids)
+
+    def to_dense(self) -> nn.Embedding:
+        """Return a dense table of the same rows, multiplied out in float64."""
+        like = self.factors.like()
+        table = nn.Embedding(self.num_embeddings, self.embedding_dim, device=like.device, dtype=like.dtype)
+        with torch.no_grad():
+            table.weight.copy_(self.factors.matrix(torch.float64))
+        return table
+
+
+def factored_module(described: Description, original: nn.Module) -> nn.Module:
+    """Return the empty module of a factored weight with the bias of the module that it replaces."""
+    weight = cast(Tensor, original.weight)
+    module: nn.Module
+    if isinstance(original, nn.Embedding):
+        if described.kind == "interpolative":
+            raise FileFormatError(
+                "from_pretrained: a table of embeddings must not be of kind 'interpolative' in config.json; compress "
+                "again."
+            )
+        module = FactoredEmbedding(described, weight)
+    else:
+        parameters = empty_parameters(described, weight)
+        layer = make_layer(described, {part: parameters[part] for part in described.shapes})
+        for part, parameter in parameters.items():
+            layer.register_parameter(part, parameter)
+        layer.bias = getattr(original, "bias", None)
+        module = layer
+    module.register_parameter("weight", no_numbers(weight))
+    return module

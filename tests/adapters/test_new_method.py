@@ -1,0 +1,114 @@
+"""A compression method added in one file: a row of the table is all that compression, reloading and comparison need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from compressed_folders import read_config
+from oracles import assert_close, refused
+from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.compression.compare.by_layer import compare
+from tnlib_adapters.compression.compare.comparison_folder import draw_by_layer, draw_on_text
+from tnlib_adapters.compression.compare.on_text import compare_on_text
+from tnlib_adapters.compression.methods.table import EVERYWHERE, METHODS, TABLE, Method, register
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.reference.model import run
+
+from tnlib import ArgumentError
+
+
+class PivotedQR:
+    """The first columns of a pivoted QR decomposition."""
+
+    def __init__(self, weight: np.ndarray) -> None:
+        q, r, pivots = scipy.linalg.qr(weight, mode="economic", pivoting=True)
+        self.q, self.r = q, r[:, np.argsort(pivots)]
+        squares = np.sum(np.square(r, dtype=np.float64), axis=1)
+        lost = np.append(np.cumsum(squares[::-1])[::-1], 0.0) / (squares.sum() or 1.0)
+        self.curve = Curve(np.arange(1, len(r) + 1) * sum(weight.shape), lost[1:])
+
+    def at(self, option: int) -> FactoredMatrix:
+        rank = option + 1
+        return FactoredMatrix("low_rank", "", {"left": self.q[:, :rank], "right": self.r[:rank]})
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    register(
+        Method(
+            name="qr",
+            help="each weight by pivoted QR",
+            color="#117733",
+            unit="matrix",
+            factorise=PivotedQR,
+            kinds=("low_rank",),
+            applies_to=EVERYWHERE,
+            calibration="whitening",
+        )
+    )
+    yield
+    del TABLE["qr"]
+
+
+@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
+@pytest.mark.parametrize("with_text", [False, True])
+def test_it_compresses_and_reloads(what: str, with_text: bool, folders: Any, text: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tnlib_adapters.transformers_plugin")
+    source, out = folders["bert"], tmp_path / "out"
+    report = compress(source, out, keep=0.5, method="qr", what=what, calibrate=text if with_text else None)
+    assert report.method == "qr"
+    assert 0.49 <= report.kept <= 0.5
+    if not with_text:
+        assert report.measured == pytest.approx(report.predicted, rel=1e-4)
+    section = read_config(out)["quantization_config"]
+    kinds = {one["kind"] for layer in section["layers"] for one in layer}
+    kinds |= {one["kind"] for one in section.get("modules", {}).values()}
+    assert kinds - {"dense"} == {"low_rank"}
+
+    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    wanted = run(open_checkpoint(out), tokens).hidden
+    assert np.linalg.norm(wanted - run(open_checkpoint(source), tokens).hidden) > 1e-3 * np.linalg.norm(wanted)
+    model = transformers.AutoModel.from_pretrained(out).eval()
+    with torch.no_grad():
+        found = model(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+    assert_close(found, wanted, np.float32, factor=4096)
+
+
+def test_it_has_no_more_error_than_its_curve_says(folders: Any, tmp_path: Path) -> None:
+    """It is compared with the others, and truncating singular values errs less."""
+    found = compare(open_checkpoint(folders["bert"]), [0.5], ["matrix", "qr"])
+    errors = {name: [row.ov_error for row in found.rows if row.method == name] for name in ("matrix", "qr")}
+    assert len(errors["qr"]) == len(errors["matrix"]) > 0
+    assert sum(errors["matrix"]) < sum(errors["qr"])
+    (lines, *_) = draw_by_layer(found).axes
+    assert [line.get_color() for line in lines.get_lines() if line.get_label() == "qr"] == [TABLE["qr"].color]
+
+
+def test_it_is_compared_on_text(folders: Any, text: Path) -> None:
+    pytest.importorskip("transformers")
+    found = compare_on_text(open_checkpoint(folders["bert"]), [0.5], text.read_text(), ["qr"])
+    assert list(found.by_method) == ["qr", "qr, whitened"]
+    plain, whitened = (found.by_method[name][0] for name in ("qr", "qr, whitened"))
+    assert whitened.error < plain.error
+    assert any(line.get_label() == "qr" for line in draw_on_text(found).axes[0].get_lines())
+
+
+def test_its_name_is_known_everywhere(tmp_path: Path, folders: Any) -> None:
+    assert "qr" in METHODS
+    with refused(ArgumentError, "method must be one of heads, matrix, ttm, tucker, cp, qr", "'fourier'"):
+        compress(folders["bert"], tmp_path / "out", keep=0.5, method="fourier")
+    with refused(ArgumentError, "what='mlp' works with method", "'qr'", "got 'tucker'"):
+        compress(folders["bert"], tmp_path / "out", keep=0.5, method="tucker", what="mlp")
+
+
+def test_whitened_methods_write_kinds_that_can_be_transformed_back() -> None:
+    with refused(ArgumentError, "kinds of a whitened method must be among low_rank", "'ttm'"):
+        Method("bad", "", "#000000", "matrix", PivotedQR, ("ttm",), calibration="whitening")

@@ -1,0 +1,165 @@
+"""Rounding of Tucker, LowRank and SVD, reports, and arguments that are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from rounding_cases import TOLERANCES, check, exact_train, geometric
+
+import tnlib
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [((5, 6, 7), (3, 4, 2)), ((4, 3), (6, 5)), ((5,), (3,)), ((1, 4, 1), (2, 6, 1)), ((3, 3, 3, 3), (2, 5, 1, 4))],
+    ids=str,
+)
+def test_tucker_keeps_the_contract(dtype: np.dtype, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+    """Factors of any shape, wide ones and dependent columns included."""
+    core = oracles.normal(ranks, dtype)
+    factors = [oracles.normal((n, r), dtype, seed=k) for k, (n, r) in enumerate(zip(shape, ranks, strict=True))]
+    factors[0][:, -1] = factors[0][:, 0]
+    for rtol in TOLERANCES:
+        for cap in (None, 1, 2):
+            fit = check(tnlib.Tucker(core, factors), rtol, cap)
+            assert all(r <= min(n, m) for r, n, m in zip(fit.value.ranks, shape, ranks, strict=True))
+
+
+@pytest.mark.parametrize("rtol", [None, 1e-10, 1e-5, 1e-2, 0.3])
+def test_tucker_ranks_are_those_of_a_decomposition_from_scratch(rtol: float | None) -> None:
+    x = geometric((9, 10, 11), 0.1)
+    want = tnlib.tucker(x, rtol=rtol)
+    identity = tnlib.Tucker(x, [np.eye(n) for n in x.shape])
+    fit = check(identity, rtol)
+    assert fit.value.ranks == want.value.ranks
+    assert fit.error == pytest.approx(want.error, rel=0.05, abs=1e-13)
+    again = check(want.value, rtol if rtol is None else rtol / 100)
+    assert again.value.ranks == want.value.ranks
+    assert again.error <= 1e-13
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "r", "n"), [(6, 3, 5), (3, 8, 4), (1, 2, 7), (9, 1, 9), (5, 5, 5), (1, 1, 1)])
+def test_low_rank_keeps_the_contract(dtype: np.dtype, m: int, r: int, n: int) -> None:
+    left, right = oracles.normal((m, r), dtype), oracles.normal((r, n), dtype, seed=1)
+    right[-1] = right[0]
+    for t in (tnlib.LowRank(left, right), tnlib.LowRank(0 * left, right)):
+        for rtol in TOLERANCES:
+            for cap in (None, 1, 2):
+                fit = check(t, rtol, cap)
+                s = np.linalg.svd(oracles.wide(left) @ oracles.wide(right), compute_uv=False)
+                assert fit.value.ranks[0] <= max(1, np.count_nonzero(s > 1e-6 * s[0]))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("rtol", [1e-5, 1e-3, 0.03, 0.4])
+def test_two_factors_have_the_best_error(dtype: np.dtype, rtol: float) -> None:
+    s = 0.3 ** np.arange(12)
+    a = oracles.with_spectrum(s, 30, 20, dtype)
+    tails = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1]) / np.linalg.norm(s)
+    rank = max(1, int(np.count_nonzero(tails > rtol)))
+    u, values, vh = tnlib.svd(a).value
+    m = oracles.isometry(len(values), len(values), dtype).astype(dtype)
+    for t in (tnlib.LowRank(u * values @ m, m.conj().T @ vh), tnlib.SVD(u, values, vh)):
+        fit = check(t, rtol)
+        assert fit.value.ranks == (rank,)
+        assert fit.error == pytest.approx(tails[rank], rel=0.01, abs=4 * oracles.eps(dtype))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_an_svd_keeps_its_legs(dtype: np.dtype) -> None:
+    x = oracles.normal((2, 3, 4, 5), dtype)
+    for left in ((0,), (3, 1), (2, 0, 1)):
+        t = tnlib.svd(x, left=left).value
+        for rtol in (None, 0.2, 0.8):
+            fit = check(t, rtol)
+            assert fit.value.left == left
+            want = tnlib.svd(x, left=left, rtol=rtol).value
+            assert fit.value.ranks == want.ranks
+            oracles.assert_close(fit.value.u, want.u, dtype)
+
+
+@pytest.mark.parametrize("c", [1e-150, 1e-30, 1e30, 1e150])
+def test_two_factors_and_tucker_are_free_of_scale(c: float) -> None:
+    left, right = oracles.normal((6, 4)), oracles.normal((4, 5), seed=1)
+    core, factors = oracles.normal((2, 3, 4)), [oracles.normal((5, r), seed=r) for r in (2, 3, 4)]
+    for rtol in (0.3, 1e-10):
+        pairs = [
+            (tnlib.LowRank(left, right), tnlib.LowRank(c * left, right / c)),
+            (tnlib.LowRank(left, right), tnlib.LowRank(left, c * right)),
+            (tnlib.Tucker(core, factors), tnlib.Tucker(c * core, [factors[0], factors[1] / c, factors[2]])),
+            (tnlib.Tucker(core, factors), tnlib.Tucker(core, [c * factors[0], *factors[1:]])),
+        ]
+        for plain, scaled in pairs:
+            want, got = tnlib.round(plain, rtol=rtol), check(scaled, rtol)
+            assert got.value.ranks == want.value.ranks
+            assert got.error == pytest.approx(want.error, rel=1e-6, abs=1e-14)
+
+
+def test_mixed_dtypes_become_one() -> None:
+    a, b, c = oracles.random_cores((3, 4, 5), (1, 3, 3, 1))
+    for t in (
+        tnlib.TensorTrain([a.astype(np.float32), b, c]),
+        tnlib.TensorTrain([a, b.astype(np.complex64), c.astype(np.float32)]),
+        tnlib.TTMatrix([a.astype(np.float32)[:, :, None], b.astype(np.complex64)[:, :, None], c[:, :, None]]),
+        tnlib.LowRank(a[0].astype(np.float32), b[:, 0].astype(np.complex128)),
+        tnlib.LowRank(a[0].astype(np.complex64), b[:, 0]),
+        tnlib.Tucker(a[0].astype(np.float32), [oracles.normal((4, 3)), oracles.normal((5, 3), np.complex64)]),
+        tnlib.Tucker(a[0].astype(np.complex64), [oracles.normal((4, 3)), oracles.normal((5, 3), np.float32)]),
+    ):
+        for rtol in (None, 0.3):
+            fit = check(t, rtol)
+            kinds = {array.dtype for array in fit.value.arrays()}
+            assert kinds == {t.dtype}
+
+
+def test_a_cap_through_equal_values_is_reported() -> None:
+    t = exact_train(oracles.ghz(4, 3))
+    with pytest.warns(tnlib.DegenerateCutWarning, match="round: max_rank separates equal .* at bond 1"):
+        fit = tnlib.round(t, max_rank=2)
+    assert fit.error == pytest.approx(np.sqrt(1 / 3))
+    assert tnlib.round(t).notes == ()
+    with pytest.warns(tnlib.DegenerateCutWarning, match="round: max_rank separates equal"):
+        tnlib.round(tnlib.LowRank(np.eye(4), np.eye(4)), max_rank=2)
+
+
+def test_a_missed_tolerance_is_said() -> None:
+    t = exact_train(oracles.normal((4, 5, 6)))
+    with pytest.warns(tnlib.ConvergenceWarning, match="round: the error .* misses rtol=0.01"):
+        fit = tnlib.round(t, rtol=0.01, max_rank=2)
+    assert not fit.converged
+
+
+CALLS = [
+    *(
+        (lambda t=t: tnlib.round(t), TypeError, ["t must be a TensorTrain", "tt_svd"])
+        for t in (np.ones((2, 2)), None, 3)
+    ),
+    (lambda: tnlib.round(tnlib.CP(np.ones(1), [np.ones((2, 1))])), TypeError, ["t must", "KroneckerTerms", "got a CP"]),
+    (lambda: tnlib.round(tnlib.tt_svd(np.ones((2, 2)))), TypeError, ["t must", "Fit"]),
+    *(
+        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), rtol=r), kind, ["rtol must"])
+        for r, kind in (
+            (-1.0, ValueError),
+            (1.5, ValueError),
+            (math.nan, ValueError),
+            ("a", TypeError),
+            (True, TypeError),
+        )
+    ),
+    *(
+        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), max_rank=r), kind, ["max_rank must"])
+        for r, kind in ((0, ValueError), (-2, ValueError), (1.0, TypeError), ("a", TypeError), (True, TypeError))
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), CALLS)
+def test_impossible_arguments_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
+    with oracles.refused(kind, "round: ", "got", *words):
+        call()

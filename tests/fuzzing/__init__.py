@@ -1,0 +1,1 @@
+"""Fuzzing of all readers with mutated files made on the spot; `python -m fuzzing --help`."""

@@ -1,0 +1,250 @@
+"""Mutations of files: bytes, JSON values, headers of safetensors files, and objects of HDF5 files."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+Mutation = Callable[[Random, bytes], bytes]
+
+EXTREMES: list[Any] = [
+    *(None, True, False, 0, -1, 1, 2, 2**31, 2**53, 2**63, 2**64, 10**30, 10**400, -(2**63)),
+    *(0.5, -0.0, 1e-320, 1e308, float("nan"), float("inf")),
+    *("", "abc", "0", "\ud800", "\x00", "../../secret", "/dev/zero", "x" * 100_000, "@deep 90@", "@deep 900@"),
+    *("@deep 100000@", [], {}, [[]], [0], {"a": 1}, [None] * 40),
+]
+
+
+def mutate_bytes(rng: Random, content: bytes) -> bytes:
+    """Flip bits, overwrite, insert, delete or repeat bytes, or cut the file short."""
+    data = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 4, 16])):
+        place, length = rng.randrange(len(data) + 1), rng.choice([1, 2, 4, 8, 64, 1000])
+        match rng.randrange(8):
+            case 0 | 1 | 2:
+                if place < len(data):
+                    data[place] ^= 1 << rng.randrange(8)
+            case 3:
+                filler = rng.choice([b"\x00", b"\xff", b"\x7f", b"9", b"[", b"\x80"])
+                data[place : place + length] = filler * min(length, len(data) - place)
+            case 4:
+                data[place:place] = rng.randbytes(length)
+            case 5:
+                del data[place : place + length]
+            case 6:
+                data[place:place] = data[place : place + length]
+            case 7:
+                if rng.random() < 0.3:
+                    del data[place:]
+    return bytes(data)
+
+
+def mutate_json(rng: Random, content: bytes) -> bytes:
+    """Change values of a JSON text: extremes, other types, repeated and missing keys, deep nesting, other encodings."""
+    text = json.dumps(_changed(rng, json.loads(content)), ensure_ascii=rng.random() < 0.5)
+    for depth in (90, 900, 100_000):
+        text = text.replace(f'"@deep {depth}@"', "[" * depth + "]" * depth)
+    text = text.replace('"@again ', '"')
+    encoding = rng.choice(["utf-8"] * 20 + ["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1"])
+    return text.encode(encoding, "surrogatepass" if encoding != "latin-1" else "replace")
+
+
+def mutate_safetensors(rng: Random, content: bytes) -> bytes:
+    """Change the JSON header of a safetensors file, or that of tnlib inside it."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    inner = header.get("__metadata__", {}).get("tnlib")
+    if inner and rng.random() < 0.7:
+        header["__metadata__"]["tnlib"] = mutate_json(rng, inner.encode()).decode("utf-8", "replace")
+        raw = json.dumps(header).encode()
+    else:
+        raw = mutate_json(rng, content[8:start])
+    raw += b" " * (-len(raw) % 8)
+    length = len(raw) if rng.random() < 0.95 else rng.choice([0, 7, len(raw) + 1, 2**31, 2**63, 2**64 - 1])
+    return length.to_bytes(8, "little") + raw + content[start:]
+
+
+def mutate_hdf5(outside: Path) -> Mutation:
+    """Return a mutation of the objects of an HDF5 file; some become links to files of the folder `outside`."""
+    import h5py
+
+    def mutate(rng: Random, content: bytes) -> bytes:
+        buffer = io.BytesIO(content)
+        with h5py.File(buffer, "r+") as opened:
+            for _ in range(rng.choice([1, 1, 1, 2, 3])):
+                _change_object(rng, opened, outside)
+        return buffer.getvalue()
+
+    return mutate
+
+
+def _changed(rng: Random, value: Any) -> Any:
+    value = copy.deepcopy(value)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        places = [(None, None), *_places(value)]
+        container, key = rng.choice(places[1:] or places)
+        new = copy.deepcopy(rng.choice(EXTREMES) if rng.random() < 0.7 else _value(value, rng.choice(places)))
+        if container is None or rng.random() < 0.02:
+            value = new
+        elif isinstance(container, dict) and rng.random() < 0.25:
+            match rng.randrange(3):
+                case 0:
+                    del container[key]
+                case 1:
+                    container[f"@again {key}"] = new
+                case 2:
+                    container[rng.choice(["", "\ud800", "x" * 10_000, "e"])] = container.pop(key)
+        elif isinstance(container, list) and rng.random() < 0.25:
+            container[key : key + 1] = rng.choice([[], [new, new]])
+        else:
+            container[key] = new
+    return value
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """All pairs (container, key) in a JSON value."""
+    found, rest = [], [value]
+    while rest:
+        container = rest.pop()
+        if isinstance(container, dict | list):
+            keys = list(container) if isinstance(container, dict) else range(len(container))
+            found += [(container, key) for key in keys]
+            rest += [container[key] for key in keys]
+    return found
+
+
+def _value(root: Any, place: tuple[Any, Any]) -> Any:
+    container, key = place
+    return root if container is None else container[key]
+
+
+NUMBERS = [0, -1, 1, 2, 7, 99, 2**31, 2**62, -(2**62), 0.5, 1e308, 1e-308, np.nan, np.inf, 1e308 + 1e308j, True]
+
+
+def _change_object(rng: Random, opened: Any, outside: Path) -> None:
+    import h5py
+
+    names: list[str] = []
+    opened.visit(names.append)
+    name = rng.choice(sorted(names) or ["/"])
+    item = opened.get(name, opened)
+    attributes = sorted(item.attrs)
+    if attributes and rng.random() < 0.3:
+        key = rng.choice(attributes)
+        values = [*NUMBERS, "", "abc", b"\xff", "list", "None", "array", "Dense{Float64}", [1, 2], h5py.Empty("f8")]
+        if rng.random() < 0.15:
+            del item.attrs[key]
+        else:
+            item.attrs[key] = rng.choice(values)
+        return
+    old = dict(item.attrs)
+    if isinstance(item, h5py.Dataset) and rng.random() < 0.8:
+        a = item[()] if item.shape is not None else np.zeros(1)
+        if not isinstance(a, np.ndarray | np.generic) or np.asarray(a).dtype.kind not in "iufc":
+            a = np.zeros(2)
+        a = np.asarray(a)
+        del opened[name]
+        _NEW_DATASETS[rng.choice(sorted(_NEW_DATASETS))](rng, opened, name, a, outside)
+        if opened.get(name, getclass=True, getlink=True) is h5py.HardLink:
+            opened[name].attrs.update(old)
+        return
+    if name != "/":
+        other = rng.choice(sorted(names))
+        moved = opened[other]
+        del opened[name]
+        if rng.random() < 0.7:
+            opened[name] = moved
+
+
+def _values(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    new = np.array(a)
+    flat = new.reshape(-1)
+    for _ in range(rng.choice([1, 1, 3])):
+        if flat.size:
+            with np.errstate(all="ignore"):
+                value = np.asarray(rng.choice(NUMBERS))
+                flat[rng.randrange(flat.size)] = value.astype(new.dtype) if value.dtype.kind != "c" else 3
+    opened[name] = new
+
+
+def _another_shape(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    shapes: list[tuple[int, ...]] = [(), (0,), (1,), (2,), (9,), (2, 2), (1, 1, 1), (3, 0, 2), (1,) * 20]
+    opened[name] = np.resize(a, rng.choice(shapes)) if a.size else np.zeros(rng.choice(shapes))
+
+
+def _another_type(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    kinds = ["i1", "u8", ">i8", "f2", "f4", "f8", ">f8", "c8", "c16", "?", "S5", "g"]
+    with np.errstate(all="ignore"):
+        opened[name] = a.real.astype(rng.choice(kinds))
+
+
+def _text(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    opened[name] = rng.choice(["", "abc", "finite", "vL", b"\xff\xfe", "x" * 50_000])
+
+
+def _unwritten(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    shape = (rng.choice([5, 1 << 20, 1 << 40]),) * max(a.ndim, 1)
+    if np.prod([float(n) for n in shape]) < 2**60:
+        opened.create_dataset(name, shape, a.dtype, chunks=rng.choice([None, (2,) * len(shape)]))
+
+
+def _compressed(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    a = np.atleast_1d(a)
+    if not a.size:
+        return
+    data = opened.create_dataset(name, data=a, chunks=a.shape, compression=9, shuffle=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        raw = zlib.compress(a.tobytes() + bytes(rng.choice([0, 8, 1 << 27])), 9)
+        data.id.write_direct_chunk((0,) * a.ndim, raw[: rng.choice([len(raw), 3])])
+
+
+def _zeros(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    opened.create_dataset(name, data=np.zeros((1 << 22, *(1,) * (max(a.ndim, 1) - 1))), compression=9, chunks=True)
+
+
+def _external(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    files = [(str(outside / rng.choice(["secret.h5", "secret.bin"])), 0, max(a.nbytes, 1))]
+    opened.create_dataset(name, a.shape or (1,), a.dtype, external=files)
+
+
+def _virtual(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    import h5py
+
+    layout = h5py.VirtualLayout(a.shape or (1,), a.dtype)
+    layout[...] = h5py.VirtualSource(str(outside / "secret.h5"), "x", a.shape or (1,))
+    opened.create_virtual_dataset(name, layout)
+
+
+def _link(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    import h5py
+
+    opened[name] = rng.choice(
+        [h5py.ExternalLink(str(outside / "secret.h5"), "x"), h5py.SoftLink("/"), h5py.SoftLink(f"/{name}")]
+    )
+
+
+def _empty(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    import h5py
+
+    opened[name] = h5py.Empty("f8")
+
+
+def _group(rng: Random, opened: Any, name: str, a: np.ndarray, outside: Path) -> None:
+    opened.create_group(name)
+
+
+_NEW_DATASETS: dict[str, Callable[[Random, Any, str, np.ndarray, Path], None]] = {
+    change.__name__: change
+    for change in (
+        *(_values, _another_shape, _another_type, _text, _unwritten, _compressed, _zeros),
+        *(_external, _virtual, _link, _empty, _group),
+    )
+}

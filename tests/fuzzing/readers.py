@@ -1,0 +1,171 @@
+"""All readers of files, with valid files to begin from and the mutations that suit them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import oracles
+from tnlib_adapters import builtin_path, open_checkpoint
+
+import tnlib
+
+from .mutations import Mutation, mutate_bytes, mutate_hdf5, mutate_json, mutate_safetensors
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader, the folder in which it reads, and the files in it that are mutated."""
+
+    samples: Sequence[Path]
+    mutations: Sequence[Mutation]
+    read: Callable[[Path], Any]
+
+
+def load(folder: Path, outside: Path) -> Reader:
+    vidal = tnlib.vidal(tnlib.tt_svd(oracles.normal((2, 2))).value)
+    values = {folder / f"{k}.safetensors": value for k, value in enumerate([*oracles.ALL_FORMATS, vidal])}
+    for file, value in values.items():
+        tnlib.save(file, value)
+    return Reader(
+        list(values),
+        [mutate_bytes, mutate_safetensors],
+        lambda file: oracles.assert_same_bits(tnlib.load(file), values[file]),
+    )
+
+
+def safetensors(folder: Path, outside: Path) -> Reader:
+    from safetensors import deserialize
+    from safetensors.numpy import save_file
+    from tnlib_adapters.files.tensor_file import read_header
+
+    def read(file: Path) -> None:
+        tensors, _ = read_header(file)
+        for info in tensors.values():
+            info.read_finite()
+        deserialize(file.read_bytes())  # what it refuses is to be refused
+
+    kinds = [np.float32, np.float16, np.int64, np.bool_]
+    arrays = {f"a.{k}": np.ones((k, 3), kind) for k, kind in enumerate(kinds)}
+    save_file(arrays, folder / "a.safetensors", {"format": "pt"})
+    save_file({"x": np.ones(())}, folder / "b.safetensors")
+    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_safetensors], read)
+
+
+def checkpoint(folder: Path, outside: Path, *, files: Sequence[str], mutations: Sequence[Mutation]) -> Reader:
+    from random_checkpoints import random_folder
+    from tnlib_adapters.reference.model import run
+
+    random_folder(folder / "bert", "bert", n_files=2)
+    random_folder(folder / "gpt2", "gpt2")
+    shutil.copytree(builtin_path("llama"), folder / "llama")
+
+    def read(file: Path) -> None:
+        opened = open_checkpoint(file.parent)
+        for layer in range(min(opened.n_layers, 2)):
+            opened.attention(layer)
+        if file.parent.name == "llama":  # the others have no feed-forward parts
+            run(opened, np.arange(5)[None])
+
+    samples = [file for name in files for file in sorted(folder.glob(f"*/{name}"))]
+    return Reader(samples, mutations, read)
+
+
+def tokenizer(folder: Path, outside: Path) -> Reader:
+    from tnlib_adapters.files.token_names import token_names
+
+    pieces = {"model": {"vocab": [["<s>", 0.0], ["\u2581the", -1.5]]}, "added_tokens": [{"id": 2, "content": "<new>"}]}
+    contents = {
+        "bytes/tokenizer.json": (builtin_path("llama") / "tokenizer.json").read_text(encoding="utf-8"),
+        "pieces/tokenizer.json": json.dumps(pieces),
+        "words/vocab.json": json.dumps({"a": 0, "\u0120b": 1, "\u00e9": 2}),
+        "lines/vocab.txt": "[PAD]\nthe\n##s\n",
+    }
+    for name, text in contents.items():
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(text, encoding="utf-8")
+
+    def read(file: Path) -> None:
+        names = token_names(file.parent) or {}
+        assert all(type(number) is int and number >= 0 for number in names), "a key of another type"
+        assert all(type(name) is str for name in names.values()), "a value of another type"
+        "".join(names.values()).encode()
+
+    def mutate(rng: Any, content: bytes) -> bytes:
+        return mutate_json(rng, content) if content.startswith(b"{") else mutate_bytes(rng, content)
+
+    return Reader([folder / name for name in contents], [mutate_bytes, mutate], read)
+
+
+def itensor(folder: Path, outside: Path) -> Reader:
+    import h5py
+    from itensor_files import leg, put_tensor
+    from tnlib_adapters.interop import itensor as library
+
+    dtypes = [np.float64, np.complex128]
+    for k, dtype in enumerate(dtypes):
+        cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1), dtype)
+        library.write(folder / f"state_{k}.h5", tnlib.TensorTrain(cores))
+    operator = tnlib.TTMatrix([oracles.normal((1, 2, 2, 2)), oracles.normal((2, 2, 2, 1))])
+    library.write(folder / "operator.h5", operator)
+    library.write(folder / "tensor.h5", oracles.normal((2, 3, 4)))
+    with h5py.File(folder / "blocks.h5", "w") as opened:
+        legs = [leg(f"Site,n={k}", 3, id=k, blocks=[1, 2]) for k in range(2)]
+        put_tensor(opened, "T", np.diag([1.0, 2.0, 3.0]), legs)
+    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_hdf5(outside)], library.read)
+
+
+def tenpy(folder: Path, outside: Path) -> Reader:
+    from tenpy.networks.site import SpinHalfSite
+    from tnlib_adapters.interop import tenpy as library
+
+    up, down = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    charged = np.einsum("i,j,k->ijk", up, up, down) + np.einsum("i,j,k->ijk", up, down, up)
+    state = tnlib.tt_svd(charged).value
+    library.write(folder / "charged.h5", state, SpinHalfSite("Sz"))
+    library.write(folder / "state.h5", tnlib.TensorTrain(oracles.random_cores((2, 2), (1, 2, 1), np.complex128)))
+    library.write(folder / "vidal.h5", tnlib.vidal(state))
+    library.write(folder / "operator.h5", tnlib.TTMatrix([oracles.normal((1, 2, 2, 2)), oracles.normal((2, 2, 2, 1))]))
+    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_hdf5(outside)], library.read)
+
+
+def statistics(folder: Path, outside: Path) -> Reader:
+    import torch
+    from tnlib_adapters.compression.calibration.statistics import Statistics, resume
+    from tnlib_adapters.instrument.running_model import Batch
+
+    model = open_checkpoint(builtin_path())
+    batches = [Batch(torch.arange(6).reshape(2, 3), torch.ones(2, 3, dtype=torch.long))]
+    places: dict[str, Any] = {f"0.{name}": SimpleNamespace(reads="0.x") for name in "qk"}
+    _, save = resume(folder / "statistics", model, batches, places)
+    square = np.eye(4, dtype=np.float32)
+    gates = dict.fromkeys(places, square.astype(np.float64))
+    save(Statistics({"0.x": square}, dict.fromkeys(places, square), gates, 6, 6))
+
+    def read(file: Path) -> None:
+        found, _ = resume(file, model, batches, places)
+        for part in (found.reads, found.slopes, found.gates):
+            for values in part.values():
+                assert np.array_equal(values, square), "numbers that were changed"
+
+    return Reader([folder / "statistics"], [mutate_bytes, mutate_safetensors], read)
+
+
+READERS: dict[str, Callable[[Path, Path], Reader]] = {
+    "load": load,
+    "safetensors": safetensors,
+    "tokenizer": tokenizer,
+    "itensor": itensor,
+    "tenpy": tenpy,
+    "weights": partial(checkpoint, files=["*.safetensors"], mutations=[mutate_bytes, mutate_safetensors]),
+    "index": partial(checkpoint, files=["*.index.json"], mutations=[mutate_bytes, mutate_json]),
+    "config": partial(checkpoint, files=["config.json"], mutations=[mutate_bytes, mutate_json]),
+    "statistics": statistics,
+}
