@@ -21,7 +21,6 @@ from tnlib._errors import FileFormatError, MissingFileError, TnlibError
 from tnlib._files import write_whole
 from tnlib._fit import wrong_type
 from tnlib._format import Format
-from tnlib._json import parse_json
 from tnlib._registry import format_class
 from tnlib._typing import Array
 from tnlib._validate import as_path, as_target
@@ -94,7 +93,10 @@ def load(path: str | os.PathLike[str]) -> Format:
         raise FileFormatError(
             f"load: {file} is a safetensors file without a tnlib header; read it with safetensors.numpy."
         )
-    return _build(file, metadata[_KEY], arrays)
+    try:
+        return _build(file, metadata[_KEY], arrays)
+    except RecursionError:
+        raise _damaged(file, "lists nested too deeply") from None
 
 
 def _build(file: Path, text: str, stored: Mapping[str, Array]) -> Format:
@@ -130,7 +132,7 @@ def _build(file: Path, text: str, stored: Mapping[str, Array]) -> Format:
 def _header(file: Path, text: str) -> dict[str, Any]:
     """Return the JSON object of a header, with all keys that every format has."""
     try:
-        header = parse_json(text.encode())
+        header = json.loads(text)
     except ValueError as problem:
         raise _damaged(file, str(problem)) from None
     if not isinstance(header, dict):

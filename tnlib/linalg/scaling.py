@@ -121,6 +121,13 @@ def column_exponents(a: Array) -> Array:
     return np.asarray(np.frexp(top)[1])
 
 
+def normalize_rows(rows: Array) -> tuple[Array, Array]:
+    """Return contiguous rows (N, r) with the largest part of each in [1/2, 1), and the powers of two (N,) removed."""
+    parts = rows.view(rows.real.dtype)
+    e = np.frexp(np.abs(parts).max(axis=1, initial=0.0))[1]
+    return np.ldexp(parts, -e[:, None]).view(rows.dtype), e.astype(np.int64)
+
+
 def shift(a: Array, e: int | Array) -> Array:
     """Return `a * 2**e`, e one number or one per column, exact within the range of the dtype; `a` itself for e = 0."""
     if isinstance(e, int):
@@ -134,16 +141,20 @@ def shift(a: Array, e: int | Array) -> Array:
     return np.asarray(np.ldexp(a, e))
 
 
+def shift_in_range(a: Array, e: int | Array, subject: str, advice: str) -> Array:
+    """Return `a` * 2**`e`, or raise "`subject` must lie in the range of float64, got about 10**400; `advice`."."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        shifted = shift(a, e)
+    if np.max(e) > 0 and not np.isfinite(shifted).all():
+        top = (math.log2(largest(a)) + float(np.max(e))) * math.log10(2)
+        raise ArgumentError(f"{subject} must lie in the range of {a.dtype}, got about 10**{top:.0f}; {advice}.")
+    return shifted
+
+
 def restore(function: str, parameter: str, a: Array, exponent: int) -> Array:
     """Return `a` * 2**`exponent`, a part of the decomposition of `parameter`, in the range of its dtype."""
-    with np.errstate(over="ignore"):
-        restored = shift(a, exponent)
-    if not np.isfinite(restored).all():
-        raise ArgumentError(
-            f"{function}: the norm of {parameter} must lie in the range of {a.dtype}, got one beyond; scale it down"
-            f"{'' if a.dtype.char in 'dD' else ', or convert it to 64 bits'}."
-        )
-    return restored
+    advice = "scale it down" if a.dtype.char in "dD" else "scale it down, or convert it to 64 bits"
+    return shift_in_range(a, exponent, f"{function}: the norm of {parameter}", advice)
 
 
 def norm(a: Array) -> float:

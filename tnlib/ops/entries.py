@@ -17,7 +17,7 @@ from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
-from tnlib.linalg.scaling import shift
+from tnlib.linalg.scaling import shift_in_range
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.ops.convert import convert
 
@@ -52,13 +52,8 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
     points, shape = _as_points(indices, legs, paired=paired)
     if len(points) == 0:
         return np.empty(shape, t.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = shift(*evaluate(t, points))  # type: ignore[misc]
-    if not np.isfinite(values).all():
-        raise ArgumentError(
-            f"entries: every entry must lie in the range of {values.dtype}, got one beyond; lower the log_scale."
-        )
-    return values.reshape(shape)
+    values, exponents = evaluate(t, points)  # type: ignore[misc]
+    return shift_in_range(values, exponents, "entries: every entry", "lower the log_scale").reshape(shape)
 
 
 def _as_points(indices: Any, legs: tuple[int, ...], *, paired: bool) -> tuple[Array, tuple[int, ...]]:

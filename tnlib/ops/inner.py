@@ -12,7 +12,7 @@ from tnlib._errors import ArgumentError
 from tnlib._format import LinearFormat, refuse_different_legs
 from tnlib._registry import require
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.inner import inner_between
+from tnlib.formats.train.operations import inner_between
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.ops.convert import convert

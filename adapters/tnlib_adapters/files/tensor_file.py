@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnlib import FileFormatError
-from tnlib._json import LARGEST_JSON, parse_json
 from tnlib._typing import Array
 from tnlib_adapters.files.bf16 import from_bf16, to_bf16
+from tnlib_adapters.files.json_file import LARGEST_JSON, parse_json
 
 # safetensors name -> how numpy holds the same bytes
 STORED_AS = {

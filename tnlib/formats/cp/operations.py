@@ -8,8 +8,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
-from tnlib.formats.train.entries import normalize_rows
-from tnlib.linalg.scaling import Scaled, normalize, rescale_each, shift
+from tnlib.linalg.scaling import Scaled, normalize, normalize_rows, rescale_each, shift
 
 _BATCH = 1 << 20  # numbers in the rows of products
 

@@ -8,8 +8,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 _SHARED = {
     "round": "tnlib.formats.train.round:round_train",
-    "inner": "tnlib.formats.train.inner:inner_trains",
-    "entries": "tnlib.formats.train.entries:train_entries",
+    "inner": "tnlib.formats.train.operations:inner_trains",
+    "entries": "tnlib.formats.train.operations:train_entries",
     "canonical_form": "tnlib.formats.train.round:canonical_train",
     "diagram": "tnlib.formats.train.diagram:train_diagram",
 }

@@ -26,7 +26,7 @@ from tnlib._validate import as_integer, as_position, as_real
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
 from tnlib.linalg.orthogonal import r_factor
-from tnlib.linalg.scaling import Scaled, fold, normalize, rescale_each, shift, split_exponential
+from tnlib.linalg.scaling import Scaled, fold, normalize, rescale_each, shift_in_range, split_exponential
 
 _LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to rounding
 
@@ -162,14 +162,8 @@ class Train(LinearFormat):
 
     def _in_range(self, method: str, a: Array, e: int) -> Array:
         """Return `a` * 2**`e`, a contraction of the cores, times the scale of the train."""
-        with np.errstate(over="ignore"):
-            scaled = shift(a, e + self.exponent)
-        if e + self.exponent > 0 and not np.isfinite(scaled).all():
-            raise ArgumentError(
-                f"{type(self).__name__}.{method}: every entry must lie in the range of {self.dtype}, got one beyond; "
-                "lower the log_scale."
-            )
-        return scaled
+        subject = f"{type(self).__name__}.{method}: every entry"
+        return shift_in_range(a, e + self.exponent, subject, "lower the log_scale")
 
     def conj(self) -> Self:
         """Return the complex conjugate, core by core."""

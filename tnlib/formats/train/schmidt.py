@@ -19,7 +19,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import truncate_bonds
 from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.linalg.orthogonal import r_factor
-from tnlib.linalg.scaling import Scaled, norm, shift
+from tnlib.linalg.scaling import Scaled, norm, shift_in_range
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget, noise_level
@@ -46,15 +46,8 @@ def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
     >>> tnlib.schmidt_values(tnlib.tt_svd(np.diag([4.0, 3.0])).value, 1)
     array([4., 3.])
     """
-    s, exponent = _spectrum("schmidt_values", tt, bond)
-    with np.errstate(over="ignore"):
-        values = shift(s, exponent)
-    if not np.isfinite(values).all():
-        raise ArgumentError(
-            f"schmidt_values: every value must lie in the range of {values.dtype}, got one beyond; "
-            "use tnlib.entanglement_spectrum or tnlib.vidal, which do not contain the norm."
-        )
-    return values
+    advice = "use tnlib.entanglement_spectrum or tnlib.vidal, which do not contain the norm"
+    return shift_in_range(*_spectrum("schmidt_values", tt, bond), "schmidt_values: every value", advice)
 
 
 @single_threaded_blas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from tnlib._format import fits_in_memory
 from tnlib._typing import Array
 from tnlib.interop.quimb.contraction_order import Path, as_path, contraction_tree, optimized_tree
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network, as_output_indices, binary_exponent
-from tnlib.linalg.scaling import Scaled, rescale_each, shift
+from tnlib.linalg.scaling import Scaled, rescale_each, shift_in_range
 from tnlib.linalg.threads import single_threaded_blas
 
 
@@ -58,14 +57,8 @@ def contract_to_array(function: str, tn: qtn.TensorNetwork, legs: Sequence[str],
     """Return the contraction of `tn` to `legs`, its exponent included."""
     mantissa, exponent = contract_scaled(function, tn, legs, path)
     factor, e = binary_exponent(tn)
-    with np.errstate(over="ignore"):
-        result = shift(mantissa * mantissa.real.dtype.type(factor), exponent + e)
-    if not np.isfinite(result).all():
-        raise ArgumentError(
-            f"{function}: the result must lie in the range of {result.dtype}, got entries of about "
-            f"10**{exponent * math.log10(2) + float(tn.exponent):.0f}; lower tn.exponent."
-        )
-    return result
+    scaled = mantissa * mantissa.real.dtype.type(factor)
+    return shift_in_range(scaled, exponent + e, f"{function}: every entry", "lower tn.exponent")
 
 
 def contract_scaled(function: str, tn: qtn.TensorNetwork, legs: Sequence[str], path: Path | None = None) -> Scaled:

@@ -13,6 +13,7 @@ import quimb.tensor as qtn
 from tnlib._errors import ArgumentError
 from tnlib._format import Format, numbered
 from tnlib._typing import Array
+from tnlib._validate import as_real
 from tnlib.interop.quimb.contraction import contract, contract_scaled
 from tnlib.interop.quimb.network_arguments import as_arrays, as_index_names, as_network, binary_exponent
 from tnlib.linalg.scaling import Scaled
@@ -62,7 +63,9 @@ class Network(Format):
         """Return the network with these tensors."""
         tensors = zip(numbered(arrays, "tensors"), attributes["tensors"], strict=True)
         tn = qtn.TensorNetwork([qtn.Tensor(a, names["inds"], names["tags"]) for a, names in tensors])
-        tn.exponent = attributes["exponent"]
+        tn.exponent = as_real("Network", "exponent", attributes["exponent"], "0.0")
+        if not math.isfinite(tn.exponent):
+            raise ArgumentError(f"Network: exponent must be finite, got {tn.exponent}; pass 0.0 for no scale.")
         return cls(tn, attributes["legs"])
 
     @property

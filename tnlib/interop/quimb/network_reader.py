@@ -6,13 +6,12 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NoReturn, TypeAlias
 
-import numpy as np
 import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.interop.quimb.network_arguments import as_arrays, binary_exponent
-from tnlib.linalg.scaling import shift
+from tnlib.linalg.scaling import shift_in_range
 
 Indices: TypeAlias = tuple[str, ...]  # several of them are fused to one leg
 
@@ -62,14 +61,8 @@ class NetworkReader:
     def scaled(self, a: Array) -> Array:
         """Return `a` times 10**exponent of the network."""
         factor, e = binary_exponent(self.tn)
-        with np.errstate(over="ignore"):
-            result = shift(a * a.real.dtype.type(factor), e)
-        if not np.isfinite(result).all():
-            raise ArgumentError(
-                f"from_network: exponent must keep a {self.kind} in the range of {a.dtype}, got "
-                f"{float(self.tn.exponent):.1f}; only trains have an exponent of their own."
-            )
-        return result
+        advice = "only trains have an exponent of their own"
+        return shift_in_range(a * a.real.dtype.type(factor), e, f"from_network: every entry of a {self.kind}", advice)
 
     def refuse(self, structure: str) -> NoReturn:
         """Raise because the network does not have the structure of the format."""

@@ -112,6 +112,13 @@ def test_a_network_is_saved_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.full(), value.full())
 
 
+@pytest.mark.parametrize("exponent", [float("nan"), float("inf"), "1", None])
+def test_exponents_that_are_no_numbers(exponent: Any) -> None:
+    value = quimb.Network(qtn.MPS_rand_state(3, 2, seed=0))
+    with oracles.refused(TypeError if isinstance(exponent, str | None) else ValueError, "Network: exponent"):
+        quimb.Network.from_named_arrays(value.named_arrays(), value.attributes() | {"exponent": exponent})
+
+
 def test_bad_input() -> None:
     with oracles.refused(ValueError, "Network", "legs", "k0"):
         quimb.Network(qtn.MPS_ghz_state(3), legs=["k0", "k1"])

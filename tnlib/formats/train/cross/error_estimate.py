@@ -12,8 +12,8 @@ from tnlib._typing import Array
 from tnlib.formats.train.cross import sampling
 from tnlib.formats.train.cross.cached_function import CachedFunction
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
-from tnlib.formats.train.entries import train_entries
 from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.operations import train_entries
 from tnlib.linalg.scaling import norm, shift
 
 _STANDARD_ERRORS = 2.0  # added to the estimate
