@@ -25,7 +25,7 @@ from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  #
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
 from tnlib_adapters.compression.sizes import plain_bytes  # noqa: E402
-from tnlib_adapters.factors.expansion import expand, is_embedding  # noqa: E402
+from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -107,14 +107,13 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     names = names_of(checkpoint, "all")
     _, matrices = calibrated_parts(checkpoint, before, before.batches(text), what="all")
     from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
-    from tnlib_adapters.factors.expansion import on_rows
 
     for chosen in (names[1], names[-1]):
         one = matrices[names.index(chosen)]
         left, right = one.components.left, one.components.right
         loss = float(one.curves[0].errors[0] - one.curves[0].errors[1])  # of the component that matters most
         turn, module = 0.05, find_module(after.model, chosen)
-        change = on_rows(before.wiring, chosen, turn * np.outer(left[:, 0], right[0]))
+        change = before.wiring.matrices[chosen].on_rows(turn * np.outer(left[:, 0], right[0]))
         with torch.no_grad():
             module.weight -= torch.from_numpy(np.ascontiguousarray(change)).float()
         measured = evaluate_running(before, after, text).error
@@ -179,7 +178,7 @@ def test_tt_matrices_outside_the_attention(
     if not calibrated:
         assert report.measured == pytest.approx(report.predicted, abs=0.02)
     wiring, modules = open_checkpoint(source).wiring, read_config(out)["quantization_config"]["modules"]
-    kinds = {is_embedding(wiring, name): told["kind"] for name, told in modules.items() if told["kind"] != "dense"}
+    kinds = {wiring.is_embedding(name): told["kind"] for name, told in modules.items() if told["kind"] != "dense"}
     assert kinds == {False: "ttm"} | ({True: "low_rank"} if what == "all" else {})
     tokens = some_tokens(out)
     wanted = run(open_checkpoint(out), tokens).hidden
@@ -244,7 +243,7 @@ def test_fitted_factors_reload_and_compute_the_same(
     source, out = folders[name], tmp_path / "out"
     report = tnlib_adapters.compress(source, out, keep=0.3, what="all", store=store, calibrate=text)
     before, modules = open_checkpoint(source), read_config(out)["quantization_config"]["modules"]
-    assert {told["kind"] for name, told in modules.items() if not is_embedding(before.wiring, name)} <= {
+    assert {told["kind"] for name, told in modules.items() if not before.wiring.is_embedding(name)} <= {
         "interpolative",
         "dense",
     }

@@ -53,6 +53,15 @@ def test_heads_of_encoders_have_no_role(name: str, saved: Any) -> None:
     assert set(read_stream(checkpoint).unknown) == others
 
 
+@pytest.mark.parametrize(("name", "of_a_layer"), [("gpt2_lm", 2), ("llama", 3), ("phi3", 2), ("mixtral", 0)])
+def test_matrices_outside_the_attention(name: str, of_a_layer: int, saved: Any) -> None:
+    checkpoint = open_checkpoint(saved(name)[1])
+    wiring = checkpoint.wiring
+    assert [len(layer.feed_forward_matrices) for layer in wiring.layers] == [of_a_layer] * checkpoint.n_layers
+    assert len(wiring.matrices) == of_a_layer * checkpoint.n_layers + 1
+    assert [wiring.is_embedding(name) for name in wiring.matrices] == [False] * (len(wiring.matrices) - 1) + [True]
+
+
 @pytest.mark.parametrize("name", ["gpt2_lm", "llama", "bert", "vit", "opt_narrow", "gemma3"])
 def test_a_loaded_model_is_wired_as_its_folder(name: str, saved: Any) -> None:
     model, folder = saved(name)

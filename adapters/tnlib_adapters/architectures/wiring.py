@@ -227,6 +227,11 @@ class LayerWiring:
         return self.feed_forward or self.experts
 
     @property
+    def feed_forward_matrices(self) -> tuple[Linear, ...]:
+        """All matrices of the feed-forward layer; () without one, or with experts."""
+        return self.feed_forward.matrices if self.feed_forward else ()
+
+    @property
     def feed_forward_layers(self) -> tuple[FeedForwardWiring, ...]:
         """Feed-forward layer or experts."""
         return self.experts.experts if self.experts else (self.feed_forward,) if self.feed_forward else ()
@@ -305,6 +310,9 @@ class Wiring:
     @cached_property
     def matrices(self) -> Mapping[str, Linear]:
         """Matrices outside attention and experts by module name: of feed-forward layers, then the embedding."""
-        feed_forward = (layer.feed_forward for layer in self.layers)
-        matrices = [matrix for part in feed_forward if part is not None for matrix in part.matrices]
+        matrices = [matrix for layer in self.layers for matrix in layer.feed_forward_matrices]
         return {matrix.name: matrix for matrix in (*matrices, self.embedding.table)}
+
+    def is_embedding(self, name: str) -> bool:
+        """Test if the module of this name, without a prefix, is the table of token embeddings."""
+        return name == self.embedding.table.name

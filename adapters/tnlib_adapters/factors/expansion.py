@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -154,22 +153,6 @@ EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
     "cp": _cp,
     "stack": _stack,
 }
-
-
-def mlp_names(wiring: Wiring, layers: Iterable[int]) -> list[str]:
-    """Return the names of the feed-forward matrices of these layers, without a prefix."""
-    parts = (wiring.layers[layer].feed_forward for layer in layers)
-    return [matrix.name for part in parts if part is not None for matrix in part.matrices]
-
-
-def is_embedding(wiring: Wiring, name: str) -> bool:
-    """Test if the module of this name, without a prefix, is the table of token embeddings."""
-    return name == wiring.embedding.table.name
-
-
-def on_rows(wiring: Wiring, name: str, weight: Any) -> Any:
-    """Convert a weight, array or tensor, between its stored layout and (in, out); the conversion is an involution."""
-    return wiring.matrices[name].on_rows(weight)
 
 
 @dataclass(frozen=True)

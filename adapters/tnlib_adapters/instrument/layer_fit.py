@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.expansion import on_rows
 from tnlib_adapters.factors.products import Products
 from tnlib_adapters.factors.projections import Projections, join_modules
 from tnlib_adapters.instrument.running_model import Batch, Layer, RunningModel, find_module, input_of, output_of
@@ -50,7 +49,8 @@ class Block:
         parameters_by_name = self.of_attention(attention) if attention.weights else {}
         for name, weight in products.modules().items():
             module = find_module(self.model.model, name)
-            parameters_by_name[f"{_name(self.layer.block, module)}.weight"] = on_rows(self.model.wiring, name, weight)
+            matrix = self.model.wiring.matrices[name]
+            parameters_by_name[f"{_name(self.layer.block, module)}.weight"] = matrix.on_rows(weight)
         return parameters_by_name
 
     def of_attention(self, projections: Projections) -> dict[str, Tensor]:

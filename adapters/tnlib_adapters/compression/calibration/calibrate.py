@@ -19,7 +19,6 @@ from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, 
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.factors.expansion import is_embedding, mlp_names
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.products import Products
 
@@ -157,11 +156,12 @@ def fitted(
     tables = {
         name: np.linalg.multi_dot([a.astype(np.float64) for a in matrix_factors])
         for name, matrix_factors in factors.items()
-        if is_embedding(wiring, name) and matrix_factors
+        if wiring.is_embedding(name) and matrix_factors
     }
 
     def start(k: int) -> Products:
-        inside = {name: factors[name] for name in mlp_names(wiring, [k]) if factors.get(name)}
+        names = [matrix.name for matrix in wiring.layers[k].feed_forward_matrices]
+        inside = {name: factors[name] for name in names if factors.get(name)}
         return (layers[k].products(options[k]) if layers else Products({})).beside(inside)
 
     sample, n_steps = sample_batches(batches, _TOKENS_OF_FIT), _STEPS if n_steps is None else n_steps

@@ -16,7 +16,6 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.components import Components, components
 from tnlib_adapters.compression.methods.table import EMBEDDING, FEED_FORWARD
-from tnlib_adapters.factors.expansion import is_embedding, mlp_names, on_rows
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
 
@@ -31,7 +30,7 @@ def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
     """
     if what == "attention":
         return []
-    names = mlp_names(checkpoint.wiring, range(checkpoint.n_layers))
+    names = [matrix.name for layer in checkpoint.wiring.layers for matrix in layer.feed_forward_matrices]
     with_table = what == "all" and _has_separate_embedding(checkpoint)
     return [*names, checkpoint.wiring.embedding.table.name] if with_table else names
 
@@ -60,7 +59,7 @@ def widest_input(checkpoint: Checkpoint, what: str) -> int:
     widths = [] if what == "mlp" else [checkpoint.sizes.widths["o"]]
     for name in names_of(checkpoint, what):
         weight = checkpoint.locate(f"{name}.weight")
-        if weight is not None and not is_embedding(checkpoint.wiring, name):
+        if weight is not None and not checkpoint.wiring.is_embedding(name):
             widths.append(weight.shape[checkpoint.wiring.matrices[name].input_axis])
     return max(widths)
 
@@ -115,18 +114,18 @@ class Matrix:
 
 def role_of(wiring: Wiring, name: str) -> str:
     """Return `EMBEDDING` or `FEED_FORWARD`, the role of a module outside the attention."""
-    return EMBEDDING if is_embedding(wiring, name) else FEED_FORWARD
+    return EMBEDDING if wiring.is_embedding(name) else FEED_FORWARD
 
 
 def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
     """Return the weight of a module as (in, out), and the size of its bias."""
     bias = checkpoint.locate(f"{name}.bias")
-    weight: Array = on_rows(checkpoint.wiring, name, checkpoint.read(f"{name}.weight"))
+    weight: Array = checkpoint.wiring.matrices[name].on_rows(checkpoint.read(f"{name}.weight"))
     return weight, 0 if bias is None else bias.size
 
 
 def read_matrix(checkpoint: Checkpoint, name: str, reads: Array, slopes: Array) -> Matrix:
     """Decompose a module's weight into components by second moments of its inputs and of gradients at its output."""
     weight, n_bias = read_weight(checkpoint, name)
-    gauged = not is_embedding(checkpoint.wiring, name)  # a look-up needs all rows of the left factor
+    gauged = not checkpoint.wiring.is_embedding(name)  # a look-up needs all rows of the left factor
     return Matrix(name, weight, n_bias, components(weight, reads, slopes), gauged=gauged)
