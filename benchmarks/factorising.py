@@ -30,7 +30,7 @@ KINDS = ("heads, plain", "heads, whitened", "calibrated")
 def made_up(d_model: int, heads: int) -> Callable[[], list[tuple]]:
     """Return what makes one layer in bf16 and its moments."""
     from tnlib_adapters.factors.projections import Projections, Sizes
-    from tnlib_adapters.files.bf16 import from_bf16, to_bf16
+    from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
 
     rng, sizes = np.random.default_rng(0), Sizes(1, heads, d_model)
     stored = {n: to_bf16(rng.standard_normal((d_model, d_model), dtype=np.float32) / d_model**0.5) for n in "qkvo"}

@@ -4,9 +4,9 @@ from .attention.frozen.layer import FrozenAttention as FrozenAttention
 from .attention.frozen.residual_product import ResidualProduct as ResidualProduct
 from .attention.frozen.stack import FrozenPaths as FrozenPaths
 from .attention.frozen.stack import FrozenStack as FrozenStack
-from .attention.head_norm import HeadNorm as HeadNorm
-from .attention.latent_norm import LatentNorm as LatentNorm
-from .attention.learned_positions import PositionParts as PositionParts
+from .attention.norms import HeadNorm as HeadNorm
+from .attention.norms import LatentNorm as LatentNorm
+from .attention.query_key import PositionParts as PositionParts
 from .attention.relative_bias import RelativeBias as RelativeBias
 from .attention.rotary import Rotary as Rotary
 from .checkpoints.checkpoint import Checkpoint as Checkpoint

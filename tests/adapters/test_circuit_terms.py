@@ -12,7 +12,7 @@ import pytest
 import transformers as tf
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, Checkpoint, Rotary, open_checkpoint
-from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.circuits import OpenLayer, StreamParts, pair_effects, split_stream, ten_terms
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import log_softmax, softmax

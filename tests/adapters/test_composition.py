@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused, unchanged
 from tnlib_adapters import Attention, Checkpoint, Rotary, circuits, fold, open_checkpoint
-from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.circuits import composition_score, compositions, heat_map, stream_moments
 from tnlib_adapters.reference.model import run
 

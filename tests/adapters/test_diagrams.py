@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
-from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.circuits import (
     composition_diagram,

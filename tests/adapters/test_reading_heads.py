@@ -24,7 +24,7 @@ from tnlib_adapters.circuits import (
     singular_vectors,
 )
 from tnlib_adapters.circuits.heads.effective_head import stream_head
-from tnlib_adapters.files.token_names import token_names
+from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.weights import Weights
 from transformers_models import random_model
 

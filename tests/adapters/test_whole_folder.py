@@ -25,8 +25,7 @@ from interruptions import At, fail
 from oracles import refused
 from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.files.atomic_folder import check_target, whole_folder
-from tnlib_adapters.files.exchange import exchange
+from tnlib_adapters.files.atomic_folder import check_target, exchange, whole_folder
 
 from tnlib import ArgumentError
 

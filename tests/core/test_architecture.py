@@ -33,7 +33,7 @@ LAYERS = [
     ["tnlib.interop", "tnlib.experimental"],
     ["tnlib.network"],
     ["tnlib"],
-    ["tnlib_adapters._moved", "tnlib_adapters._require_torch", "tnlib_adapters.data", "tnlib_adapters.interop"],
+    ["tnlib_adapters._moved", "tnlib_adapters.data", "tnlib_adapters.interop"],
     ["tnlib_adapters.architectures"],
     ["tnlib_adapters.files"],
     ["tnlib_adapters.factors"],
@@ -240,7 +240,7 @@ BAD = {
     "stub": ("tnlib/linalg/bad.pyi", "from tnlib.formats import cp", "tnlib.linalg.bad imports tnlib.formats.cp"),
     "from the library to adapters": (
         "tnlib/io.py",
-        "from tnlib_adapters.checkpoints import bf16",
+        "from tnlib_adapters.checkpoints import modified",
         "tnlib.io imports tnlib_adapters.checkpoints",
     ),
     "hooks on modules": (

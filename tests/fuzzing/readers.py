@@ -79,7 +79,7 @@ def checkpoint(folder: Path, outside: Path, *, files: Sequence[str], mutations: 
 
 
 def tokenizer(folder: Path, outside: Path) -> Reader:
-    from tnlib_adapters.files.token_names import token_names
+    from tnlib_adapters.files.tokenizer import token_names
 
     pieces = {"model": {"vocab": [["<s>", 0.0], ["\u2581the", -1.5]]}, "added_tokens": [{"id": 2, "content": "<new>"}]}
     contents = {

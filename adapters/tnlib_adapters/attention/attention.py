@@ -12,10 +12,9 @@ from tnlib import ArgumentError, LowRank, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention_weights import AttentionWeights
 from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.attention.indices import as_distance, as_distances, as_index
-from tnlib_adapters.attention.learned_positions import PositionParts, position_parts
 from tnlib_adapters.attention.loaded_module import module_arguments
-from tnlib_adapters.attention.query_key import form, forms
+from tnlib_adapters.attention.query_key import PositionParts, form, forms, position_parts
+from tnlib_adapters.attention.validation import as_distance, as_distances, as_index
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,12 +11,10 @@ from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib_adapters.attention.frozen.layer import as_patterns
-from tnlib_adapters.attention.head_norm import HeadNorm
-from tnlib_adapters.attention.indices import as_stream
-from tnlib_adapters.attention.latent_norm import LatentNorm
+from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.attention.weight_shapes import check_facts, check_shapes
+from tnlib_adapters.attention.validation import as_stream, check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 

@@ -10,8 +10,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.attention_sizes import Sizes
 from tnlib_adapters.architectures.wiring import AttentionWiring
-from tnlib_adapters.attention.head_norm import HeadNorm
-from tnlib_adapters.attention.latent_norm import LatentNorm
+from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.factors.projections import Projections

@@ -8,8 +8,8 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.attention.indices import as_index
 from tnlib_adapters.attention.layer_arguments import layer_arguments, per_head
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.factors.projections import stored_shapes, take_apart
 
 FUNCTION = "Attention.from_module"

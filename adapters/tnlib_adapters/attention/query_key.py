@@ -1,4 +1,4 @@
-"""Bilinear form of a head's scores in factored form, at one distance or at many.
+"""Bilinear form of a head's scores in factored form: at one distance or at many, and split by learned positions.
 
 `q` and `k` are [W_Q; b_Q] and [W_K; b_K] of one head, (d_model + 1, d_head) each: x~ q is its query, x~ k its key.
 The query is at the distance, the key at 0. ALiBi and relative biases add an offset to a score, stated before the
@@ -6,6 +6,8 @@ score scale: one more rank, the constant coordinate with itself.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,3 +84,44 @@ def _constant_coordinate(q: Array) -> Array:
 def _columns(rotary: Rotary, plane: int) -> list[int]:
     first, second = rotary.planes
     return [int(first[plane]), int(second[plane])]
+
+
+@dataclass(frozen=True, eq=False)
+class PositionParts:
+    """The bilinear form of a head, split for a stream that is content c plus position embedding p.
+
+    With c~ = [c, 1], p_i the position of the query and p_j that of the key:
+
+        score_ij / scale = c~_i content c~_j^T + (c~_i by_key)_j + (by_query c~_j^T)_i + alone_ij
+
+    Every part has rank at most d_head.
+
+    Parameters
+    ----------
+    content
+        (d_model + 1, d_model + 1), content to content: Omega itself.
+    by_key
+        (d_model + 1, n), query content to key position.
+    by_query
+        (n, d_model + 1), query position to key content.
+    alone
+        (n, n), position to position.
+    """
+
+    content: LowRank
+    by_key: LowRank
+    by_query: LowRank
+    alone: LowRank
+
+
+def position_parts(form: LowRank, positions: Array) -> PositionParts:
+    """Return the parts of the form of a head for position embeddings (n, d_model)."""
+    padded = np.hstack([positions, np.zeros_like(positions[:, :1])])  # the constant coordinate is part of the content
+    of_query = padded @ form.left  # n [d~] dh
+    of_key = form.right @ padded.T  # dh [d~] n
+    return PositionParts(
+        content=form,
+        by_key=LowRank(form.left, of_key),
+        by_query=LowRank(of_query, form.right),
+        alone=LowRank(of_query, of_key),
+    )

@@ -14,6 +14,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import (
     STORED_AS,
     Entry,
@@ -21,7 +22,6 @@ from tnlib_adapters.files.tensor_file import (
     check_finite,
     encode,
 )
-from tnlib_adapters.files.write_folder import write_folder
 
 
 @dataclass(frozen=True)

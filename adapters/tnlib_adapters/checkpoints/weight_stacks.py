@@ -14,7 +14,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_sizes, is_one_of, to_numpy
 from tnlib.linalg.orthogonal import r_factor
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, as_layer, check_form
 
 PROJECTIONS = ("Q", "K", "V", "O")

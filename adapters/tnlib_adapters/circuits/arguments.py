@@ -12,7 +12,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, is_one_of
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer
 from tnlib_adapters.reference.weights import read_norm
 from tnlib_adapters.transforms.folding import fold

@@ -22,7 +22,7 @@ from tnlib_adapters.compression.sizes import plain_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
-from tnlib_adapters.files.write_folder import other_files
+from tnlib_adapters.files.folder import other_files
 
 
 def compress(

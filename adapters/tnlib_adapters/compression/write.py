@@ -16,9 +16,8 @@ from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, describe
 from tnlib_adapters.factors.projections import put_together
-from tnlib_adapters.files.bf16 import from_bf16
-from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, encode
-from tnlib_adapters.files.write_folder import write_folder
+from tnlib_adapters.files.folder import write_folder
+from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, encode, from_bf16
 
 
 def write_checkpoint(

@@ -1,8 +1,9 @@
-"""A folder that appears whole or not at all."""
+"""A folder that appears whole or not at all, and the exchange of two folders in one step."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tnlib import ArgumentError
-from tnlib_adapters.files.exchange import exchange
 
 _LONGEST_NAME = 255  # bytes, of all common file systems
+_CURRENT_FOLDER = -100  # AT_FDCWD: paths are as for open
+_EXCHANGE = 2  # RENAME_EXCHANGE
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of file systems and kernels without it
 
 
 def check_target(function: str, target: Path, source: Path | None, *, force: bool) -> None:
@@ -96,3 +99,24 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Exchange the names of two existing paths atomically by renameat2 of Linux; False where there is no such call.
+
+    Raises
+    ------
+    OSError
+        If the system knows the call and refuses it.
+    """
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if call is None:
+        return False
+    if call(_CURRENT_FOLDER, os.fsencode(a), _CURRENT_FOLDER, os.fsencode(b), ctypes.c_uint(_EXCHANGE)) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number), str(a), None, str(b))

@@ -11,9 +11,8 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.checkpoints.tokenizer import load_tokenizer
 from tnlib_adapters.files.folder import TOKENIZERS
-from tnlib_adapters.files.token_names import token_names
+from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
 
 _MOST = 96  # tokens; larger patterns are not legible in a picture
 _LETTERS = 50 * _MOST  # characters that are tokenized: enough for more than _MOST tokens

@@ -24,8 +24,8 @@ from tnlib_adapters.architectures.attention_sizes import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.checkpoints.tokenizer import OFFLINE, load_tokenizer, loaded
 from tnlib_adapters.factors.projections import columns_of_head
+from tnlib_adapters.files.tokenizer import OFFLINE, load_tokenizer, loaded
 
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 

@@ -23,7 +23,7 @@ from tnlib._validate import as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
-from tnlib_adapters.interop._shared import find_center
+from tnlib_adapters.interop._cores import find_center
 
 STATE_LEGS = ["vL", "p", "vR"]
 OPERATOR_LEGS = ["wL", "p", "p*", "wR"]  # p is the row

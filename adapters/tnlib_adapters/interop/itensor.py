@@ -15,7 +15,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
-from tnlib_adapters.interop._cores import as_one_precision, with_scale, wrong_value
+from tnlib_adapters.interop._cores import as_one_precision, find_center, with_scale, wrong_value
 from tnlib_adapters.interop._hdf5 import Node, open_hdf5, write_hdf5
 from tnlib_adapters.interop._itensor_groups import (
     Index,
@@ -24,7 +24,6 @@ from tnlib_adapters.interop._itensor_groups import (
     start_group,
     write_tensor,
 )
-from tnlib_adapters.interop._shared import find_center
 
 Value: TypeAlias = TensorTrain | TTMatrix | Array
 

@@ -21,8 +21,7 @@ from tnlib._validate import import_optional
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
-from tnlib_adapters.interop._cores import as_one_precision
-from tnlib_adapters.interop._shared import find_center
+from tnlib_adapters.interop._cores import as_one_precision, find_center
 
 
 def from_quimb(obj: Any) -> TensorTrain | TTMatrix:

@@ -7,8 +7,7 @@ from typing import Any
 from tnlib._errors import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain
-from tnlib_adapters.interop._cores import as_one_precision, with_scale, wrong_object, wrong_value
-from tnlib_adapters.interop._shared import find_center
+from tnlib_adapters.interop._cores import as_one_precision, find_center, with_scale, wrong_object, wrong_value
 
 
 def from_teneva(obj: Any) -> TensorTrain:

@@ -14,8 +14,7 @@ from tnlib._errors import ArgumentError
 from tnlib._validate import import_optional
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
-from tnlib_adapters.interop._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
-from tnlib_adapters.interop._shared import find_center
+from tnlib_adapters.interop._cores import as_one_precision, find_center, to_torch, with_scale, wrong_object, wrong_value
 
 _LEGS = {"MPS": ["left", "input", "right"], "MPO": ["left", "input", "output", "right"]}
 

@@ -16,8 +16,14 @@ from tnlib.formats.cp.format import CP
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
-from tnlib_adapters.interop._cores import as_copies, as_one_precision, with_scale, wrong_object, wrong_value
-from tnlib_adapters.interop._shared import find_center
+from tnlib_adapters.interop._cores import (
+    as_copies,
+    as_one_precision,
+    find_center,
+    with_scale,
+    wrong_object,
+    wrong_value,
+)
 
 Value: TypeAlias = TensorTrain | TTMatrix | Tucker | CP
 

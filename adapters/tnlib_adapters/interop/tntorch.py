@@ -18,8 +18,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import tt_svd
 from tnlib.formats.tucker.format import Tucker
-from tnlib_adapters.interop._cores import as_one_precision, to_torch, with_scale, wrong_object, wrong_value
-from tnlib_adapters.interop._shared import find_center
+from tnlib_adapters.interop._cores import as_one_precision, find_center, to_torch, with_scale, wrong_object, wrong_value
 
 Value: TypeAlias = TensorTrain | TTMatrix | Tucker | CP
 

@@ -20,7 +20,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import leading_phases
 from tnlib_adapters.attention.gauge.scores import Columns
-from tnlib_adapters.attention.head_norm import HeadNorm
+from tnlib_adapters.attention.norms import HeadNorm
 
 _EQUAL = 16.0  # eps: weights that differ by less are equal up to rounding
 

@@ -12,7 +12,7 @@ from tnlib._validate import as_array, as_count, is_list
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
 from tnlib_adapters.architectures.wiring import LayerWiring, NormWiring
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.checkpoints.weight_stacks import mlp
 from tnlib_adapters.circuits.diagrams.heads import REACH, STEP, layer_diagram, weight_node

@@ -19,7 +19,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_flag, is_one_of
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream

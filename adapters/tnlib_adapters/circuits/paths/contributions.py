@@ -25,7 +25,7 @@ from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.frozen.stack import FrozenStack
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
 
 

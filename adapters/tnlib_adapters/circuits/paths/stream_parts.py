@@ -16,7 +16,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import is_list
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.reference.layers import Norm, softmax
 from tnlib_adapters.reference.weights import Branch, Weights, as_weights

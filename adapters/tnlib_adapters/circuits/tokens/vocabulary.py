@@ -21,7 +21,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
-from tnlib_adapters.files.token_names import token_names
+from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import read_embedding, read_norm, read_unembedding
 
