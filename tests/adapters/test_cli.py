@@ -449,7 +449,7 @@ def test_what_is_not_installed_is_named(place: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert_one_sentence(done.stderr, ("needs torch and transformers, found no torch", "pip install 'tnlib[torch]'"))
+    assert_one_sentence(done.stderr, ("needs 'tnlib[torch]', found no torch", "pip install 'tnlib[torch]'"))
     assert not (place / "out").exists()
 
 

@@ -1,5 +1,6 @@
 """Instrumented transformers models: hooks on modules, statistics over text, block-wise reconstruction."""
 
-from tnlib_adapters._require_torch import require_torch
+from tnlib._validate import import_optional
 
-require_torch(__name__)
+import_optional(__name__, "torch", "'tnlib[torch]'")
+import_optional(__name__, "transformers", "'tnlib[torch]'")

@@ -1,8 +1,9 @@
 """Compressed checkpoints in transformers: importing this package makes `from_pretrained` read them."""
 
-from tnlib_adapters._require_torch import require_torch
+from tnlib._validate import import_optional
 
-require_torch(__name__)
+import_optional(__name__, "torch", "'tnlib[torch]'")
+import_optional(__name__, "transformers", "'tnlib[torch]'")
 
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, LowRankLinear, TTLinear  # noqa: E402
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear  # noqa: E402
