@@ -25,7 +25,7 @@ from tnlib_adapters.circuits import (
 )
 from tnlib_adapters.circuits.heads.effective_head import stream_head
 from tnlib_adapters.files.tokenizer import token_names
-from tnlib_adapters.reference.weights import Weights
+from tnlib_adapters.reference.weights import Weights, read_weights
 from transformers_models import random_model
 
 import tnlib
@@ -50,10 +50,10 @@ def without_weights(x: np.ndarray, norm_in_front: Any) -> np.ndarray:
     return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + norm_in_front.eps)
 
 
-def dense_circuit(weights: Weights, layer: int, head: int) -> np.ndarray:
+def dense_circuit(weights: Weights, layer: int, head: int, tokens: Any = slice(None)) -> np.ndarray:
     """The map from tokens to logits, rows centred: one number for every pair of tokens."""
     branch = branches(weights)[layer]
-    x = token_rows(weights)
+    x = token_rows(weights)[tokens]
     x = x if branch.before is None else branch.before(x)
     attention = branch.layer
     written = (homogeneous(x) @ attention.ov(head).full())[:, :-1]
@@ -244,26 +244,37 @@ def test_the_previous_token_head_reads_positions(model: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_untied", "llama", "bloom"])
-def test_blocks_of_the_vocabulary_add_up(
-    name: str, opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tnlib_adapters.circuits.tokens.token_circuits as token_circuits
-    import tnlib_adapters.circuits.tokens.vocabulary as vocabulary
+def test_sums_over_a_vocabulary_of_several_blocks(name: str, tmp_path: Path) -> None:
+    """5000 tokens: two blocks of rows, and three of logits."""
+    model = random_model(name)
+    model.resize_token_embeddings(5000, mean_resizing=False)
+    model.double().save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    weights, head, words = (
+        read_weights(checkpoint),
+        stream_head("stream_head", checkpoint, 1, 3),
+        read_vocabulary(checkpoint),
+    )
+    rows = token_rows(weights)
+    assert_close(words.variance, rows.var(axis=1))
+    x = homogeneous(without_weights(rows, head.norm))  # token d~
+    assert_close(words.second_moments(head.norm), x.T @ x / 5000)
+    unembed, final = weights.unembed.affine.weight, weights.final_norm  # d token
+    between = final.weight[:, None] * ((unembed - unembed.mean(axis=1, keepdims=True)) @ x)
+    between = between - between.mean(axis=0) if final.centred else between
+    assert_close(words.between(head.norm), between, factor=1024)
 
-    checkpoint, _ = opened(name)
-    norm_in_front = stream_head("stream_head", checkpoint, 1, 0).norm
-
-    def everything() -> list[np.ndarray]:
-        words, found, pairs = read_vocabulary(checkpoint), copying(checkpoint, 1, 3), bigrams(checkpoint, k=3)
-        moments = [words.second_moments(norm_in_front), words.between(norm_in_front)]
-        return [found.eigenvalues, found.ranks, pairs.successors, pairs.probabilities, words.variance, *moments]
-
-    whole = everything()
-    for module in (token_circuits, vocabulary):
-        monkeypatch.setattr(module, "_BLOCK", 7)
-    monkeypatch.setattr(token_circuits, "_CELLS", 150)
-    for got, want in zip(everything(), whole, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
+    tokens = np.array([0, 1676, 1677, 4095, 4096, 4999])  # first and last ones of blocks
+    circuit, found = dense_circuit(weights, 1, 3, tokens), copying(checkpoint, 1, 3)
+    own = circuit[np.arange(len(tokens)), tokens]
+    assert (found.ranks[tokens] == (circuit >= own[:, None]).sum(axis=1) - 1).all()
+    ov = head.attention.ov(0).full()[:, :-1]  # d~ d
+    assert found.eigenvalues.sum() == pytest.approx(np.trace(between @ ov), rel=1e-9)
+    logits = (rows[tokens] if final is None else final(rows[tokens])) @ unembed
+    likeliest, pairs = np.argsort(-logits, axis=1)[:, :3], bigrams(checkpoint, k=3)
+    np.testing.assert_array_equal(pairs.successors[tokens], likeliest)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert_close(pairs.probabilities[tokens], np.take_along_axis(probabilities, likeliest, axis=1), factor=1024)
 
 
 # ------------------------------------------------------------------------------------------------------- whole heads
