@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, descriptions
-from tnlib_adapters.factors.interpolative import pack, unpack
+from tnlib_adapters.factors.interpolative import pack, pivot_rows, unpack
 from tnlib_adapters.factors.projections import Sizes
 
 from tnlib import FileFormatError
@@ -88,3 +89,15 @@ def test_rows_that_do_not_fit_are_refused(rows):
     piece, _ = packed("q", 4)
     with pytest.raises(FileFormatError, match="cannot be multiplied out as 'interpolative'"):
         expand([replace(piece, rows=rows)], SIZES)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "r"), [(12, 3), (5, 5), (7, 1), (200, 20)])
+def test_pivot_rows_are_independent(dtype: np.dtype, m: int, r: int) -> None:
+    a = oracles.normal((m, r), dtype)
+    with oracles.unchanged(a):
+        rows = pivot_rows(a)
+    assert len(set(rows.tolist())) == r
+    assert np.linalg.cond(oracles.wide(a)[rows]) < 1e4
+    assert pivot_rows(np.concatenate([a, a[:, :1]], axis=1)[: m + 1]) is None or m == r
+    assert pivot_rows(0 * a) is None

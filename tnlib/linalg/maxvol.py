@@ -47,21 +47,6 @@ def maxvol(a: Array, rows: Array, *, bound: float) -> tuple[Array, Array] | None
     return None
 
 
-def pivot_rows(a: Array) -> Array | None:
-    """Return the pivot rows (r,) of `a` (m, r), r <= m, by an LU factorization, in the time of a matrix product.
-
-    None if its columns are dependent.
-    """
-    from scipy.linalg import lu
-
-    row_of, _, upper = lu(shift(a, -exponent_of(a)), p_indices=True, check_finite=False)
-    diagonal = np.abs(np.diag(upper))
-    if not diagonal.min(initial=1.0) > len(a) * np.finfo(a.dtype).eps * diagonal.max(initial=0.0):
-        return None
-    rows: Array = np.argsort(row_of)[: a.shape[1]]
-    return rows
-
-
 def pivots(a: Array, *, least: float, most: int) -> tuple[Array, Array]:
     """Return pivot rows (r,) and columns (r,) of `a` by Gaussian elimination with complete pivoting, r <= `most`.
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.maxvol import maxvol, pivot_rows, pivots
+from tnlib.linalg.maxvol import maxvol, pivots
+from tnlib.linalg.scaling import exponent_of, shift
 
 _LARGEST = 2.0  # bound on the entries of L L[I]^-1
 
@@ -56,3 +57,18 @@ def unpack(rest: Array, rows: Sequence[int]) -> Array:
     others = np.delete(np.arange(len(left)), rows)
     left[others], left[list(rows)] = rest, np.eye(r, dtype=rest.dtype)
     return left
+
+
+def pivot_rows(a: Array) -> Array | None:
+    """Return the pivot rows (r,) of `a` (m, r), r <= m, by an LU factorization, in the time of a matrix product.
+
+    None if its columns are dependent.
+    """
+    from scipy.linalg import lu
+
+    row_of, _, upper = lu(shift(a, -exponent_of(a)), p_indices=True, check_finite=False)
+    diagonal = np.abs(np.diag(upper))
+    if not diagonal.min(initial=1.0) > len(a) * np.finfo(a.dtype).eps * diagonal.max(initial=0.0):
+        return None
+    rows: Array = np.argsort(row_of)[: a.shape[1]]
+    return rows

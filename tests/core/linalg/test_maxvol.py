@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 
-from tnlib.linalg.maxvol import maxvol, pivot_rows, pivots
+from tnlib.linalg.maxvol import maxvol, pivots
 
 
 def volume(a: np.ndarray) -> float:
@@ -93,15 +93,3 @@ def test_the_schur_complement_is_below_the_threshold() -> None:
         rest = a - a[:, columns] @ np.linalg.solve(a[np.ix_(rows, columns)], a[rows])
         assert np.abs(rest).max() <= 1e-2
         assert 2 <= len(rows) < 12
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "r"), [(12, 3), (5, 5), (7, 1), (200, 20)])
-def test_pivot_rows_are_independent(dtype: np.dtype, m: int, r: int) -> None:
-    a = oracles.normal((m, r), dtype)
-    with oracles.unchanged(a):
-        rows = pivot_rows(a)
-    assert len(set(rows.tolist())) == r
-    assert np.linalg.cond(oracles.wide(a)[rows]) < 1e4
-    assert pivot_rows(np.concatenate([a, a[:, :1]], axis=1)[: m + 1]) is None or m == r
-    assert pivot_rows(0 * a) is None
