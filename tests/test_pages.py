@@ -122,7 +122,7 @@ def test_the_page_of_functions_names_what_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", [tnlib, tnlib.drawing, tnlib.interop.quimb, tnlib.experimental, tnlib_adapters, tnlib_adapters.circuits]
+    "package", [tnlib, tnlib.drawing, tnlib.interop.quimb, tnlib_adapters, tnlib_adapters.circuits]
 )
 def test_every_public_name_is_on_the_page_of_functions(package: ModuleType) -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

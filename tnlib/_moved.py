@@ -9,6 +9,7 @@ _OLD_NAMES = {
         "ops.degenerate ops.join ops.match ops.round_randomized ops.schmidt"
     ),
     "tnlib.drawing": "drawing.graph drawing.steps",
+    "tnlib.experimental": "experimental.spectral_radius",
     "tnlib.interop.quimb": (
         "network.build network.contraction network.copies network.cost network.hole network.loops "
         "network.recognise network.special network.trees network.value"

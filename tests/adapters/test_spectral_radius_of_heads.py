@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tnlib_adapters import builtin_path, open_checkpoint
-
-from tnlib.experimental import spectral_reduction
+from tnlib_adapters.circuits import spectral_reduction
 
 
 def stack(layer: int, kind: str) -> np.ndarray:

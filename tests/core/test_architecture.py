@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
 
 # The registry finds formats by the names of their packages, and old names stand for new modules: both lie above.
-NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib_adapters._moved")
+NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib.experimental", "tnlib_adapters._moved")
 
 LAYERS = [
     ["tnlib._errors", "tnlib._typing", "tnlib._moved"],
@@ -30,8 +30,8 @@ LAYERS = [
     ["tnlib.formats.matrix"],
     ["tnlib.ops", "tnlib.random"],
     ["tnlib.io"],
-    ["tnlib.interop", "tnlib.experimental"],
-    ["tnlib.network"],
+    ["tnlib.interop"],
+    ["tnlib.network", "tnlib.experimental"],
     ["tnlib"],
     ["tnlib_adapters._moved", "tnlib_adapters.data", "tnlib_adapters.interop"],
     ["tnlib_adapters.architectures"],

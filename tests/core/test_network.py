@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import tnlib
 from tnlib import network
 from tnlib.interop import quimb
 
@@ -28,3 +29,11 @@ def test_it_is_an_attribute_of_the_library() -> None:
 def test_other_names_are_unknown() -> None:
     with pytest.raises(AttributeError, match=r"No tnlib\.interop\.quimb attribute contractt"):
         network.contractt  # noqa: B018
+
+
+def test_the_spectral_reduction_is_one_of_circuits() -> None:
+    from tnlib_adapters import circuits
+
+    for name in tnlib.experimental.__all__:
+        with pytest.warns(DeprecationWarning, match=rf"tnlib\.experimental\.{name} is deprecated; use tnlib_adapters"):
+            assert getattr(tnlib.experimental, name) is getattr(circuits, name)

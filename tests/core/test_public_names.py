@@ -52,7 +52,7 @@ EVERY_OPERATOR = ["matvec", "rmatvec", "matmat", "rmatmat", "__matmul__", "__rma
 
 INTEROP = [tnlib.interop, tnlib.interop.quimb]
 ADAPTERS = [tnlib_adapters, tnlib_adapters.circuits]
-PACKAGES = [tnlib, tnlib.drawing, tnlib.experimental, *INTEROP, *ADAPTERS]
+PACKAGES = [tnlib, tnlib.drawing, *INTEROP, *ADAPTERS]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

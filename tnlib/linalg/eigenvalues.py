@@ -1,4 +1,4 @@
-"""Leading eigenvalues: moduli of those of a linear map, and the spectral radius of a matrix with its gradient."""
+"""Moduli of the leading eigenvalues of a linear map."""
 
 from __future__ import annotations
 
@@ -74,19 +74,3 @@ def _iterated_moduli(apply: Callable[[Array], Array], size: int, dtype: np.dtype
 
 def _random_vector(size: int, dtype: np.dtype[Any]) -> Array:
     return np.random.default_rng(0).standard_normal(size).astype(dtype)  # the same input gives the same output
-
-
-def log_radius(a: Array, *, perron: bool = False) -> tuple[float, Array]:
-    """Return log rho(a) and g, (n, n), with d log rho = Re sum g * da; for radius 0, -inf and g = 0.
-
-    `perron` takes the eigenvalue with the largest real part. For a map that preserves a cone this is the spectral
-    radius, and it is simple where other eigenvalues have the same modulus.
-    """
-    values, right = np.linalg.eig(a)
-    k = int(values.real.argmax() if perron else np.abs(values).argmax())
-    value, v = values[k], right[:, k]
-    if value == 0:
-        return -np.inf, np.zeros(a.shape, np.result_type(a.dtype, np.complex128))
-    adjoint_values, left = np.linalg.eig(a.conj().T)
-    u = left[:, int(np.abs(adjoint_values - value.conj()).argmin())]
-    return float(np.log(np.abs(value))), np.outer(u.conj(), v) / (value * (u.conj() @ v))  # d value = u^H da v / u^H v

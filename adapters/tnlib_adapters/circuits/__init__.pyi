@@ -37,6 +37,8 @@ from .heads.singular_vectors import Maximum as Maximum
 from .heads.singular_vectors import SingularVectors as SingularVectors
 from .heads.singular_vectors import form_maximum as form_maximum
 from .heads.singular_vectors import singular_vectors as singular_vectors
+from .heads.spectral_reduction import SpectralReduction as SpectralReduction
+from .heads.spectral_reduction import spectral_reduction as spectral_reduction
 from .heads.weight_scores import WeightScores as WeightScores
 from .heads.weight_scores import weight_scores as weight_scores
 from .paths.attention_layer import OpenLayer as OpenLayer

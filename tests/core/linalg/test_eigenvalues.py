@@ -10,7 +10,7 @@ import oracles
 import pytest
 import threadpoolctl
 
-from tnlib.linalg.eigenvalues import leading_moduli, log_radius
+from tnlib.linalg.eigenvalues import leading_moduli
 
 
 def transfer(core: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], int, np.dtype]:
@@ -75,20 +75,3 @@ def test_maps_of_many_equal_moduli_are_computed_or_raise_soon() -> None:
 def test_the_same_map_has_the_same_bits() -> None:
     core = oracles.normal((20, 2, 20))
     np.testing.assert_array_equal(leading_moduli(*transfer(core)), leading_moduli(*transfer(core)))
-
-
-@pytest.mark.parametrize("perron", [False, True])
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-def test_the_gradient_of_the_spectral_radius(dtype: type, perron: bool) -> None:
-    a = np.abs(oracles.normal((5, 5))) if perron else oracles.normal((5, 5), dtype)
-    value, g = log_radius(a, perron=perron)
-    assert value == pytest.approx(np.log(np.abs(np.linalg.eigvals(a)).max()), rel=1e-12)
-    step = 1e-6 * oracles.normal((5, 5), a.dtype, seed=1)
-    difference = log_radius(a + step, perron=perron)[0] - log_radius(a - step, perron=perron)[0]
-    assert difference / 2 == pytest.approx(np.sum(g * step).real, rel=1e-6)
-
-
-def test_the_radius_of_zero() -> None:
-    value, g = log_radius(np.zeros((3, 3)))
-    assert value == -np.inf
-    assert not g.any()

@@ -23,11 +23,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tnlib._errors import ArgumentError
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_position, as_rng, as_rtol, is_one_of
 from tnlib.linalg.canonical_basis import unit_phases
-from tnlib.linalg.eigenvalues import log_radius
 from tnlib.linalg.scaling import largest
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -256,3 +255,19 @@ def _log_norm_radius(x: Array) -> tuple[float, Array]:
     g = g.reshape(d, d, d, d)  # a c b d
     first = np.einsum("acbd,icd->iab", g, x.conj())  # i a b [c d]
     return log_rho, first + np.einsum("acbd,iab->icd", g, x).conj()  # i c d [a b]
+
+
+def log_radius(a: Array, *, perron: bool = False) -> tuple[float, Array]:
+    """Return log rho(a) and g, (n, n), with d log rho = Re sum g * da; for radius 0, -inf and g = 0.
+
+    `perron` takes the eigenvalue with the largest real part. For a map that preserves a cone this is the spectral
+    radius, and it is simple where other eigenvalues have the same modulus.
+    """
+    values, right = np.linalg.eig(a)
+    k = int(values.real.argmax() if perron else np.abs(values).argmax())
+    value, v = values[k], right[:, k]
+    if value == 0:
+        return -np.inf, np.zeros(a.shape, np.result_type(a.dtype, np.complex128))
+    adjoint_values, left = np.linalg.eig(a.conj().T)
+    u = left[:, int(np.abs(adjoint_values - value.conj()).argmin())]
+    return float(np.log(np.abs(value))), np.outer(u.conj(), v) / (value * (u.conj() @ v))  # d value = u^H da v / u^H v

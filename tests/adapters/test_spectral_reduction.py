@@ -7,11 +7,10 @@ import itertools
 import numpy as np
 import pytest
 from oracles import normal, refused
+from tnlib_adapters.circuits import SpectralReduction, spectral_reduction
+from tnlib_adapters.circuits.heads.spectral_reduction import FitnessProblem, log_radius
 
 import tnlib
-from tnlib.experimental import SpectralReduction, spectral_reduction
-from tnlib.experimental.spectral_radius import FitnessProblem
-from tnlib.linalg.eigenvalues import log_radius
 
 
 def radius(a: np.ndarray) -> float:
@@ -212,3 +211,20 @@ def test_what_is_refused() -> None:
     assert repr(spectral_reduction(t, 2, variables="abb", n_starts=1)).startswith(
         "SpectralReduction(abb, d = 2, fitness "
     )
+
+
+@pytest.mark.parametrize("perron", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_the_gradient_of_the_spectral_radius(dtype: type, perron: bool) -> None:
+    a = np.abs(normal((5, 5))) if perron else normal((5, 5), dtype)
+    value, g = log_radius(a, perron=perron)
+    assert value == pytest.approx(np.log(np.abs(np.linalg.eigvals(a)).max()), rel=1e-12)
+    step = 1e-6 * normal((5, 5), a.dtype, seed=1)
+    difference = log_radius(a + step, perron=perron)[0] - log_radius(a - step, perron=perron)[0]
+    assert difference / 2 == pytest.approx(np.sum(g * step).real, rel=1e-6)
+
+
+def test_the_radius_of_zero() -> None:
+    value, g = log_radius(np.zeros((3, 3)))
+    assert value == -np.inf
+    assert not g.any()

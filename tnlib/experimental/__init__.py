@@ -1,7 +1,0 @@
-"""Experimental functions; names may change or disappear without notice. They are loaded on first use."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
