@@ -77,14 +77,6 @@ class Fit(Generic[F]):
         return "\n".join(lines)
 
 
-def _is_subnormal(value: Any) -> bool:
-    """Test if entries of `value` are so small that rounding them is not relative; trains have a scale of their own."""
-    least = float(np.finfo(value.dtype).tiny)
-    if hasattr(value, "exponent"):
-        return bool(value.exponent < 0 and -math.inf < value.log_norm() < math.log(least))
-    return any(0 < np.abs(a).max(initial=0) < least for a in value.arrays())
-
-
 def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
     """Return the relative error below which `n_steps` factorizations of a tensor count as exact."""
     return 32 * float(np.finfo(dtype).eps) * math.sqrt(n_steps)
@@ -135,7 +127,7 @@ def report(
         warnings.warn(text, ConvergenceWarning, stacklevel=5)
     for note in notes:
         warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=5)
-    if certified and _is_subnormal(value):
+    if certified and value.is_subnormal():
         certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
         notes = (*notes, note)
     converged = not missed and (stationary or rtol is not None)

@@ -103,6 +103,10 @@ class Format(ABC):
         """Number of stored numbers, every factor included."""
         return sum(a.size for a in self.arrays())
 
+    def is_subnormal(self) -> bool:
+        """Test if numbers are so small, below 2.2e-308 or in 32 bits 1.2e-38, that rounding them is not relative."""
+        return any(0 < np.abs(a).max(initial=0) < np.finfo(a.dtype).tiny for a in self.arrays())
+
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Return the same tensor with arrays of `dtype`: float32, float64, complex64 or complex128.
 

@@ -28,3 +28,6 @@ class FormatProtocol(Protocol):
     @property
     def n_parameters(self) -> int:
         """Number of stored numbers."""
+
+    def is_subnormal(self) -> bool:
+        """Test if rounding of entries is not relative, because they are too small."""

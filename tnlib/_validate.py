@@ -19,7 +19,7 @@ from tnlib._typing import Array
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
-_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
+_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch", "tensornetwork"))
 
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 

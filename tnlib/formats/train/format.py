@@ -149,6 +149,10 @@ class Train(LinearFormat):
         """Natural logarithm of the Frobenius norm; -inf for zero."""
         return self._remainder().log2_norm() * math.log(2)
 
+    def is_subnormal(self) -> bool:
+        """Test if the norm is so small that the rounding of entries is not relative; cores are in range."""
+        return self.exponent < 0 and -math.inf < self.log_norm() < math.log(np.finfo(self.dtype).tiny)
+
     def _remainder(self) -> Scaled:
         """Return an array of the norm of the train: the centre, or the triangular factor of the last core."""
         if self.center is not None:
