@@ -6,16 +6,19 @@ All classes check their arguments and raise ArgumentError or ArgumentTypeError.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
 from tnlib._validate import is_one_of
+from tnlib.drawing.evaluation import evaluate
 
 Point: TypeAlias = tuple[float, float]
 
-KINDS = ("tensor", "matrix", "isometry", "unitary", "weights", "delta", "ellipsis", "text")
+KINDS = ("tensor", "matrix", "isometry", "unitary", "weights", "delta", "function", "ellipsis", "text")
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Node:
     ----------
     kind
         "tensor" (drawn as a circle), "matrix" (square), "isometry" (triangle), "unitary" (blue square), "weights"
-        (diamond: singular values and other diagonal matrices), "delta" (dot: a copy tensor), "ellipsis" (omitted
-        nodes), "text" (a sign between diagrams).
+        (diamond: singular values and other diagonal matrices), "delta" (dot: a copy tensor), "function" (pink: of the
+        array at the legs that end here, read by those that begin here; "+" is a sum, no label a copy), "ellipsis"
+        (omitted nodes), "text" (a sign between diagrams).
     label
         Text on the shape.
     position
@@ -72,6 +76,8 @@ class Leg:
         Points through which the line runs from a.
     towards
         The node, a or b, to which the gauge arrow on a bond points; None for no arrow.
+    axes
+        Axes of the arrays of a and b; None where these are in the order of the legs.
     """
 
     a: int
@@ -81,6 +87,7 @@ class Leg:
     end: Point | None = None
     via: tuple[Point, ...] = ()
     towards: int | None = None
+    axes: tuple[int | None, int | None] = (None, None)
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "towards"):
@@ -164,6 +171,38 @@ class Diagram:
                 f"Diagram: legs and bubbles must name nodes from 0 to {len(self.nodes) - 1}, got {wrong[0]}; "
                 "add the node."
             )
+        for k, node in enumerate(self.nodes):
+            sizes = {leg.size for leg in self.legs if k in (leg.a, leg.b)} - {None} if node.kind == "delta" else ()
+            if len(sizes) > 1:
+                raise ArgumentError(f"Diagram: legs of a copy tensor must have one size, got {sizes}; correct them.")
+
+    def evaluate(self, values: Mapping[Any, Any]) -> Array:
+        """Return the value of the diagram: an array whose axes are the open legs, in order.
+
+        Bubbles are contracted first, smallest first. Functions of nodes are applied in the order of the nodes. The
+        inputs of a sum are its terms, broadcast as in numpy; outputs repeat its legs once per copy.
+
+        Parameters
+        ----------
+        values
+            From the label (or the number) of every node to its array, whose axes are the legs of the node in the order
+            of `legs`; from the label of every bubble and function to a callable of an array with such axes. Copy
+            tensors, sums and copies need no entry.
+
+        Raises
+        ------
+        ArgumentError
+            If a value is missing or has another shape, or the diagram has signs, as an equation has.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> nodes = Node("matrix", "A", (0, 0)), Node("tensor", "v", (1, 0))
+        >>> layer = Diagram(nodes, (Leg(0, None, "i", 2, (-1, 0)), Leg(0, 1, "j", 2)), "", (Bubble((0, 1), "relu"),))
+        >>> layer.evaluate({"A": [[1, 2], [3, -4]], "v": [1, 1], "relu": lambda x: np.maximum(x, 0)})
+        array([3., 0.])
+        """
+        return evaluate(self, values)
 
     @property
     def open_legs(self) -> tuple[tuple[str, int | None], ...]:

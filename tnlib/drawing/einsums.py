@@ -182,9 +182,14 @@ class _EinsumLayout:
         """Return nodes and legs."""
         nodes = [self._node(k, operand) for k, operand in enumerate(self.operands)]
         nodes += [Node("delta", "", self.positions[k]) for k in self.index_ends.copy_tensors.values()]
-        bonds = self.index_ends.bonds()
-        legs = [Leg(a, b, name, self.sizes[i], via=self._detour(a, b)) for i, a, b, name in bonds]
-        legs += [Leg(self.index_ends.root(i), None, i, self.sizes[i], self.ends[i]) for i in self.result]
+        index_ends = self.index_ends
+        legs = [
+            Leg(a, b, name, self.sizes[i], via=self._detour(a, b), axes=axes) for i, a, b, name, axes in index_ends.bonds()
+        ]
+        legs += [
+            Leg(index_ends.root(i), None, i, self.sizes[i], self.ends[i], axes=index_ends.open_axes(i))
+            for i in self.result
+        ]
         return Diagram((*nodes,), (*legs,))
 
     def _node(self, k: int, operand: _Operand) -> Node:

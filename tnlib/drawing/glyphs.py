@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK = "#222222"
+BUBBLE_COLOR = "#d6478f"
 _RADIUS = 0.27
 _FILL = {
     "tensor": "#d9d9d9",
@@ -20,6 +21,7 @@ _FILL = {
     "unitary": "#a6cbe8",
     "weights": "#f5c77e",
     "delta": INK,
+    "function": "#f7dbe8",
 }
 
 
@@ -48,6 +50,13 @@ def node_patch(node: Node) -> Any:
     style: dict[str, Any] = {"fc": _FILL[node.kind], "ec": INK, "lw": 1.0, "zorder": 3}
     if node.kind == "delta":
         return Circle((x, y), 0.085, **style)
+    if node.kind == "function":
+        style["ec"] = BUBBLE_COLOR
+        if node.label in ("", "+"):
+            return Circle((x, y), 0.16 if node.label else 0.085, **style | ({} if node.label else {"fc": BUBBLE_COLOR}))
+        width = 0.3 + 0.085 * max(len(visible_text(line)) for line in node.label.split("\n"))
+        box = "round,pad=0,rounding_size=0.2"
+        return FancyBboxPatch((x - width / 2, y - 0.22), width, 0.44, boxstyle=box, **style)
     if node.kind == "tensor":
         return Circle((x, y), _RADIUS, **style)
     if node.kind in ("matrix", "unitary"):

@@ -15,24 +15,30 @@ class IndexEnds:
 
     def __init__(self, terms: Sequence[Sequence[str]], result: Sequence[str]) -> None:
         self.holders: dict[str, list[int]] = {}  # tensors that have the index
+        self.axes: dict[str, list[int]] = {}  # axes of these tensors
         for k, term in enumerate(terms):
-            for index in term:
+            for axis, index in enumerate(term):
                 self.holders.setdefault(index, []).append(k)
+                self.axes.setdefault(index, []).append(axis)
         joined = [index for index, holders in self.holders.items() if len(holders) + (index in result) != 2]
         self.copy_tensors = {index: len(terms) + n for n, index in enumerate(joined)}
 
-    def bonds(self) -> Iterator[tuple[str, int, int, str]]:
-        """Return the index, both nodes and the name of every bond; of the bonds of a copy tensor one has a name."""
+    def bonds(self) -> Iterator[tuple[str, int, int, str, tuple[int, int | None]]]:
+        """Return index, nodes, name and axes of every bond; of the bonds of a copy tensor one has a name."""
         for index, holders in self.holders.items():
             if index in self.copy_tensors:
                 for n, k in enumerate(holders):
-                    yield index, k, self.copy_tensors[index], "" if n else index
+                    yield index, k, self.copy_tensors[index], "" if n else index, (self.axes[index][n], None)
             elif len(holders) == 2:
-                yield index, holders[0], holders[1], index
+                yield index, holders[0], holders[1], index, (self.axes[index][0], self.axes[index][1])
 
     def root(self, index: str) -> int:
         """Return the node from which the open leg of an index starts."""
         return self.copy_tensors.get(index, self.holders[index][0])
+
+    def open_axes(self, index: str) -> tuple[int | None, None]:
+        """Return the axes of the open leg of an index."""
+        return None if index in self.copy_tensors else self.axes[index][0], None
 
     def far_end(self, index: str, k: int, positions: Sequence[Point], ends: Mapping[str, Point]) -> Point:
         """Return the other end of the leg `index` of tensor k; `ends` are those of open legs."""

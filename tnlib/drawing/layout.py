@@ -65,8 +65,8 @@ def star(
         towards = 0 if nodes[-1].kind in ("isometry", "unitary") and not weights else None
         end = ((radius + REACH) * x, (radius + REACH) * y)
         legs += [
-            Leg(len(nodes) - 1, 0, bond.format(k), ranks[k], towards=towards),
             Leg(len(nodes) - 1, None, f"k{k}", len(factor), end),
+            Leg(len(nodes) - 1, 0, bond.format(k), ranks[k], towards=towards),
         ]
     if weights:
         angle = circle_angle(0, count)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.drawing.diagram import Bubble, Diagram, Leg, Node
-from tnlib.drawing.glyphs import INK, node_patch, paint_node
+from tnlib.drawing.glyphs import BUBBLE_COLOR, INK, node_patch, paint_node
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,8 +25,8 @@ _LEGEND = {
     "unitary": "unitary",
     "weights": "diagonal",
     "delta": "copy tensor",
+    "function": "copy of an array (pink: functions)",
 }
-_BUBBLE_COLOR = "#d6478f"
 
 
 def paint(diagram: Diagram) -> Figure:
@@ -217,11 +217,11 @@ def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
     pad = bubble_padding(diagram, bubble)
     (x0, y0), (x1, y1) = np.min(inside, axis=0), np.max(inside, axis=0)
     width, height = x1 - x0 + 2 * pad, y1 - y0 + 2 * pad
-    style: dict[str, Any] = {"fc": (0.84, 0.28, 0.56, 0.09), "ec": _BUBBLE_COLOR, "lw": 1.3, "zorder": 0}
+    style: dict[str, Any] = {"fc": (0.84, 0.28, 0.56, 0.09), "ec": BUBBLE_COLOR, "lw": 1.3, "zorder": 0}
     box = "round,pad=0,rounding_size=0.35"
     ax.add_patch(FancyBboxPatch((x0 - pad, y0 - pad), width, height, boxstyle=box, **style))
     x, y = x1 + pad - 0.18, y1 + pad - 0.04
-    ax.text(x, y, bubble.label, ha="right", va="top", fontsize=8, color=_BUBBLE_COLOR, zorder=5)
+    ax.text(x, y, bubble.label, ha="right", va="top", fontsize=8, color=BUBBLE_COLOR, zorder=5)
 
 
 def _paint_legend(ax: Axes, diagram: Diagram, x: float, y: float) -> float:

@@ -51,8 +51,10 @@ def _step(tt: Format, n_isometries: int) -> Diagram:
     last = tt.ndim - 1
     nodes = [Node("isometry", str(k), (k * _STEP, 0.0), (1.0, 0.0)) for k in range(n_isometries)]
     nodes.append(Node("tensor", str(last) if n_isometries == last else "rest", (n_isometries * _STEP, 0.0)))
-    legs = [Leg(k - 1, k, f"bond{k}", tt.ranks[k], towards=k) for k in range(1, n_isometries + 1)]
+    legs = []
     for k, n in enumerate(tt.shape):
+        if 0 < k <= n_isometries:
+            legs.append(Leg(k - 1, k, f"bond{k}", tt.ranks[k], towards=k))
         via = ((k * _STEP, -0.45),) if k > n_isometries else ()
         legs.append(Leg(min(k, n_isometries), None, f"k{k}", n, (k * _STEP, -_REACH), via))
     stored = sum(core.size for core in tt.arrays()[:n_isometries])

@@ -25,8 +25,8 @@ def svd_diagram(t: SVD) -> Diagram:
         array_node("V$^H$", t.vh, 0, right, (-1.0, 0.0)),
     )
     bonds = (Leg(0, 1, "r", r, towards=1), Leg(1, 2, "", r, towards=1))
-    open_legs = (*fan(0, row_legs, t.shape, left, math.pi), *fan(2, column_legs, t.shape, right, 0.0))
-    return Diagram(nodes, (*bonds, *open_legs), format_title(t))
+    legs = (*fan(0, row_legs, t.shape, left, math.pi), *bonds, *fan(2, column_legs, t.shape, right, 0.0))
+    return Diagram(nodes, legs, format_title(t))
 
 
 def low_rank_diagram(t: LowRank) -> Diagram:
@@ -35,8 +35,8 @@ def low_rank_diagram(t: LowRank) -> Diagram:
         array_node("left", t.left, 1, (0.0, 0.0), (1.0, 0.0)),
         array_node("right", t.right, 0, (STEP, 0.0), (-1.0, 0.0)),
     )
-    legs = (Leg(0, 1, "r", t.ranks[0]), *_operator_legs(0, (0, 1), t.shape, STEP, 0.0))
-    return Diagram(nodes, legs, format_title(t))
+    row, column = _operator_legs(0, (0, 1), t.shape, STEP, 0.0)
+    return Diagram(nodes, (row, Leg(0, 1, "r", t.ranks[0]), column), format_title(t))
 
 
 def kronecker_terms_diagram(t: KroneckerTerms) -> Diagram:
@@ -49,7 +49,7 @@ def kronecker_terms_diagram(t: KroneckerTerms) -> Diagram:
     factored = len(low_rank) == count
     width = STEP if factored else 0.0
     nodes = [Node("matrix", "A", (width / 2, 0.0))]
-    legs = [*_operator_legs(0, (0, 0), left_shape, width, 0.0), Leg(0, 1, "term", count)]
+    legs = [Leg(0, 1, "term", count), *_operator_legs(0, (0, 0), left_shape, width, 0.0)]
     if factored:
         nodes += [
             Node("delta", "", (width / 2, -0.85)),
@@ -57,8 +57,8 @@ def kronecker_terms_diagram(t: KroneckerTerms) -> Diagram:
             Node("matrix", "right", (width, -2.0)),
         ]
         rank = max(term.ranks[0] for term in low_rank)
-        legs += [Leg(1, 2, "", count), Leg(1, 3, "", count), Leg(2, 3, "r", rank)]
-        legs += _operator_legs(1, (2, 3), t.right[0].shape, width, -2.0)
+        row, column = _operator_legs(1, (2, 3), t.right[0].shape, width, -2.0)
+        legs += [Leg(1, 2, "", count), Leg(1, 3, "", count), row, Leg(2, 3, "r", rank), column]
     else:
         nodes.append(Node("matrix", "B", (0.0, -1.6)))
         legs += _operator_legs(1, (1, 1), t.right[0].shape, width, -1.6)

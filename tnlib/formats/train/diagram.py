@@ -30,18 +30,18 @@ def train_diagram(t: TensorTrain | TTMatrix) -> Diagram:
     legs: list[Leg] = []
     for place, k in enumerate(shown):
         position = rows.position(place)
-        if k is None:
-            nodes.append(_ellipsis(shown, place, position))
-        else:
-            tip = (float(directions[k]), 0.0) if directions[k] else None
-            nodes.append(Node("isometry" if tip else "tensor", str(k), position, tip))
-            legs += _open_legs(place, k, t.cores[k], position, is_operator)
         if place:
             bond = _bond_before(shown, place)
             # The core whose tip is on this bond decides the arrow.
             towards = place if directions[bond - 1] > 0 else place - 1 if directions[bond] < 0 else None
             via = rows.bond_points(place - 1)
             legs.append(Leg(place - 1, place, f"bond{bond}", t.ranks[bond], via=via, towards=towards))
+        if k is None:
+            nodes.append(_ellipsis(shown, place, position))
+        else:
+            tip = (float(directions[k]), 0.0) if directions[k] else None
+            nodes.append(Node("isometry" if tip else "tensor", str(k), position, tip))
+            legs += _open_legs(place, k, t.cores[k], position, is_operator)
     return Diagram(tuple(nodes), tuple(legs), _title(t))
 
 
@@ -55,11 +55,8 @@ def vidal_diagram(t: Vidal) -> Diagram:
     for place, k in enumerate(shown):
         position = rows.position(place)
         node = len(nodes)
-        if k is None:
-            nodes.append(_ellipsis(shown, place, position))
-        else:
-            nodes.append(Node("tensor", f"$\\Gamma_{{{k}}}$", position))
-            legs += _open_legs(node, k, t.gammas[k], position, False)
+        core = _ellipsis(shown, place, position) if k is None else Node("tensor", f"$\\Gamma_{{{k}}}$", position)
+        nodes.append(core)
         if place:
             bond = _bond_before(shown, place)
             x, y = rows.position(place - 1)
@@ -70,6 +67,8 @@ def vidal_diagram(t: Vidal) -> Diagram:
             name, size = f"bond{bond}", t.ranks[bond]
             legs += [Leg(previous, len(nodes), name, size), Leg(len(nodes), node, "", size, via=via)]
             nodes.append(Node("weights", f"$\\Lambda_{{{bond}}}$", (x, y)))
+        if k is not None:
+            legs += _open_legs(node, k, t.gammas[k], position, False)
         previous = node
     return Diagram(tuple(nodes), tuple(legs), _title(t))
 

@@ -45,15 +45,18 @@ def network_diagram(value: Any) -> Diagram:
         nodes.append(_node(tensor, a, is_weights, layout.positions[k], layout.chain_positions[k], leg_ends))
     nodes += [Node("delta", "", layout.positions[k]) for k in copy_tensors.values()]
     legs: list[Leg] = []
-    for index, first, second, bond in index_ends.bonds():
+    for index, first, second, bond, axes in index_ends.bonds():
         name, size = "" if bond.startswith("_") else bond, int(tn.ind_size(index))  # quimb's own names begin with _
         if index in copy_tensors:
-            legs.append(Leg(first, second, name, size))
+            legs.append(Leg(first, second, name, size, axes=axes))
         else:
             start, stop = (first, second) if (first, second) in layout.bond_points else (second, first)
             towards = _arrow(nodes, start, stop, layout.chain_positions)
-            legs.append(Leg(start, stop, name, size, via=layout.bond_points.get((start, stop), ()), towards=towards))
-    legs += [Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i]) for i in outer]
+            via, axes = layout.bond_points.get((start, stop), ()), axes if start == first else axes[::-1]
+            legs.append(Leg(start, stop, name, size, via=via, towards=towards, axes=axes))
+    legs += [
+        Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i], axes=index_ends.open_axes(i)) for i in outer
+    ]
     return Diagram(tuple(nodes), tuple(legs), f"{type(tn).__name__}, {len(tensors)} tensors")
 
 
