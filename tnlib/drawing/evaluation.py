@@ -93,9 +93,9 @@ def _connected(pieces: Sequence[Piece], seeds: Sequence[int]) -> tuple[list[Piec
     """Return the pieces connected with the legs `seeds`, and the others."""
     reached, joined, others = set(seeds), [], list(pieces)
     while more := [piece for piece in others if reached.intersection(piece[0])]:
+        others = [piece for piece in others if not reached.intersection(piece[0])]
         reached.update(n for own, _ in more for n in own)
         joined += more
-        others = [piece for piece in others if not reached.intersection(piece[0])]
     return joined, others
 
 

@@ -25,7 +25,7 @@ _LEGEND = {
     "unitary": "unitary",
     "weights": "diagonal",
     "delta": "copy tensor",
-    "function": "copy of an array (pink: functions)",
+    "function": "function, sum or copy of an array",
 }
 
 

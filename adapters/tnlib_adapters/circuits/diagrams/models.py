@@ -89,21 +89,29 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     x, size = ("$\\tilde{x}$", d_model + 1) if biased else ("x", d_model)
     up = "W$_↑$\nb$_↑$" if biased else "W$_↑$"
     nodes = [Node("matrix", "W$_↓$", (0.0, 0.0))]
-    legs = [Leg(0, None, "stream", d_model, (-REACH, 0.0))]
+    legs = []
     title = f"feed-forward{' with a gate' if wiring.gate else ''}, {d_model} to {d_ff}"
     title += f", one of {len(wirings)} experts" if len(wirings) > 1 else ""
-    title += ", plus b$_↓$" if wiring.down.bias else ""
     if wiring.gate is None:
+        bubble = Bubble((1, 2), name)
         nodes += [Node("matrix", up, (STEP, 0.0)), Node("tensor", x, (2 * STEP, 0.0))]
-        legs += [Leg(0, 1, "d_ff", d_ff), Leg(1, 2, "stream", size)]
-        return Diagram((*nodes,), (*legs,), title, (Bubble((1, 2), name),))
-    nodes.append(Node("delta", "", (0.8 * STEP, 0.0)))
-    legs.append(Leg(0, 1, "d_ff", d_ff))
-    for label, y in (("gate", _SIDE), (up, -_SIDE)):
-        index = len(nodes)
-        nodes += [Node("matrix", label, (1.8 * STEP, y)), Node("tensor", x, (2.8 * STEP, y))]
-        legs += [Leg(1, index, "", d_ff), Leg(index, index + 1, "stream", size)]
-    return Diagram((*nodes,), (*legs,), title, (Bubble((2, 3), name),))
+        legs += [Leg(0, 1, "d_ff", d_ff, axes=(0, 1)), Leg(1, 2, "stream", size, axes=(0, 0))]
+    else:
+        bubble = Bubble((2, 3), name)
+        nodes.append(Node("delta", "", (0.8 * STEP, 0.0)))
+        legs.append(Leg(0, 1, "d_ff", d_ff, axes=(0, None)))
+        for label, y in (("gate", _SIDE), (up, -_SIDE)):
+            index = len(nodes)
+            nodes += [Node("matrix", label, (1.8 * STEP, y)), Node("tensor", x, (2.8 * STEP, y))]
+            legs += [Leg(1, index, "", d_ff, axes=(None, 1)), Leg(index, index + 1, "stream", size, axes=(0, 0))]
+    if wiring.down.bias is None:
+        legs.append(Leg(0, None, "stream", d_model, (-REACH, 0.0), axes=(1, None)))
+    else:
+        total = len(nodes)
+        nodes += [Node("function", "+", (-STEP, 0.0)), Node("tensor", "b$_↓$", (-STEP, -1.1))]
+        legs += [Leg(0, total, "", d_model, axes=(1, None)), Leg(total + 1, total, "", d_model)]
+        legs.append(Leg(total, None, "stream", d_model, (-STEP - REACH, 0.0)))
+    return Diagram((*nodes,), (*legs,), title, (bubble,))
 
 
 def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
