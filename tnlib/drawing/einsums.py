@@ -184,7 +184,8 @@ class _EinsumLayout:
         nodes += [Node("delta", "", self.positions[k]) for k in self.index_ends.copy_tensors.values()]
         index_ends = self.index_ends
         legs = [
-            Leg(a, b, name, self.sizes[i], via=self._detour(a, b), axes=axes) for i, a, b, name, axes in index_ends.bonds()
+            Leg(a, b, name, self.sizes[i], via=self._detour(a, b), axes=axes)
+            for i, a, b, name, axes in index_ends.bonds()
         ]
         legs += [
             Leg(index_ends.root(i), None, i, self.sizes[i], self.ends[i], axes=index_ends.open_axes(i))

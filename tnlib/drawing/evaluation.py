@@ -23,9 +23,13 @@ def evaluate(diagram: Diagram, values: Mapping[Any, Any]) -> Array:
     """Return the value of a diagram, see `Diagram.evaluate`."""
     legs = diagram.legs
     ends = [(k, axis or 0, n) for n, leg in enumerate(legs) for k, axis in zip((leg.a, leg.b), leg.axes, strict=True)]
-    touching = [[n for k, _, n in sorted(ends, key=lambda end: end[1]) if k == own] for own in range(len(diagram.nodes))]
+    touching = [
+        [n for k, _, n in sorted(ends, key=lambda end: end[1]) if k == own] for own in range(len(diagram.nodes))
+    ]
     if signs := [node for node in diagram.nodes if node.kind == "ellipsis" or (node.kind == "text" and node.label)]:
-        raise _invalid(f"the diagram must be one network, got the sign {signs[0].label!r}; evaluate the diagrams beside it")
+        raise _invalid(
+            f"the diagram must be one network, got the sign {signs[0].label!r}; evaluate the diagrams beside it"
+        )
     pieces: dict[int, Piece] = {}
     for k, node in enumerate(diagram.nodes):
         if node.kind in ("delta", "text"):  # text without a label is a plain line

@@ -12,7 +12,7 @@ from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.reference.layers import Norm, log_softmax, softmax
-from tnlib_adapters.reference.weights import Weights, as_weights
+from tnlib_adapters.reference.weights import Block, Weights, as_weights
 
 _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in memory that is used again
 
@@ -83,19 +83,12 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     x = weights.embedding(weights.embedding.check("run", tokens, weights.context))  # batch n d_model
     patterns, residuals, inputs, outputs = [], [], [], []
     for block in weights.blocks:
-        added = np.zeros_like(x)
-        for branch in block.branches:
-            inputs_of_branch = _normed(branch.before, x)
-            if isinstance(branch.layer, Attention):
-                pattern, written = _attend(branch.layer, inputs_of_branch)
-                patterns.append(pattern)
-                residuals.append(x)
-                inputs.append(inputs_of_branch)
-                outputs.append(written)
-            else:
-                written = branch.layer(inputs_of_branch)
-            added += _normed(branch.behind, written)
-        x = _normed(block.after, x + added)
+        residual, (x, seen) = x, run_block(block, x)
+        for pattern, read, written in seen:
+            patterns.append(pattern)
+            residuals.append(residual)
+            inputs.append(read)
+            outputs.append(written)
 
     hidden = _normed(weights.final_norm, x)
     logits = None if weights.unembed is None else weights.unembed(hidden)  # batch n vocab
@@ -159,6 +152,20 @@ def check_mask(function: str, mask: Array, tokens: Array) -> Array:
             "mark the tokens to be predicted."
         )
     return targets
+
+
+def run_block(block: Block, x: Array) -> tuple[Array, list[tuple[Array, Array, Array]]]:
+    """Return the stream (batch, n, d_model) behind a block; and pattern, input and output of each attention layer."""
+    added, seen = np.zeros_like(x), []
+    for branch in block.branches:
+        read = _normed(branch.before, x)
+        if isinstance(branch.layer, Attention):
+            pattern, written = _attend(branch.layer, read)
+            seen.append((pattern, read, written))
+        else:
+            written = branch.layer(read)
+        added += _normed(branch.behind, written)
+    return _normed(block.after, x + added), seen
 
 
 def _attend(layer: Attention, x: Array) -> tuple[Array, Array]:

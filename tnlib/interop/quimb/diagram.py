@@ -55,7 +55,8 @@ def network_diagram(value: Any) -> Diagram:
             via, axes = layout.bond_points.get((start, stop), ()), axes if start == first else axes[::-1]
             legs.append(Leg(start, stop, name, size, via=via, towards=towards, axes=axes))
     legs += [
-        Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i], axes=index_ends.open_axes(i)) for i in outer
+        Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i], axes=index_ends.open_axes(i))
+        for i in outer
     ]
     return Diagram(tuple(nodes), tuple(legs), f"{type(tn).__name__}, {len(tensors)} tensors")
 

@@ -226,11 +226,19 @@ def _score_row(
         read_stream(*((earlier_layer, "V") if letter in sides else (later_layer, letter))) for letter in "QK"
     )
     nodes = [Node("tensor", x_q, (0.0, 0.0)), *query, *row, *key, Node("tensor", x_k, (last * STEP, 0.0))]
-    legs = [*inner_q, *inner, *inner_k, Leg(0, 1, "stream", d_q, axes=(1, 1)), Leg(last - 1, last, "stream", d_k, axes=(1, 1))]
+    legs = [
+        *inner_q,
+        *inner,
+        *inner_k,
+        Leg(0, 1, "stream", d_q, axes=(1, 1)),
+        Leg(last - 1, last, "stream", d_k, axes=(1, 1)),
+    ]
     ends = [0, last]
     for side, (letter, before, end) in enumerate((("Q", first - 1, 0), ("K", next_node - 1, last))):
         if letter in sides:
-            legs.append(Leg(before, before + 1, "stream", later_layer.d_model, axes=(2, 1) if letter == "Q" else (1, 2)))
+            legs.append(
+                Leg(before, before + 1, "stream", later_layer.d_model, axes=(2, 1) if letter == "Q" else (1, 2))
+            )
             legs.append(Leg(end, len(nodes), "source", axes=(0, 1)))
             ends[side] = len(nodes)
             nodes.append(Node("matrix", "A$^1$", (nodes[end].position[0], -_DROP)))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._validate import as_array, as_count, is_list
+from tnlib._validate import as_array, is_list
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
 from tnlib_adapters.architectures.wiring import LayerWiring, NormWiring
@@ -182,113 +180,3 @@ def _equations(layer: LayerWiring) -> tuple[str, ...]:
     if layer.parallel:
         return f"x$_1$ = x + {attention} + ...", f"... + {forward}, at every position"
     return written("x$_1$", "x", attention), f"{written('x$_2$', 'x$_1$', forward)}, at every position"
-
-
-_ROOM = 2.8  # from the lowest shape of a part to the first of the next, heading included
-_ABOVE = 1.25  # distance of a heading from its part
-
-_Named = tuple[str, int | None]  # label or index, and size
-
-
-def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None) -> Diagram:
-    r"""Return the diagram of a model: embedding, first block, unembedding, each under its equation.
-
-    Parameters
-    ----------
-    checkpoint
-        Checkpoint returned by `open_checkpoint`.
-    n_positions
-        Sequence length; an open size by default.
-
-    Returns
-    -------
-    Diagram
-        Parts from top to bottom, with norms and learned positions as the architecture defines.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        If `checkpoint` is not a Checkpoint, or `n_positions` is not a positive integer.
-
-    Examples
-    --------
-    >>> import tnlib_adapters
-    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
-    >>> headings = [node.label.split("\n")[0] for node in model_diagram(model).nodes if node.kind == "text"]
-    >>> headings[0], headings[-2:]
-    ('x = tokens W$_E$', ['and so on, up to block 3', 'logits = norm(x) W$_U$'])
-    """
-    as_checkpoint("model_diagram", checkpoint)
-    n = None if n_positions is None else as_count("model_diagram", "n_positions", n_positions)
-    parts = [_embedding(checkpoint, n), ("", block_diagram(checkpoint, 0, n))]
-    if checkpoint.n_layers > 1:
-        parts.append((f"and so on, up to block {checkpoint.n_layers - 1}", Diagram((), ())))
-    parts.append(_unembedding(checkpoint, n))
-    placed: list[Diagram] = []
-    floor = 0.0
-    for heading, part in parts:
-        if heading:
-            placed.append(text(heading, (0.0, floor + _ABOVE)))
-        if part.nodes:
-            tops = [node.position[1] for node in part.nodes if heading or node.kind == "text"]
-            x0, x1, y0, _ = part.bounds
-            top = max(tops) - (0.0 if heading else _ABOVE)  # a block has its own headings
-            placed.append(part.moved(-(x0 + x1) / 2, floor - top))
-            floor += y0 - top
-        floor -= _ROOM if part.nodes else _ABOVE
-    return join(tuple(placed), f"{checkpoint.wiring.model_type}, {checkpoint.n_layers} blocks")
-
-
-def _embedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
-    """Return equation and diagram of the embedding: rows of a table or projected patches, plus learned positions."""
-    embedding, d = checkpoint.wiring.embedding, checkpoint.sizes.d_model
-    images = checkpoint.wiring.reads == "images"
-    shape = checkpoint.folder.tensors[embedding.table.weight].shape
-    rows, written = (math.prod(shape[1:]), d) if images else (shape[0], shape[1])
-    maps: list[_Named] = [("patch" if images else "t", n), ("W$_E$", rows)]
-    if not images and written != d:
-        maps.append(("W$_{in}$", written))
-    terms = [_row(maps, "position", ["pixels" if images else "vocab", "narrow"], ("stream", d))]
-    equation = ("patches" if images else "tokens") + " W$_E$" + (" W$_{in}$" if len(maps) > 2 else "")
-    equation = f"$\\sqrt{{{d}}}$ " + equation if embedding.scale != 1 else equation
-    if embedding.positions:
-        terms.append(_row([("P", n)], "position", [], ("stream", d)))
-        equation += " + P"
-    equation = f"norm({equation})" if embedding.norm else equation
-    return f"x = {equation}", _sum(terms)
-
-
-def _unembedding(checkpoint: Checkpoint, n: int | None) -> tuple[str, Diagram]:
-    final, unembedding, d = checkpoint.wiring.final_norm, checkpoint.wiring.unembedding, checkpoint.sizes.d_model
-    x = "norm(x)" if final else "x"
-    bubbles = (Bubble((0,), "norm"),) if final else ()
-    if unembedding is None:
-        return f"hidden states = {x}", replace(_row([("x", n)], "position", [], ("stream", d)), bubbles=bubbles)
-    vocab, width = checkpoint.folder.tensors[unembedding.linear.weight].shape
-    maps: list[_Named] = [("x", n), ("W$_{out}$", d), ("W$_U$", width)] if width != d else [("x", n), ("W$_U$", d)]
-    product = " ".join([x, *(label for label, _ in maps[1:])])
-    product += " + b$_U$" if unembedding.linear.bias else ""
-    capped = f"cap({product})" if unembedding.logit_cap else product
-    return f"logits = {capped}", replace(
-        _row(maps, "position", ["stream", "narrow"], ("vocab", vocab)), bubbles=bubbles
-    )
-
-
-def _row(maps: list[_Named], left: str, between: list[str], right: _Named) -> Diagram:
-    """Return the diagram of matrices in a row, each with its label and the size of its left leg."""
-    nodes = [Node("matrix", label, (k * STEP, 0.0)) for k, (label, _) in enumerate(maps)]
-    last = len(maps) - 1
-    ends: list[Any] = [
-        Leg(0, None, left, maps[0][1], (-REACH, 0.0)),
-        Leg(last, None, right[0], right[1], (last * STEP + REACH, 0.0)),
-    ]
-    legs = [Leg(k, k + 1, between[k], maps[k + 1][1]) for k in range(last)]
-    return Diagram((*nodes,), (*legs, *ends))
-
-
-def _sum(terms: list[Diagram]) -> Diagram:
-    placed, x = [terms[0]], terms[0].bounds[1] + 1.2
-    for term in terms[1:]:
-        placed += [text("+", (x, 0.0)), term.moved(x + 1.2 - term.bounds[0], 0.0)]
-        x += 2.4 + term.bounds[1] - term.bounds[0]
-    return join(tuple(placed))
