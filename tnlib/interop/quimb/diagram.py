@@ -52,8 +52,9 @@ def network_diagram(value: Any) -> Diagram:
         else:
             start, stop = (first, second) if (first, second) in layout.bond_points else (second, first)
             towards = _arrow(nodes, start, stop, layout.chain_positions)
-            via, axes = layout.bond_points.get((start, stop), ()), axes if start == first else axes[::-1]
-            legs.append(Leg(start, stop, name, size, via=via, towards=towards, axes=axes))
+            via = layout.bond_points.get((start, stop), ())
+            own = axes if start == first else axes[::-1]
+            legs.append(Leg(start, stop, name, size, via=via, towards=towards, axes=own))
     legs += [
         Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i], axes=index_ends.open_axes(i))
         for i in outer

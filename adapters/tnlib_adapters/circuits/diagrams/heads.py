@@ -3,8 +3,8 @@
 The output is on the left and the input on the right, as in products of matrices. Streams are homogeneous, x~ = [x, 1],
 where biases read them. Node shapes follow the weights: a matrix that a gauge made isometric is a triangle.
 
-`Diagram.evaluate` takes the arrays as `Attention` has them, (stream, d_head) for one head and with a first axis of heads
-for all, biases as one more row of the stream; A is (heads, to, from). R is (d_head, d_head), or for all positions
+`Diagram.evaluate` takes the arrays as `Attention` has them, (stream, d_head) for one head and with a first axis of
+heads for all, biases as one more row of the stream; A is (heads, to, from). R is (d_head, d_head), or for all positions
 (d_head, d_head, query position, key position). G (heads, key heads) is 1 where a query head reads a key head.
 """
 
