@@ -18,7 +18,7 @@ from tnlib._validate import as_count
 from tnlib.drawing import Diagram, Leg
 from tnlib.drawing.diagram import Point
 from tnlib_adapters.architectures.wiring import ExpertsWiring, FeedForwardWiring
-from tnlib_adapters.attention.indices import as_index
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.circuits.diagrams.sublayer_networks import (
     STEP,
