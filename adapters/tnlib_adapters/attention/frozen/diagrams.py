@@ -1,54 +1,111 @@
-"""Tensor network diagrams of frozen attention: one layer, a product of layers, a sum over paths."""
+"""Tensor network diagrams of frozen attention: one layer, a product of layers, a sum over paths, applied to x.
+
+`Diagram.evaluate` takes x (n, d_model), the constant c (n, d_model), and for every layer A (heads, n, n) with B (heads,
+d_model, d_model), or with the factors left (heads, d_model, r) and right (heads, r, d_model) of all heads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tnlib import KroneckerTerms
-from tnlib.drawing.diagram import Diagram, join, text
+from tnlib.drawing.diagram import Diagram, Leg, Node
 from tnlib.formats.matrix.diagram import kronecker_terms_diagram
 
-_GAP = 0.75  # space between a sign and its neighbours, beyond the labels of open legs
-_MOST = 3  # largest number of layers drawn without ellipsis
+_MOST = 3  # largest number of layers drawn one by one
+_DROP = 1.3  # distance from the stream down to the patterns
+_REACH = 1.0  # length of an open leg
 
 
 def of_frozen(terms: KroneckerTerms) -> Diagram:
-    """Return the diagram of the affine map terms x + constant."""
-    return _row([terms, "+  constant"], f"{_title(terms)}, and a constant")
+    """Return the diagram of terms x + c."""
+    diagram = _Row(terms)
+    diagram.add_layer(terms, "", is_residual=False, has_constant=True)
+    return diagram.finished(f"{_title(terms)}, applied to x, plus the constant c")
 
 
 def of_product(factors: Sequence[KroneckerTerms], *, constant: bool = False) -> Diagram:
-    """Return the diagram of (1 + K_L) ... (1 + K_1); the layer applied first is on the right."""
-    parts: list[KroneckerTerms | str] = []
-    last = len(factors) - 1
-    layers = range(last, -1, -1) if last < _MOST else (last, None, 0)
-    for k in layers:
-        parts += ["· · ·"] if k is None else ["(  1  +", factors[k], ")"]
-    names = "".join(f" (1 + K$_{{{k + 1}}}$)" if k is not None else " ..." for k in layers)
-    more = " x + constant" if constant else ""
-    return _row([*parts, *(["+  constant"] if constant else [])], f"{len(factors)} layers,{names}{more}")
+    """Return the diagram of (1 + K_L) ... (1 + K_1) x; the layer applied first is on the right.
+
+    Of many layers, those between the first and the last are one function, "layers 2 to L - 1".
+    """
+    diagram, count = _Row(factors[0]), len(factors)
+    for k, terms in enumerate(factors, 1):
+        if count <= _MOST or k in (1, count):
+            diagram.add_layer(terms, f"$_{{{k}}}$", is_residual=True, has_constant=constant and k == count)
+        elif k == 2:
+            diagram.add_function(f"layers 2 to {count - 1}")
+    names = [f"(1 + K$_{{{k}}}$)" if count <= _MOST or k in (1, count) else "..." for k in range(count, 0, -1)]
+    product = " ".join(name for n, name in enumerate(names) if name != "..." or names[n - 1] != "...")
+    return diagram.finished(f"{count} layers, {product} x" + (" + constant c" if constant else ""))
 
 
 def of_paths(terms: KroneckerTerms) -> Diagram:
-    """Return the diagram of x -> x + terms x + constant, one term per path through at least one head."""
-    return _row(["1  +", terms, "+  constant"], f"{terms.ranks[0]} paths and the direct one")
+    """Return the diagram of x + terms x + c, one term per path through at least one head."""
+    diagram = _Row(terms)
+    diagram.add_layer(terms, "", is_residual=True, has_constant=True)
+    return diagram.finished(f"{terms.ranks[0]} paths and the direct one, applied to x, plus the constant c")
 
 
-def _row(parts: Sequence[KroneckerTerms | str], title: str) -> Diagram:
-    """Return operators and signs side by side as one diagram."""
-    placed: list[Diagram] = []
-    x = 0.0
-    for part in parts:
-        if isinstance(part, str):
-            half = 0.07 * len(part)
-            placed.append(text(part, (x + half, -1.0)))
-            x += 2 * half + 0.1
-            continue
-        diagram = kronecker_terms_diagram(part)
-        left, right, low, high = diagram.bounds
-        placed.append(diagram.moved(x + _GAP - left, -1.0 - (low + high) / 2))
-        x += right - left + 2 * _GAP
-    return join(tuple(placed), title)
+class _Row:
+    """Layers in a row from right to left, on two legs: position and stream."""
+
+    def __init__(self, terms: KroneckerTerms) -> None:
+        self.sizes = terms.left.shape[1], terms.right[0].shape[0]
+        self.nodes, self.legs, self.x = [Node("tensor", "x", (0.0, 0.0))], list[Leg](), 0.0
+        self.stream = (0, 0), (0, 1)  # node and axis of position and stream
+
+    def add_function(self, label: str, step: float = 2.0) -> int:
+        """Add a function of the stream on the left, and return its node."""
+        self.x -= step
+        self.nodes.append(Node("function", label, (self.x, 0.0)))
+        node = len(self.nodes) - 1
+        self._join(node)
+        self.stream = (node, 0), (node, 1)
+        return node
+
+    def add_layer(self, terms: KroneckerTerms, mark: str, *, is_residual: bool, has_constant: bool) -> None:
+        """Add K x, plus x if `is_residual`, plus the constant."""
+        start = self.add_function("", 1.2)
+        below = kronecker_terms_diagram(terms)
+        x0, x1, _, _ = below.bounds
+        below, first = below.moved(self.x - 0.5 - x1, -_DROP), len(self.nodes)
+        self.nodes += [replace(node, label=node.label + mark if node.label else "") for node in below.nodes]
+        total = len(self.nodes)
+        end = self.x - 1.0 - (x1 - x0)
+        if is_residual:
+            self.stream = (start, 2), (start, 3)
+        self.x = end
+        self.nodes.append(Node("function", "+" if is_residual or has_constant else "", (end, 0.0)))
+        if is_residual:
+            self._join(total)
+        for leg in below.legs:
+            a, b = leg.a + first, None if leg.b is None else leg.b + first
+            if leg.end is None:
+                self.legs.append(replace(leg, a=a, b=b))
+            elif leg.name.startswith("b"):
+                turn = ((self.nodes[start].position[0], leg.end[1]),)
+                self.legs.append(Leg(start, a, "", leg.size, via=turn, axes=(int(leg.name[1]), None)))
+            else:
+                turn = ((end, leg.end[1]),)
+                self.legs.append(Leg(a, total, "", leg.size, via=turn, axes=(None, int(leg.name[1]))))
+        if has_constant:
+            self.nodes.append(Node("matrix", "c", (end, 1.2)))
+            self.legs += [Leg(total + 1, total, "", n, axes=(k, k)) for k, n in enumerate(self.sizes)]
+        self.stream = (total, 0), (total, 1)
+
+    def finished(self, title: str) -> Diagram:
+        """Return the diagram with open legs on the left."""
+        names = zip(("position", "stream"), self.stream, self.sizes, (0.2, -0.2), strict=True)
+        for name, (node, axis), n, y in names:
+            end, via = (self.x - _REACH, y), ((self.x, y),)
+            self.legs.append(Leg(node, None, name, n, end, via, axes=(axis, None)))
+        return Diagram(tuple(self.nodes), tuple(self.legs), title)
+
+    def _join(self, node: int) -> None:
+        for k, ((source, axis), n) in enumerate(zip(self.stream, self.sizes, strict=True)):
+            self.legs.append(Leg(source, node, "", n, axes=(axis, k)))
 
 
 def _title(terms: KroneckerTerms) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from tnlib_adapters.circuits.diagrams.sublayer_networks import (
     draw_feed_forward,
 )
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.model import run_block
+from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Block, Branch, Weights, read_weights
 
 
@@ -109,6 +110,18 @@ def model_values(checkpoint: Checkpoint, tokens: Array, *, blocks: Iterable[int]
     return network.values
 
 
+class _GivenStream:
+    """Embedding of a stream (batch, n, d_model) that is given."""
+
+    context = None
+
+    def check(self, function: str, x: Array, context: int | None) -> Array:
+        return x
+
+    def __call__(self, x: Array) -> Array:
+        return x
+
+
 class _ModelNetwork(Network):
     """Nodes and legs of a model from top to bottom and, if weights are given, the values of the nodes by label."""
 
@@ -137,8 +150,7 @@ class _ModelNetwork(Network):
                 x, y = self._block(layers[0], x, y)
             else:
                 name = f"block {layers[0]}" if len(layers) == 1 else f"blocks {layers[0]} to {layers[-1]}"
-                run_all = None if self.weights is None else self._collapsed(layers)
-                x, y = self.on_stream(name, x, y - 1.2, run_all), y - 1.2
+                x, y = self.on_stream(name, x, y - 1.2, self._collapsed(layers)), y - 1.2
         logits = self._unembedding(x, y)
         title = f"{self.checkpoint.wiring.model_type}, {self.checkpoint.n_layers} blocks: x = {equation}, {logits}"
         return Diagram((*self.nodes,), (*self.legs,), title)
@@ -265,15 +277,14 @@ class _ModelNetwork(Network):
         counts = [1 + (layer.second is not None and not layer.parallel) for layer in self.checkpoint.wiring.layers]
         return [] if self.weights is None else list(self.weights.blocks[sum(counts[:k]) : sum(counts[: k + 1])])
 
-    def _collapsed(self, layers: Sequence[int]) -> Callable[[Array], Array]:
-        blocks = [block for k in layers for block in self._blocks_of(k)]
-
-        def run_all(x: Array) -> Array:
-            for block in blocks:
-                x = run_block(block, x[None])[0][0]
-            return x
-
-        return run_all
+    def _collapsed(self, layers: Sequence[int]) -> Callable[[Array], Array] | None:
+        """Return the function of some layers from the stream (n, d_model) to the stream."""
+        if self.weights is None:
+            return None
+        blocks = tuple(block for k in layers for block in self._blocks_of(k))
+        given: Any = _GivenStream()
+        part = replace(self.weights, embedding=given, blocks=blocks, final_norm=None, unembed=None)
+        return lambda x: run(part, x[None]).hidden[0]
 
     def _block(self, k: int, x: Stream, y: float) -> tuple[Stream, float]:
         """Return the stream behind a layer, and the height where it ends."""
