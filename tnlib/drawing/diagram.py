@@ -202,7 +202,7 @@ class Diagram:
         >>> layer.evaluate({"A": [[1, 2], [3, -4]], "v": [1, 1], "relu": lambda x: np.maximum(x, 0)})
         array([3., 0.])
         """
-        return evaluate(self, values)
+        return evaluate(self.nodes, self.legs, self.bubbles, values)
 
     @property
     def open_legs(self) -> tuple[tuple[str, int | None], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,55 +13,46 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array
 
-if TYPE_CHECKING:
-    from tnlib.drawing.diagram import Diagram, Leg, Node
-
-Piece: TypeAlias = "tuple[tuple[int, ...], Array | None]"  # numbers of legs, and the array; None for a copy tensor
+Piece: TypeAlias = tuple[list[int], Array | None]  # legs of a tensor, and its array; None for a copy tensor
 
 
-def evaluate(diagram: Diagram, values: Mapping[Any, Any]) -> Array:
-    """Return the value of a diagram, see `Diagram.evaluate`."""
-    legs = diagram.legs
+def evaluate(nodes: Sequence[Any], legs: Sequence[Any], bubbles: Sequence[Any], values: Mapping[Any, Any]) -> Array:
+    """Return the value of nodes, legs and bubbles, see `Diagram.evaluate`."""
     ends = [(k, axis or 0, n) for n, leg in enumerate(legs) for k, axis in zip((leg.a, leg.b), leg.axes, strict=True)]
-    touching = [
-        [n for k, _, n in sorted(ends, key=lambda end: end[1]) if k == own] for own in range(len(diagram.nodes))
-    ]
-    if signs := [node for node in diagram.nodes if node.kind == "ellipsis" or (node.kind == "text" and node.label)]:
-        raise _invalid(
-            f"the diagram must be one network, got the sign {signs[0].label!r}; evaluate the diagrams beside it"
-        )
+    legs_of = [[n for own, _, n in sorted(ends, key=lambda end: end[1]) if own == k] for k in range(len(nodes))]
+    if signs := [k for k, node in enumerate(nodes) if node.kind == "ellipsis" or (node.kind == "text" and node.label)]:
+        sign = nodes[signs[0]].label
+        raise _invalid(f"the diagram must be one network, got the sign {sign!r}; evaluate the diagrams beside it")
     pieces: dict[int, Piece] = {}
-    for k, node in enumerate(diagram.nodes):
-        if node.kind in ("delta", "text"):  # text without a label is a plain line
-            pieces[k] = tuple(touching[k]), None
+    for k, node in enumerate(nodes):
+        if node.kind in ("delta", "text"):  # text on a leg is an identity, drawn as a line
+            pieces[k] = legs_of[k], None
         elif node.kind != "function":
-            array = _with_axes(_find(values, k, node.label), [legs[n] for n in touching[k]], node)
-            pieces[k] = tuple(touching[k]), array
-    for bubble in sorted(diagram.bubbles, key=lambda bubble: len(bubble.nodes)):
+            pieces[k] = legs_of[k], _array(values, k, node, [legs[n].size for n in legs_of[k]])
+    for bubble in sorted(bubbles, key=lambda bubble: len(bubble.nodes)):
         inside = [pieces.pop(k) for k in bubble.nodes if k in pieces]
-        crossing = _free_legs(inside)
-        pieces[bubble.nodes[0]] = crossing, _find(values, bubble.label, bubble.label)(_contract(legs, inside, crossing))
+        free = _free_legs(inside)
+        pieces[bubble.nodes[0]] = free, _value(values, bubble.label, bubble.label)(_contract(legs, inside, free))
     rest = list(pieces.values())
-    for k, node in enumerate(diagram.nodes):
-        if node.kind == "function":
-            inputs = [n for n in touching[k] if legs[n].b == k]
-            terms = []
-            while inputs:  # the terms of a sum are contracted one by one
-                joined, rest = _connected(rest, inputs[:1] if node.label == "+" else inputs)
-                own = [n for n in inputs if n in _free_legs(joined)]
-                if not own or len(own) < len(_free_legs(joined)):
-                    raise _invalid(f"inputs of {node.label or k} must come from nodes before it and lead to it alone")
-                terms.append(_contract(legs, joined, own))
-                inputs = [n for n in inputs if n not in own]
-            value = reduce(np.add, terms)
-            value = value if node.label in ("", "+") else np.asarray(_find(values, k, node.label)(value))
-            outputs = [n for n in touching[k] if legs[n].a == k]
-            for start in range(0, len(outputs), max(1, value.ndim)):  # every copy has the legs of the value
-                rest.append((tuple(outputs[start : start + value.ndim]), value))
+    for k, node in enumerate(nodes):
+        if node.kind != "function":
+            continue
+        inputs, terms = [n for n in legs_of[k] if legs[n].b == k], []
+        while inputs:  # a sum has several terms
+            joined, rest = _connected(rest, inputs[:1] if node.label == "+" else inputs)
+            own, free = [n for n in inputs if any(n in piece[0] for piece in joined)], _free_legs(joined)
+            if not own or set(own) != set(free):
+                raise _invalid(f"what runs into {node.label or k} must come from nodes before it, and run nowhere else")
+            terms.append(_contract(legs, joined, own))
+            inputs = [n for n in inputs if n not in own]
+        value = reduce(np.add, terms)
+        value = value if node.label in ("", "+") else np.asarray(_value(values, k, node.label)(value))
+        outputs, step = [n for n in legs_of[k] if legs[n].a == k], max(1, value.ndim)
+        rest += [(outputs[n : n + step], value) for n in range(0, len(outputs), step)]  # every copy has all its legs
     return _contract(legs, rest, [n for n, leg in enumerate(legs) if leg.b is None])
 
 
-def _contract(legs: Sequence[Leg], pieces: Sequence[Piece], free: Sequence[int]) -> Array:
+def _contract(legs: Sequence[Any], pieces: Sequence[Piece], free: Sequence[int]) -> Array:
     """Contract pieces over all legs but `free`, which are the axes of the result, in this order."""
     import cotengra
 
@@ -70,32 +61,32 @@ def _contract(legs: Sequence[Leg], pieces: Sequence[Piece], free: Sequence[int])
         if array is None or array.ndim < len(own):  # a copy tensor, or a vector on the diagonal
             joined = {index[n] for n in own}
             index = {n: own[0] if i in joined else i for n, i in index.items()}
-    arrays = [(array, [index[n] for n in own[: array.ndim]]) for own, array in pieces if array is not None]
-    claims = [(n, legs[n].size) for n in index]
-    claims += [claim for own, a in pieces if a is not None for claim in zip(own, a.shape, strict=a.ndim != 1)]
+    tensors = [(array, [index[n] for n in own[: array.ndim]]) for own, array in pieces if array is not None]
     sizes: dict[int, int] = {}
+    claims = [(n, legs[n].size) for n in index if legs[n].size is not None]
+    claims += [claim for own, a in pieces if a is not None for claim in zip(own, a.shape, strict=a.ndim > 1)]
     for n, size in claims:
-        if size is not None and sizes.setdefault(index[n], size) != size:
+        if sizes.setdefault(index[n], size) != size:
             raise _invalid(f"leg {legs[n].name!r} must have one size, got {sizes[index[n]]} and {size}; check arrays")
-    held = {i for _, indices in arrays for i in indices}
-    arrays += [(np.ones(sizes[i]), [i]) for i in dict.fromkeys(index.values()) if i not in held]
+    held = {i for _, indices in tensors for i in indices}
+    tensors += [(np.ones(sizes[i]), [i]) for i in dict.fromkeys(index.values()) if i not in held]
     result: list[int] = []
-    for n in free:  # an index of several free legs gets one more index and a unit matrix for each
+    for n in free:  # an index of several free legs gets a new index and a unit matrix for each
         i = index[n] if index[n] not in result else len(legs) + n
-        arrays += [(np.eye(sizes[index[n]]), [index[n], i])] if i != index[n] else []
+        tensors += [(np.eye(sizes[index[n]]), [index[n], i])] if i != index[n] else []
         result.append(i)
-    operands, inputs = zip(*arrays, strict=True) if arrays else ((), ())
-    return np.asarray(cotengra.array_contract(operands, inputs, result, optimize="greedy") if arrays else 1.0)
+    arrays, inputs = [array for array, _ in tensors], [indices for _, indices in tensors]
+    return np.asarray(cotengra.array_contract(arrays, inputs, result, optimize="greedy") if arrays else 1.0)
 
 
-def _free_legs(pieces: Sequence[Piece]) -> tuple[int, ...]:
+def _free_legs(pieces: Sequence[Piece]) -> list[int]:
     """Return the legs with one end at the pieces, in order."""
-    return tuple(n for n, ends in sorted(Counter(n for own, _ in pieces for n in own).items()) if ends == 1)
+    return sorted(n for n, count in Counter(n for own, _ in pieces for n in own).items() if count == 1)
 
 
 def _connected(pieces: Sequence[Piece], seeds: Sequence[int]) -> tuple[list[Piece], list[Piece]]:
     """Return the pieces connected with the legs `seeds`, and the others."""
-    reached, joined, others = set(seeds), [], list(pieces)
+    reached, joined, others = set(seeds), list[Piece](), list(pieces)
     while more := [piece for piece in others if reached.intersection(piece[0])]:
         others = [piece for piece in others if not reached.intersection(piece[0])]
         reached.update(n for own, _ in more for n in own)
@@ -103,21 +94,21 @@ def _connected(pieces: Sequence[Piece], seeds: Sequence[int]) -> tuple[list[Piec
     return joined, others
 
 
-def _find(values: Mapping[Any, Any], key: int | str, label: str) -> Any:
+def _value(values: Mapping[Any, Any], key: int | str, label: str) -> Any:
     """Return the array or function of a node, by its number or its label."""
     if key not in values and label not in values:
         raise _invalid(f"values must hold every label, got none for {label or key!r}; add it")
-    return values[key] if key in values else values[label]
+    return values.get(key, values.get(label))
 
 
-def _with_axes(value: Any, legs: Sequence[Leg], node: Node) -> Array:
-    """Return an array with an axis for every leg, without other axes of size 1; a vector of weights is a diagonal."""
-    array = as_array("Diagram.evaluate", node.label or node.kind, np.atleast_1d(value))
-    sizes = [leg.size or 0 for leg in legs]
-    if array.ndim > len(legs) and [n for n in array.shape if n > 1] == [n for n in sizes if n > 1]:
-        return array.reshape(sizes)
-    if array.ndim != len(legs) and (node.kind, array.ndim) != ("weights", 1):
-        raise _invalid(f"{node.label or node.kind} must have an axis per leg, {sizes}, got shape {array.shape}")
+def _array(values: Mapping[Any, Any], k: int, node: Any, sizes: Sequence[int | None]) -> Array:
+    """Return the array of a node with an axis per leg, without others of size 1; a vector of weights is a diagonal."""
+    name = node.label or node.kind
+    array = as_array("Diagram.evaluate", name, np.atleast_1d(_value(values, k, node.label)))
+    if array.ndim > len(sizes) and [n for n in array.shape if n > 1] == [n for n in sizes if n != 1]:
+        return array.reshape([n or 1 for n in sizes])
+    if array.ndim != len(sizes) and (node.kind, array.ndim) != ("weights", 1):
+        raise _invalid(f"{name} must have an axis per leg, sizes {sizes}, got shape {array.shape}; reshape it")
     return array
 
 

@@ -11,7 +11,15 @@ import numpy as np
 
 import tnlib
 from tnlib.drawing import Diagram
-from tnlib_adapters.circuits import Overlaps, block_diagram, composition_diagram, frozen_diagram, heat_map, term_diagram
+from tnlib_adapters.circuits import (
+    Overlaps,
+    block_diagram,
+    composition_diagram,
+    frozen_diagram,
+    heat_map,
+    model_diagram,
+    term_diagram,
+)
 from tnlib_adapters.circuits.paths.attention_layer import NAMES
 from tnlib_adapters.compression.report.html import table
 from tnlib_adapters.inspection.head_measurements import HeadKind, Reader
@@ -34,10 +42,13 @@ _MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
 
 
 def block(inspection: Inspection, draw: Draw) -> list[str]:
-    """Draw every kind of block of the model, at most 3."""
+    """Draw the model as one network, and every kind of block, at most 3."""
     parts = [
         "<p>A bubble is contracted first, then its function is applied. Lines are indices; their width is the "
-        "logarithm of their size.</p>"
+        "logarithm of their size.</p>",
+        "<h3>The whole model</h3><p>The residual stream runs down on the left. Pink nodes are functions of the array "
+        "that runs into them; dots copy it.</p>",
+        draw(tnlib.draw(model_diagram(inspection.checkpoint)).figure),
     ]
     kinds: dict[Diagram, list[int]] = {}
     for layer in range(inspection.checkpoint.n_layers):

@@ -170,7 +170,11 @@ BONE = (Leg(0, 1, "j", 3), Leg(0, None, "i", 2, (-1, 0)))
 PAIR = Diagram((node("A", 0), node("v", 1)), BONE)
 REFUSED = {
     "an array is missing": (PAIR, {"A": np.ones((3, 2))}, "none for 'v'"),
-    "another number of axes": (PAIR, {"A": np.ones(3), "v": np.ones(3)}, r"axis per leg, \[3, 2\], got shape \(3,\)"),
+    "another number of axes": (
+        PAIR,
+        {"A": np.ones(3), "v": np.ones(3)},
+        r"axis per leg, sizes \[3, 2\], got shape \(3,\)",
+    ),
     "another size": (PAIR, {"A": np.ones((3, 2)), "v": np.ones(4)}, "leg 'j' must have one size, got 3 and 4"),
     "no numbers": (PAIR, {"A": "A", "v": np.ones(3)}, "A must be"),
     "a sign": (Diagram((*PAIR.nodes, node("=", 2, "text")), BONE), {}, "got the sign '='"),
@@ -184,7 +188,7 @@ REFUSED = {
     "two functions of one tensor": (
         Diagram((node("f", 0, "function"), node("A", 1)), (Leg(1, 0), Leg(1, None, "i", 2, (2, 0)))),
         {"A": np.ones((2, 2)), "f": np.tanh},
-        "lead to it alone",
+        "run nowhere else",
     ),
 }
 

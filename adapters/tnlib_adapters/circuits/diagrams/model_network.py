@@ -282,8 +282,8 @@ class _ModelNetwork(Network):
         if self.weights is None:
             return None
         blocks = tuple(block for k in layers for block in self._blocks_of(k))
-        given: Any = _GivenStream()
-        part = replace(self.weights, embedding=given, blocks=blocks, final_norm=None, unembed=None)
+        embedding: Any = _GivenStream()
+        part = replace(self.weights, embedding=embedding, blocks=blocks, final_norm=None, unembed=None)
         return lambda x: run(part, x[None]).hidden[0]
 
     def _block(self, k: int, x: Stream, y: float) -> tuple[Stream, float]:
