@@ -7,22 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-Config = Mapping[str, Any]
+Settings = Mapping[str, Any]  # typed values of the config keys that a row reads
 T = TypeVar("T")
 Names = tuple[str, ...]  # alternative module names; the first that exists is used
 
-# Config keys of different transformers versions for the same number.
-SYNONYMS = (
-    ("n_layer", "num_hidden_layers"),
-    ("n_head", "num_attention_heads"),
-    ("n_embd", "hidden_size", "n_embed"),
-    ("n_positions", "max_position_embeddings"),
-    ("num_kv_heads", "num_key_value_heads"),
-    ("num_local_experts", "num_experts"),
-)
 
-
-def inverse_root(config: Config, layer: int, d_head: int) -> float:
+def inverse_root(settings: Settings, layer: int, d_head: int) -> float:
     """Return the default score scale, 1 / sqrt(d_head)."""
     return 1.0 / math.sqrt(d_head)
 
@@ -39,7 +29,7 @@ class Mlp:
     norm_after: str | None = None  # norm of the output, before the residual sum
 
 
-def all_layers(config: Config, layer: int) -> bool:
+def all_layers(settings: Settings, layer: int) -> bool:
     """Return True, whatever the layer."""
     return True
 
@@ -52,8 +42,8 @@ class Experts:
     expert: Mlp  # patterns with {layer} and {expert}
     n_experts: str  # config keys
     n_chosen: str
-    normalised: bool | Callable[[Config], bool] = True  # weights of the chosen experts sum to one
-    in_layer: Callable[[Config, int], bool] = all_layers  # other layers have the feed-forward layer of the row
+    normalised: bool | Callable[[Settings], bool] = True  # weights of the chosen experts sum to one
+    in_layer: Callable[[Settings, int], bool] = all_layers  # other layers have the feed-forward layer of the row
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class Rope:
     is "pairs".
     """
 
-    layout: Literal["halves", "pairs"] | Callable[[Config], Literal["halves", "pairs"]] = "halves"
+    layout: Literal["halves", "pairs"] | Callable[[Settings], Literal["halves", "pairs"]] = "halves"
     theta: str = "rope_theta"  # config keys
     sliding_theta: str | None = None  # of layers with a window, where configs that do not list layers apart have it
     fraction: str = "partial_rotary_factor"
@@ -123,22 +113,22 @@ class Architecture:
     stored: Literal["out_in", "in_out"]  # legs of every weight; "in_out" multiplies from the right, x @ weight
     causal: bool
     embeddings: tuple[str, ...]  # of tokens, of positions where they are learned, of segments where there are any
-    norm_place: Literal["before", "after"] | Callable[[Config], Literal["before", "after"]] | None  # norm of a block:
+    norm_place: Literal["before", "after"] | Callable[[Settings], Literal["before", "after"]] | None  # norm of a block:
     # before its layer, or after the residual sum
 
     # ------------------------------------------------------------------------------------------- attention
-    kv_heads: str | Callable[[Config, int], int] | None = None  # key or rule; None: as many as query heads
+    kv_heads: str | Callable[[Settings, int], int] | None = None  # key or rule; None: as many as query heads
     d_head: str | None = None  # key of a width of heads that need not be d_model / heads
     fused: Literal["blocks", "groups"] = "blocks"  # layout of "qkv": q, then k, then v; or by key-value group
-    scale: Callable[[Config, int, int], float] = inverse_root
+    scale: Callable[[Settings, int, int], float] = inverse_root
     context: str | None = None  # key of the longest distance
     rope: Rope | None = None
-    alibi: Callable[[Config, int, int], tuple[float, ...] | None] | None = None  # slopes, of heads and d_head
+    alibi: Callable[[Settings, int, int], tuple[float, ...] | None] | None = None  # slopes, of heads and d_head
     relative_bias: RelativeBias | None = None
     latent: Latent | None = None
     qk_norm: tuple[str, str] | None = None  # norms of each head's queries and keys
     softcap: str | None = None  # key of the soft cap of the scores
-    window: Callable[[Config, int], int | None] | None = None  # attention window in positions, the query's own included
+    window: Callable[[Settings, int], int | None] | None = None  # in positions, the query's own included
 
     # ---------------------------------------------------------------------------------------- around attention
     norm: Literal["layer", "rms", "rms + 1"] = "layer"  # "rms + 1" multiplies by 1 + weight
@@ -146,14 +136,14 @@ class Architecture:
     embedding_norm: str | None = None
     embedding_shared: bool = False  # several modules of a loaded model hold the table of tokens
     embedding_scale: bool = False  # embeddings are multiplied by sqrt(d_model)
-    first_position: Callable[[Config], int] | int = 0  # row of the position embeddings for the first token
+    first_position: Callable[[Settings], int] | int = 0  # row of the position embeddings for the first token
     attention_norm: str | Names | None = None
     attention_norm_after: str | None = None  # norm of the attention output, before the residual sum
-    mlp: Mlp | Callable[[Config], Mlp] | None = None
+    mlp: Mlp | Callable[[Settings], Mlp] | None = None
     experts: Experts | None = None
     dense_layers: str | None = None  # key of a number of layers, behind which there are unsupported experts
-    parallel: bool | Callable[[Config], bool] = False  # attention and MLP read the same stream
-    final_norm: str | Callable[[Config], str | None] | None = None
+    parallel: bool | Callable[[Settings], bool] = False  # attention and MLP read the same stream
+    final_norm: str | Callable[[Settings], str | None] | None = None
     narrow: tuple[str, str] | None = None  # maps from narrower embeddings to d_model and back, if any
     unembed: Names = ()  # alternatives for the weight (vocab, d_model); () for a model without unembedding
     logit_cap: str | None = None  # key
@@ -164,26 +154,35 @@ class Architecture:
     in_memory: Mapping[str, str] = field(
         default_factory=dict
     )  # part of a name -> what transformers calls it once loaded
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that a config may leave out
+    rule_keys: tuple[str, ...] = ()  # config keys that the functions among the attributes read
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys, in place of those of `config_keys.KEYS`
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the config values this row supports
     refusal: str = "this variant is not known yet"  # end of the message on other values
 
-    def get(self, config: Config, key: str) -> Any:
-        """Return a config value by this key or a synonym, or the default if the key is missing or null."""
-        synonyms = next((group for group in SYNONYMS if key in group), ())
-        for name in (key, *synonyms):
-            if config.get(name) is not None:
-                return config[name]
-        return self.defaults.get(key)
+    @property
+    def config_keys(self) -> tuple[str, ...]:
+        """Config keys that the row reads, apart from those of `required`."""
+        keys = [self.n_layers, self.n_heads, self.d_model, self.d_head, self.context, self.softcap, self.norm_eps]
+        keys += [self.dense_layers, self.logit_cap, self.kv_heads if isinstance(self.kv_heads, str) else None]
+        if self.rope is not None:
+            rope = self.rope
+            keys += [rope.theta, rope.sliding_theta, rope.fraction, rope.n_columns, rope.unless]
+            keys += ["original_max_position_embeddings"]
+        if self.relative_bias is not None:
+            keys += [self.relative_bias.n_bins, self.relative_bias.max_distance]
+        if self.latent is not None:
+            latent = self.latent
+            keys += [latent.query_rank, latent.rank, latent.d_plain, latent.d_rotated, latent.d_value]
+        if self.experts is not None:
+            keys += [self.experts.n_experts, self.experts.n_chosen, self.experts.expert.activation]
+        keys += [self.mlp.activation] if isinstance(self.mlp, Mlp) else []
+        keys += ["tie_word_embeddings"] if self.unembed else []
+        return tuple(dict.fromkeys(key for key in (*keys, *self.rule_keys) if key is not None))
 
-    def stated(self, config: Config, key: str) -> Any:
-        """Return a config value; null counts as a value, and the default applies only if the key is missing."""
-        return config[key] if key in config else self.defaults.get(key)
 
-
-def by_config(fact: T | Callable[[Config], T], config: Config) -> T:
+def by_config(fact: T | Callable[[Settings], T], settings: Settings) -> T:
     """Return an attribute of a row, evaluated on the config if it is a function."""
-    return fact(config) if callable(fact) else fact
+    return fact(settings) if callable(fact) else fact
 
 
 def names(one_or_more: str | Names | None) -> Names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.architecture import Architecture, Config
+from tnlib_adapters.architectures.architecture import Architecture, Settings
 
 
 @dataclass(frozen=True)
@@ -39,41 +39,29 @@ class Sizes:
         }
 
 
-def read_sizes(row: Architecture, config: Config, where: str, function: str) -> Sizes:
+def read_sizes(row: Architecture, settings: Settings, where: str, function: str) -> Sizes:
     """Return the sizes stated in a config, checked against each other."""
-
-    def positive(key: str, value: object) -> int:
-        if type(value) is not int or value < 1:
-            raise FileFormatError(f"{function}: {key} in {where} must be a positive integer, got {value!r}; repair it.")
-        return value
-
-    n_layers, n_heads, d_model = (
-        positive(key, row.get(config, key)) for key in (row.n_layers, row.n_heads, row.d_model)
-    )
+    n_layers, n_heads, d_model = settings[row.n_layers], settings[row.n_heads], settings[row.d_model]
     if row.latent is not None:
         keys = (row.latent.d_plain, row.latent.d_rotated, row.latent.d_value)
-        plain, rotated, d_value = (positive(key, row.get(config, key)) for key in keys)
+        plain, rotated, d_value = (settings[key] for key in keys)
         return Sizes(n_layers, n_heads, d_model, n_heads, plain + rotated, d_value)
-    stated = None if row.d_head is None else row.get(config, row.d_head)
-    if stated is None and d_model % n_heads:
+    d_head = None if row.d_head is None else settings[row.d_head]
+    if d_head is None and d_model % n_heads:
         raise FileFormatError(
             f"{function}: {row.d_model} must be a multiple of {row.n_heads} in {where}, "
             f"got {d_model} and {n_heads}; repair it."
         )
-    d_head = d_model // n_heads if stated is None else positive(str(row.d_head), stated)
-    kv_heads = _kv_heads(row, config, n_heads)
-    if n_heads % positive("the count of key and value heads", kv_heads):
+    kv_heads = _kv_heads(row, settings, n_heads)
+    if n_heads % kv_heads:
         raise FileFormatError(
             f"{function}: {row.n_heads} must be a multiple of the count of key and value heads in {where}, "
             f"got {n_heads} and {kv_heads}; repair it."
         )
-    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head)
+    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head or d_model // n_heads)
 
 
-def _kv_heads(row: Architecture, config: Config, n_heads: int) -> int:
+def _kv_heads(row: Architecture, settings: Settings, n_heads: int) -> int:
     if row.kv_heads is None:
         return n_heads
-    if isinstance(row.kv_heads, str):
-        stated: int | None = row.get(config, row.kv_heads)
-        return n_heads if stated is None else stated
-    return row.kv_heads(config, n_heads)
+    return (settings[row.kv_heads] or n_heads) if isinstance(row.kv_heads, str) else row.kv_heads(settings, n_heads)

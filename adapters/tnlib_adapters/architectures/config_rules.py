@@ -4,76 +4,71 @@ from __future__ import annotations
 
 import math
 
-from tnlib_adapters.architectures.architecture import Config, Mlp, inverse_root
+from tnlib_adapters.architectures.architecture import Mlp, Settings, inverse_root
 
 
-def gpt2_scale(config: Config, layer: int, d_head: int) -> float:
+def gpt2_scale(settings: Settings, layer: int, d_head: int) -> float:
     """Return 1 / sqrt(d_head), or 1 if the config disables that, divided by the layer number if the config says so."""
-    scale = inverse_root(config, layer, d_head) if config.get("scale_attn_weights", True) else 1.0
-    return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else scale
+    scale = inverse_root(settings, layer, d_head) if settings["scale_attn_weights"] else 1.0
+    return scale / (layer + 1) if settings["scale_attn_by_inverse_layer_idx"] else scale
 
 
-def gemma2_scale(config: Config, layer: int, d_head: int) -> float:
+def gemma2_scale(settings: Settings, layer: int, d_head: int) -> float:
     """Return 1 / sqrt(query_pre_attn_scalar)."""
-    return 1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256))
+    return 1.0 / math.sqrt(settings["query_pre_attn_scalar"])
 
 
-def no_scale(config: Config, layer: int, d_head: int) -> float:
+def no_scale(settings: Settings, layer: int, d_head: int) -> float:
     """Return 1: the scale is part of the weights."""
     return 1.0
 
 
-def latent_scale(config: Config, layer: int, d_head: int) -> float:
+def latent_scale(settings: Settings, layer: int, d_head: int) -> float:
     """Return 1 / sqrt(d_head), times the squared YaRN factor that `mscale_all_dim` states."""
-    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    weight, factor = section.get("mscale_all_dim") or 0.0, section.get("factor") or 1.0
+    section = settings["rope_parameters"]
+    weight, factor = section.get("mscale_all_dim", 0.0), section.get("factor", 1.0)
     grows = section.get("rope_type", section.get("type", "default")) != "default" and factor > 1
-    return inverse_root(config, layer, d_head) * ((0.1 * weight * math.log(factor) + 1.0) ** 2 if grows else 1.0)
+    return inverse_root(settings, layer, d_head) * ((0.1 * weight * math.log(factor) + 1.0) ** 2 if grows else 1.0)
 
 
-def window_where_stated(config: Config, layer: int) -> int | None:
+def window(settings: Settings, layer: int) -> int | None:
     """Return the same window for all layers, None if the config has none."""
-    return config.get("sliding_window")
+    stated: int | None = settings["sliding_window"]
+    return stated
 
 
-def window_unless_null(config: Config, layer: int) -> int | None:
-    """Return the same window for all layers, Mistral's default if the key is missing."""
-    window: int | None = config.get("sliding_window", 4096)
-    return window
-
-
-def window_of_some(config: Config, layer: int) -> int | None:
+def window_of_some(settings: Settings, layer: int) -> int | None:
     """Return the window of the layers listed in the config, or from some layer on in older configs."""
-    if not config.get("use_sliding_window", False):
+    if not settings["use_sliding_window"]:
         return None
-    kinds = config.get("layer_types")
-    sliding = kinds[layer] == "sliding_attention" if kinds else layer >= config.get("max_window_layers", 28)
-    return config.get("sliding_window", 4096) if sliding else None
+    kinds = settings["layer_types"]
+    sliding = kinds[layer] == "sliding_attention" if kinds else layer >= settings["max_window_layers"]
+    return window(settings, layer) if sliding else None
 
 
-def window_of_every_other(config: Config, layer: int) -> int | None:
+def window_of_every_other(settings: Settings, layer: int) -> int | None:
     """Return the window of the layers listed in the config, or of every other layer from the first."""
-    kinds = config.get("layer_types")
+    kinds = settings["layer_types"]
     sliding = kinds[layer] == "sliding_attention" if kinds else layer % 2 == 0
-    return config.get("sliding_window", 4096) if sliding else None
+    return window(settings, layer) if sliding else None
 
 
-def layer_type(config: Config, layer: int) -> str:
+def layer_type(settings: Settings, layer: int) -> str:
     """Return "sliding_attention" or "full_attention": as listed, or five of six sliding, as in Gemma 3."""
-    listed = config.get("layer_types")
-    if listed:
-        return str(listed[layer])
-    return "sliding_attention" if (layer + 1) % config.get("sliding_window_pattern", 6) else "full_attention"
+    kinds, pattern = settings.get("layer_types"), settings.get("sliding_window_pattern")
+    if kinds:
+        return str(kinds[layer])
+    return "sliding_attention" if pattern and (layer + 1) % pattern else "full_attention"
 
 
-def window_by_layer_type(config: Config, layer: int) -> int | None:
+def window_by_layer_type(settings: Settings, layer: int) -> int | None:
     """Return the window of sliding layers."""
-    return config.get("sliding_window", 4096) if layer_type(config, layer) == "sliding_attention" else None
+    return window(settings, layer) if layer_type(settings, layer) == "sliding_attention" else None
 
 
-def qwen3_moe_experts(config: Config, layer: int) -> bool:
+def qwen3_moe_experts(settings: Settings, layer: int) -> bool:
     """Return whether a layer has experts: every `decoder_sparse_step`-th, unless listed as dense."""
-    return layer not in (config.get("mlp_only_layers") or ()) and not (layer + 1) % config.get("decoder_sparse_step", 1)
+    return layer not in (settings["mlp_only_layers"] or ()) and not (layer + 1) % settings["decoder_sparse_step"]
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
@@ -92,35 +87,35 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     return (*slopes, *finer[: n_heads - power])
 
 
-def bloom_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...]:
+def bloom_alibi(settings: Settings, n_heads: int, d_head: int) -> tuple[float, ...]:
     """Return the ALiBi slopes without further scaling."""
     return alibi_slopes(n_heads)
 
 
-def falcon_alibi(config: Config, n_heads: int, d_head: int) -> tuple[float, ...] | None:
+def falcon_alibi(settings: Settings, n_heads: int, d_head: int) -> tuple[float, ...] | None:
     """Return the ALiBi slopes if enabled; Falcon adds the bias before the score scale."""
-    if not config.get("alibi", False):
+    if not settings["alibi"]:
         return None
     return tuple(slope / math.sqrt(d_head) for slope in alibi_slopes(n_heads))
 
 
-def falcon_kv_heads(config: Config, n_heads: int) -> int:
+def falcon_kv_heads(settings: Settings, n_heads: int) -> int:
     """Return the number of key-value heads: as stated, one, or all, for the three generations of Falcon."""
-    if config.get("new_decoder_architecture", False):
-        return config.get("num_kv_heads") or n_heads
-    return 1 if config.get("multi_query", True) else n_heads
+    if settings["new_decoder_architecture"]:
+        return settings["num_kv_heads"] or n_heads
+    return 1 if settings["multi_query"] else n_heads
 
 
-def opt_final_norm(config: Config) -> str | None:
+def opt_final_norm(settings: Settings) -> str | None:
     """Return the name of the final norm, None for models with norms after the residual sums."""
-    before = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
+    before = settings["do_layer_norm_before"] and not settings["_remove_final_layer_norm"]
     return "decoder.final_layer_norm" if before else None
 
 
-def t5_feed_forward(config: Config) -> Mlp:
+def t5_feed_forward(settings: Settings) -> Mlp:
     """Return the feed-forward layer of T5, with a gate if `feed_forward_proj` says so."""
     module = "encoder.block.{layer}.layer.1.DenseReluDense"
-    function = str(config.get("feed_forward_proj", "relu"))
+    function: str = settings["feed_forward_proj"]
     gated = function.startswith("gated-")
     unnamed = "gated_activation" if function == "gated-gelu" else "feed_forward_proj"
     return Mlp(
@@ -128,5 +123,5 @@ def t5_feed_forward(config: Config) -> Mlp:
         gate=f"{module}.wi_0" if gated else None,
         down=f"{module}.wo",
         norm="encoder.block.{layer}.layer.1.layer_norm",
-        activation="dense_act_fn" if "dense_act_fn" in config else unnamed,
+        activation=unnamed if settings["dense_act_fn"] is None else "dense_act_fn",
     )

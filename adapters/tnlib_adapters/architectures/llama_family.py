@@ -9,11 +9,10 @@ from tnlib_adapters.architectures.config_rules import (
     gemma2_scale,
     latent_scale,
     qwen3_moe_experts,
+    window,
     window_by_layer_type,
     window_of_every_other,
     window_of_some,
-    window_unless_null,
-    window_where_stated,
 )
 
 LLAMA = Architecture(
@@ -47,12 +46,11 @@ LLAMA = Architecture(
     defaults={"hidden_act": "silu", "tie_word_embeddings": False},
 )
 
-MISTRAL = replace(LLAMA, model_type="mistral", window=window_unless_null)
+MISTRAL = replace(LLAMA, model_type="mistral", window=window, rule_keys=("sliding_window",))
 
 MIXTRAL = replace(
     MISTRAL,
     model_type="mixtral",
-    window=window_where_stated,
     mlp=None,
     experts=Experts(
         router="layers.{layer}.block_sparse_moe.gate",
@@ -66,10 +64,21 @@ MIXTRAL = replace(
         n_experts="num_local_experts",
         n_chosen="num_experts_per_tok",
     ),
-    defaults={**LLAMA.defaults, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+    defaults={
+        **LLAMA.defaults,
+        "sliding_window": None,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
 )
 
-QWEN2 = replace(LLAMA, model_type="qwen2", window=window_of_some)
+QWEN2 = replace(
+    LLAMA,
+    model_type="qwen2",
+    window=window_of_some,
+    rule_keys=("use_sliding_window", "sliding_window", "layer_types", "max_window_layers"),
+)
 
 QWEN3 = replace(QWEN2, model_type="qwen3", qk_norm=("q_norm", "k_norm"), defaults={**LLAMA.defaults, "head_dim": 128})
 
@@ -88,9 +97,10 @@ QWEN3_MOE = replace(
         ),
         n_experts="num_experts",
         n_chosen="num_experts_per_tok",
-        normalised=lambda config: config.get("norm_topk_prob", False),
+        normalised=lambda settings: settings["norm_topk_prob"],
         in_layer=qwen3_moe_experts,
     ),
+    rule_keys=(*QWEN3.rule_keys, "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"),
     defaults={**LLAMA.defaults, "num_experts": 128, "num_experts_per_tok": 8},
 )
 
@@ -109,6 +119,7 @@ GEMMA2 = replace(
     scale=gemma2_scale,
     softcap="attn_logit_softcapping",
     window=window_of_every_other,
+    rule_keys=("query_pre_attn_scalar", "sliding_window", "layer_types"),
     attention_norm_after="layers.{layer}.post_attention_layernorm",
     mlp=Mlp(
         up="layers.{layer}.mlp.up_proj",
@@ -134,6 +145,7 @@ GEMMA3 = replace(
     rope=Rope(sliding_theta="rope_local_base_freq"),
     qk_norm=("q_norm", "k_norm"),
     window=window_by_layer_type,
+    rule_keys=(*GEMMA2.rule_keys, "sliding_window_pattern"),
     defaults={
         "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -148,7 +160,8 @@ PHI3 = replace(
     model_type="phi3",
     d_head=None,
     projections={"qkv_proj": "qkv", "o_proj": "o"},
-    window=window_where_stated,
+    window=window,
+    rule_keys=("sliding_window",),
     mlp=Mlp(
         up="layers.{layer}.mlp.gate_up_proj",
         gate="layers.{layer}.mlp.gate_up_proj",
@@ -156,6 +169,7 @@ PHI3 = replace(
         norm="layers.{layer}.post_attention_layernorm",
         activation="hidden_act",
     ),
+    defaults={**LLAMA.defaults, "sliding_window": None},
 )
 
 DEEPSEEK_V3 = replace(
@@ -180,10 +194,13 @@ DEEPSEEK_V3 = replace(
     ),
     scale=latent_scale,
     rope=Rope(
-        layout=lambda config: "pairs" if config.get("rope_interleave", True) else "halves", n_columns="qk_rope_head_dim"
+        layout=lambda settings: "pairs" if settings["rope_interleave"] else "halves", n_columns="qk_rope_head_dim"
     ),
+    rule_keys=("rope_interleave",),
     dense_layers="first_k_dense_replace",
     required={"attention_bias": (False, None)},
 )
 
-DEEPSEEK_V2 = replace(DEEPSEEK_V3, model_type="deepseek_v2", rope=Rope(layout="pairs", n_columns="qk_rope_head_dim"))
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3, model_type="deepseek_v2", rope=Rope(layout="pairs", n_columns="qk_rope_head_dim"), rule_keys=()
+)

@@ -6,20 +6,21 @@ import functools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import (
     Architecture,
-    Config,
     Experts,
     Latent,
     Mlp,
     RelativeBias,
+    Settings,
     by_config,
 )
 from tnlib_adapters.architectures.architecture import names as alternatives
 from tnlib_adapters.architectures.attention_sizes import Sizes, read_sizes
+from tnlib_adapters.architectures.config_keys import Config, read_settings
 from tnlib_adapters.architectures.rope import read_frequencies
 from tnlib_adapters.architectures.table import find_row
 from tnlib_adapters.architectures.wiring import (
@@ -71,25 +72,35 @@ def wire(
     Raises
     ------
     FileFormatError
-        If the architecture is unknown, sizes contradict each other, or there is no embedding.
+        If the architecture is unknown, a value of the config has another type or lies outside its range, sizes
+        contradict each other, or there is no embedding.
     """
     row = find_row(config, where, function)
-    sizes = read_sizes(row, config, where, function)
-    dense = sizes.n_layers if row.dense_layers is None else config.get(row.dense_layers) or 0
+    settings = read_settings(row, config, where, function)
+    sizes = read_sizes(row, settings, where, function)
+    dense = sizes.n_layers if row.dense_layers is None else settings[row.dense_layers]
     if dense < sizes.n_layers:
         raise FileFormatError(
             f"{function}: {row.dense_layers} of a {row.model_type} must be the number of its layers, {sizes.n_layers}, "
             f"got {dense} in {where}; its experts, behind that layer, are not known yet."
         )
     prefix = _find_prefix(row, tensors, where, function) if prefix is None else prefix
-    resolver = _Resolver(row, config, sizes, tensors, prefix, loaded, where, function)
-    if tensors and sizes.n_layers > len(tensors):  # before anything is made for each of a billion layers
+    resolver = _Resolver(row, settings, sizes, tensors, prefix, loaded, where, function)
+    if tensors and sizes.n_layers > len(tensors):  # before anything is made for each of many layers
         weights = (linear.weight for k in range(sizes.n_layers) for linear in resolver.projections(k).values())
         missing = next(name for name in weights if name not in tensors)
         raise FileFormatError(
             f"{function}: tensor {missing!r} is missing beside {where}; config.json states more layers than there "
             "are, or the download is incomplete."
         )
+    if tensors and row.experts is not None and not loaded:
+        n_experts = settings[row.experts.n_experts]
+        total = n_experts * sum(row.experts.in_layer(settings, k) for k in range(sizes.n_layers))
+        if total > len(tensors):
+            raise FileFormatError(
+                f"{function}: {row.experts.n_experts} in {where} must not exceed the number of tensors, got "
+                f"{n_experts} per layer, {total} in total, for {len(tensors)}; repair it, or complete the download."
+            )
     return resolver.wiring()
 
 
@@ -108,7 +119,7 @@ def _find_prefix(row: Architecture, tensors: Collection[str], where: str, functi
 @dataclass(frozen=True)
 class _Resolver:
     row: Architecture
-    config: Config
+    settings: Settings
     sizes: Sizes
     tensors: Collection[str]
     prefix: str
@@ -126,7 +137,7 @@ class _Resolver:
             sizes=self.sizes,
             embedding=self.embedding(),
             layers=tuple(self.layer(k) for k in range(self.sizes.n_layers)),
-            final_norm=self.norm(by_config(row.final_norm, self.config), "pre" if unembedding else "final"),
+            final_norm=self.norm(by_config(row.final_norm, self.settings), "pre" if unembedding else "final"),
             unembedding=unembedding,
             in_memory=row.in_memory,
         )
@@ -174,7 +185,7 @@ class _Resolver:
             kind="layer" if centres else "rms",
             offset=1.0 if row.norm == "rms + 1" else 0.0,
             place=place,
-            eps=None if row.norm_eps is None else row.get(self.config, row.norm_eps),
+            eps=None if row.norm_eps is None else self.settings[row.norm_eps],
             eps_key=row.norm_eps,
         )
 
@@ -198,7 +209,7 @@ class _Resolver:
             class_token=self.required(f"{parent}.cls_token") if images else None,
             widen=self.linear_if_stored(row.narrow and row.narrow[0]),
             scale=math.sqrt(self.sizes.d_model) if row.embedding_scale else 1.0,
-            first_position=by_config(row.first_position, self.config),
+            first_position=by_config(row.first_position, self.settings),
             norm=self.norm(row.embedding_norm, "post"),
             shared=row.embedding_shared,
         )
@@ -207,7 +218,7 @@ class _Resolver:
         """Return the unembedding, None for a model that ends in hidden states."""
         row, table = self.row, self.row.embeddings[0]
         name = next((name for name in row.unembed if self.tensor(f"{name}.weight")), None)
-        tied = table in row.unembed and row.get(self.config, "tie_word_embeddings") is not False
+        tied = table in row.unembed and self.settings["tie_word_embeddings"]
         if name is None or (name == table and not tied):
             return None
         return UnembeddingWiring(
@@ -216,7 +227,7 @@ class _Resolver:
             shared=name == table,
             own_weight=f"{row.unembed[0]}.weight",
             narrow=self.linear_if_stored(row.narrow and row.narrow[1]),
-            logit_cap=None if row.logit_cap is None else row.stated(self.config, row.logit_cap),
+            logit_cap=None if row.logit_cap is None else self.settings[row.logit_cap],
         )
 
     # ------------------------------------------------------------------------------------------------- layers
@@ -224,19 +235,20 @@ class _Resolver:
     def layer(self, k: int) -> LayerWiring:
         """Return layer k."""
         row = self.row
-        experts = None if row.experts is None or not row.experts.in_layer(self.config, k) else row.experts
+        experts = None if row.experts is None or not row.experts.in_layer(self.settings, k) else row.experts
+        mlp = by_config(row.mlp, self.settings)
         before, number, _ = row.attention.partition("{layer}")
         return LayerWiring(
             module=self.prefix + self.module(before + number, k),
             attention=self.attention(k),
-            feed_forward=None if row.mlp is None or experts else self.feed_forward(by_config(row.mlp, self.config), k),
+            feed_forward=None if mlp is None or experts else self.feed_forward(mlp, k),
             experts=None if experts is None else self.experts(experts, k),
-            parallel=bool(by_config(row.parallel, self.config)),
+            parallel=bool(by_config(row.parallel, self.settings)),
         )
 
     def sublayer_norm(self, pattern: str | tuple[str, ...] | None, k: int) -> NormWiring | None:
         """Return the pre-norm or post-norm of a sublayer."""
-        place = by_config(self.row.norm_place, self.config)
+        place = by_config(self.row.norm_place, self.settings)
         return None if place is None else self.norm(pattern, "pre" if place == "before" else "post", k)
 
     def projections(self, k: int) -> dict[str, Linear]:
@@ -246,8 +258,7 @@ class _Resolver:
 
     def attention(self, k: int) -> AttentionWiring:
         """Return the attention of layer k."""
-        row, config, sizes = self.row, self.config, self.sizes
-        cap: Any = None if row.softcap is None else row.stated(config, row.softcap)
+        row, settings, sizes = self.row, self.settings, self.sizes
         return AttentionWiring(
             sizes=sizes,
             parent=self.prefix + self.module(row.attention, k),
@@ -259,21 +270,21 @@ class _Resolver:
             head_norms=tuple(
                 norm for name in row.qk_norm or () if (norm := self.norm(f"{row.attention}.{name}", "head", k))
             ),
-            scale=row.scale(config, k, sizes.d_head),
-            softcap=float(cap) if cap else None,
+            scale=row.scale(settings, k, sizes.d_head),
+            softcap=None if row.softcap is None else settings[row.softcap],
             causal=row.causal,
-            window=None if row.window is None else row.window(config, k),
-            alibi=None if row.alibi is None else row.alibi(config, sizes.n_heads, sizes.d_head),
+            window=None if row.window is None else row.window(settings, k),
+            alibi=None if row.alibi is None else row.alibi(settings, sizes.n_heads, sizes.d_head),
             relative_bias=None if row.relative_bias is None else self.relative_bias(row.relative_bias),
-            context=row.get(config, row.context) if row.context else None,
-            pairs=row.rope is not None and by_config(row.rope.layout, config) == "pairs",
-            frequencies=functools.partial(read_frequencies, row, config, sizes.d_head, layer=k),
+            context=settings[row.context] if row.context else None,
+            pairs=row.rope is not None and by_config(row.rope.layout, settings) == "pairs",
+            frequencies=functools.partial(read_frequencies, row, settings, sizes.d_head, layer=k),
         )
 
     def relative_bias(self, bias: RelativeBias) -> RelativeBiasWiring:
         """Return the relative bias of all layers."""
-        n_bins, max_distance = (self.row.get(self.config, key) for key in (bias.n_bins, bias.max_distance))
-        if any(type(n) is not int for n in (n_bins, max_distance)) or n_bins % 4 or not 0 < n_bins < 4 * max_distance:
+        n_bins, max_distance = self.settings[bias.n_bins], self.settings[bias.max_distance]
+        if n_bins % 4 or n_bins >= 4 * max_distance:
             raise FileFormatError(
                 f"{self.function}: {bias.n_bins} in {self.where} must be a multiple of 4 and less than four times "
                 f"{bias.max_distance}, got {n_bins!r} and {max_distance!r}; repair it."
@@ -282,12 +293,7 @@ class _Resolver:
 
     def latent(self, latent: Latent, k: int) -> LatentWiring:
         """Return the maps to and from the latent vectors of layer k."""
-        query_rank, rank = (self.config.get(key) for key in (latent.query_rank, latent.rank))
-        for key, value in ((latent.query_rank, query_rank), (latent.rank, rank)):
-            if (type(value) is not int or value < 1) and not (value is None and key == latent.query_rank):
-                raise FileFormatError(
-                    f"{self.function}: {key} in {self.where} must be a positive integer, got {value!r}; repair it."
-                )
+        query_rank, rank = self.settings[latent.query_rank], self.settings[latent.rank]
         names = (latent.query_down, latent.query_up if query_rank else latent.query, latent.down, latent.up)
         parent, stored = self.row.attention, self.row.stored
         query_down, query_up, down, up = (self.linear(f"{parent}.{name}", stored, k) for name in names)
@@ -303,28 +309,23 @@ class _Resolver:
             norm=norm,
             up=up,
             query_rank=query_rank,
-            rank=int(rank or 0),
-            n_rotated=self.config[latent.d_rotated],
+            rank=rank,
+            n_rotated=self.settings[latent.d_rotated],
         )
 
     def experts(self, experts: Experts, k: int) -> ExpertsWiring:
         """Return the experts of layer k."""
-        n, n_chosen = (self.row.get(self.config, key) for key in (experts.n_experts, experts.n_chosen))
-        if type(n) is not int or type(n_chosen) is not int or not 0 < n_chosen <= n:
+        n, n_chosen = self.settings[experts.n_experts], self.settings[experts.n_chosen]
+        if n_chosen > n:
             raise FileFormatError(
-                f"{self.function}: {experts.n_chosen} in {self.where} must lie between 1 and the number of experts, "
-                f"{experts.n_experts}, got {n_chosen!r} of {n!r}; repair it."
-            )
-        if self.tensors and not self.loaded and n > len(self.tensors):
-            raise FileFormatError(
-                f"{self.function}: {experts.n_experts} in {self.where} must not exceed the number of tensors, got {n} "
-                f"for {len(self.tensors)}; repair it, or complete the download."
+                f"{self.function}: {experts.n_chosen} in {self.where} must not exceed the number of experts, "
+                f"{experts.n_experts}, got {n_chosen} of {n}; repair it."
             )
         return ExpertsWiring(
             router=self.linear(experts.router, self.row.stored, k),
             experts=tuple(self.feed_forward(experts.expert, k, expert) for expert in range(n)),
             n_chosen=n_chosen,
-            normalised=by_config(experts.normalised, self.config),
+            normalised=by_config(experts.normalised, self.settings),
         )
 
     def feed_forward(self, mlp: Mlp, k: int, expert: int | None = None) -> FeedForwardWiring:
@@ -333,7 +334,7 @@ class _Resolver:
             up=self.linear(mlp.up, self.row.stored, k, expert),
             down=self.linear(mlp.down, self.row.stored, k, expert),
             gate=None if mlp.gate is None else self.linear(mlp.gate, self.row.stored, k, expert),
-            activation=self.row.get(self.config, mlp.activation),
+            activation=self.settings[mlp.activation],
             activation_key=mlp.activation,
             norm=self.sublayer_norm(mlp.norm, k),
             output_norm=self.norm(mlp.norm_after, "output", k),

@@ -11,7 +11,8 @@ import numpy as np
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.architecture import Architecture, Config
+from tnlib_adapters.architectures.architecture import Architecture, Rope, Settings
+from tnlib_adapters.architectures.config_keys import LAYER_TYPES
 from tnlib_adapters.architectures.config_rules import layer_type
 
 
@@ -35,7 +36,7 @@ class Frequencies:
 
 
 def read_frequencies(
-    row: Architecture, config: Config, d_head: int, length: int | None, function: str, *, layer: int = 0
+    row: Architecture, settings: Settings, d_head: int, length: int | None, function: str, *, layer: int = 0
 ) -> Frequencies | None:
     """Return the frequencies of a layer for sequences of `length` tokens, None if the model does not rotate.
 
@@ -50,24 +51,24 @@ def read_frequencies(
         If `length` exceeds the context.
     """
     rope = row.rope
-    if rope is None or (rope.unless is not None and config.get(rope.unless, False)):
+    if rope is None or (rope.unless is not None and settings[rope.unless]):
         return None
-    section = _parameters(row, config, layer, function)
+    section = _section(rope, settings, layer, function)
     kind = section.get("rope_type", section.get("type", "default"))
     if kind in ("su", "yarn") and "long_factor" in section:  # former names of longrope
         kind = "longrope"
-    if kind not in tuple(VARIANTS):
+    if kind not in VARIANTS:
         raise FileFormatError(
-            f"{function}: rope_type in config.json must be one of {', '.join(VARIANTS)}, got {kind!r}; "
+            f"{function}: rope_type in config.json must be one of {', '.join(VARIANTS)}, got {kind!r:.80}; "
             "this way of scaling rotary embeddings is not known yet."
         )
     request = _Request(
         section=section,
         function=function,
-        base=_base(section.get("rope_theta") or row.get(config, rope.theta) or 10000.0, function),
-        n_columns=_n_columns(row, config, section, d_head, function),
-        context=row.get(config, row.context) if row.context else None,
-        trained=config.get("original_max_position_embeddings"),
+        base=section.get("rope_theta", settings[rope.theta]),
+        n_columns=_n_columns(rope, settings, section, d_head, function),
+        context=settings[row.context] if row.context else None,
+        trained=settings["original_max_position_embeddings"],
         length=length,
     )
     if length is not None and request.context is not None and length > max(request.context, _reach(request, kind)):
@@ -78,30 +79,20 @@ def read_frequencies(
     return VARIANTS[kind](request)
 
 
-def _base(theta: Any, function: str) -> float:
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
-        raise FileFormatError(
-            f"{function}: rope_theta in config.json must be a positive number, got {theta!r:.80}; repair it."
-        )
-    return float(theta)
-
-
-def _parameters(row: Architecture, config: Config, layer: int, function: str) -> Mapping[str, Any]:
+def _section(rope: Rope, settings: Settings, layer: int, function: str) -> Mapping[str, Any]:
     """Return the section on rotary embeddings of one layer, whichever version of transformers wrote it."""
-    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(section, Mapping):
-        return {"rope_type": section}
-    by_type = {key: value for key, value in section.items() if isinstance(value, Mapping)}
-    kind = layer_type(config, layer)
-    if not by_type:
-        sliding = row.rope.sliding_theta if row.rope and kind == "sliding_attention" else None
-        return {"rope_theta": row.get(config, sliding)} if sliding else section
-    if kind not in by_type:
+    section: Mapping[str, Any] = settings["rope_parameters"]
+    kind, of_types = layer_type(settings, layer), [name for name in LAYER_TYPES if name in section]
+    if not of_types:
+        sliding_theta = rope.sliding_theta if kind == "sliding_attention" else None
+        return {"rope_theta": settings[sliding_theta]} if sliding_theta else section
+    if kind not in of_types:
         raise FileFormatError(
-            f"{function}: rotary embeddings in config.json must be stated for all layers, got {next(iter(by_type))!r} "
+            f"{function}: rotary embeddings in config.json must be stated for all layers, got {of_types[0]!r} "
             f"and nothing for {kind!r}; repair it."
         )
-    return by_type[kind]
+    of_type: Mapping[str, Any] = section[kind]
+    return of_type
 
 
 @dataclass(frozen=True)
@@ -111,26 +102,25 @@ class _Request:
     base: float
     n_columns: int
     context: int | None
-    trained: int | None
+    trained: float | None
     length: int | None
 
     def number(self, key: str) -> float:
-        """Return a positive number that config.json must contain."""
-        value = self.section.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        """Return a number that config.json must contain."""
+        if key not in self.section:
             raise FileFormatError(
-                f"{self.function}: {key} of the rotary embeddings in config.json must be a positive number, "
-                f"got {value!r}; repair it."
+                f"{self.function}: {key} of the rotary embeddings in config.json must be stated, found none; repair it."
             )
-        return float(value)
+        value: float = self.section[key]
+        return value
 
     def original(self) -> float:
         """Return the context length of the training."""
         length = self.trained or self.section.get("original_max_position_embeddings") or self.context
-        if length is None:
+        if length is None or length < 2:
             raise FileFormatError(
-                f"{self.function}: original_max_position_embeddings of the rotary embeddings must be stated in "
-                "config.json, found none; repair it."
+                f"{self.function}: original_max_position_embeddings of the rotary embeddings in config.json must be "
+                f"stated, at least 2, got {length}; repair it."
             )
         return float(length)
 
@@ -140,18 +130,15 @@ class _Request:
         return (self.base if base is None else base) ** -exponents
 
 
-def _n_columns(row: Architecture, config: Config, section: Mapping[str, Any], d_head: int, function: str) -> int:
-    rope = row.rope
-    if rope is None:
-        return 0
+def _n_columns(rope: Rope, settings: Settings, section: Mapping[str, Any], d_head: int, function: str) -> int:
     if rope.n_columns is not None:
-        n = row.stated(config, rope.n_columns)
+        n: int = settings[rope.n_columns]
     else:
-        fraction = section.get("partial_rotary_factor", config.get(rope.fraction))
+        fraction = section.get("partial_rotary_factor", settings[rope.fraction])
         n = int(d_head * (rope.fraction_default if fraction is None else fraction))
-    if type(n) is not int or n % 2 or not 0 < n <= d_head:
+    if n % 2 or not 0 < n <= d_head:
         raise FileFormatError(
-            f"{function}: config.json must rotate an even number of at most {d_head} columns of a head, got {n!r}; "
+            f"{function}: config.json must rotate an even number of at most {d_head} columns of a head, got {n}; "
             "repair it."
         )
     return n
@@ -161,7 +148,7 @@ def _reach(request: _Request, kind: str) -> float:
     """Return the longest sequence length that scaling allows, where it exceeds the context in the config."""
     if kind == "dynamic":
         return math.inf
-    return request.original() * float(request.section.get("factor") or 1) if kind == "yarn" else 0
+    return request.original() * float(request.section.get("factor", 1.0)) if kind == "yarn" else 0
 
 
 def _default(request: _Request) -> Frequencies:
@@ -177,6 +164,11 @@ def _dynamic(request: _Request) -> Frequencies:
     if request.context is None or request.length is None or request.length <= request.context:
         return _default(request)
     factor, n = request.number("factor"), request.n_columns
+    if n < 4:
+        raise FileFormatError(
+            f"{request.function}: config.json must rotate at least 4 columns of a head where rope_type is 'dynamic', "
+            f"got {n}; repair it."
+        )
     stretch = factor * request.length / request.context - (factor - 1)
     return Frequencies(request.plain(request.base * stretch ** (n / (n - 2))), 1.0, request.length)
 
@@ -184,6 +176,11 @@ def _dynamic(request: _Request) -> Frequencies:
 def _llama3(request: _Request) -> Frequencies:
     """Divide low frequencies by `factor`, keep high ones, interpolate in between."""
     factor, slow, fast = (request.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not slow < fast:
+        raise FileFormatError(
+            f"{request.function}: low_freq_factor of the rotary embeddings in config.json must be less than "
+            f"high_freq_factor, got {slow:g} and {fast:g}; repair it."
+        )
     radians = request.plain()
     turns = request.original() * radians / (2 * math.pi)  # over a sequence of training length
     weight = np.clip((turns - slow) / (fast - slow), 0, 1)
@@ -198,13 +195,13 @@ def _yarn(request: _Request) -> Frequencies:
     Peng, Quesnelle, Fan, Shippole, "YaRN" (ICLR 2024), sections 3.2 and 3.4.
     """
     section, n, original = request.section, request.n_columns, request.original()
-    factor = request.number("factor") if section.get("factor") is not None else (request.context or original) / original
+    factor = section.get("factor", (request.context or original) / original)
 
     def plane(turns: float) -> float:
         """Return the plane, as a real number, with this number of turns."""
         return n * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(request.base))
 
-    first, last = plane(float(section.get("beta_fast") or 32)), plane(float(section.get("beta_slow") or 1))
+    first, last = plane(section.get("beta_fast") or 32.0), plane(section.get("beta_slow") or 1.0)
     if section.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, n - 1)
@@ -219,8 +216,9 @@ def _yarn_factor(section: Mapping[str, Any], factor: float) -> float:
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    if section.get("attention_factor") is not None:
-        return float(section["attention_factor"])
+    if "attention_factor" in section:
+        stated: float = section["attention_factor"]
+        return stated
     if section.get("mscale") and section.get("mscale_all_dim"):
         return magnitude(section["mscale"]) / magnitude(section["mscale_all_dim"])
     return magnitude(1.0)
@@ -232,19 +230,20 @@ def _longrope(request: _Request) -> Frequencies:
     long = request.length is not None and request.length > original
     key = "long_factor" if long else "short_factor"
     each = request.section.get(key)
-    if not isinstance(each, list | tuple) or len(each) != request.n_columns // 2:
+    if each is None or len(each) != request.n_columns // 2:
         raise FileFormatError(
             f"{request.function}: {key} in config.json must list {request.n_columns // 2} numbers, one per plane, "
-            f"got {each!r:.80}; repair it."
+            f"got {'none' if each is None else len(each)}; repair it."
         )
     context = request.context if long else min(int(original), request.context or int(original))
     return Frequencies(request.plain() / np.asarray(each, float), _longrope_factor(request, original), context)
 
 
 def _longrope_factor(request: _Request, original: float) -> float:
-    if request.section.get("attention_factor") is not None:
-        return float(request.section["attention_factor"])
-    factor = request.section.get("factor") or (request.context or original) / original
+    if "attention_factor" in request.section:
+        stated: float = request.section["attention_factor"]
+        return stated
+    factor = request.section.get("factor", (request.context or original) / original)
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from reprlib import repr as short_repr
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.architecture import Architecture, Config, Mlp, RelativeBias, Rope
+from tnlib_adapters.architectures.architecture import Architecture, Mlp, RelativeBias, Rope
+from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.config_rules import (
     bloom_alibi,
     falcon_alibi,
@@ -65,7 +67,8 @@ BERT = Architecture(
 ROBERTA = replace(
     BERT,
     model_type="roberta",
-    first_position=lambda config: config.get("pad_token_id", 1) + 1,
+    first_position=lambda settings: settings["pad_token_id"] + 1,
+    rule_keys=("pad_token_id",),
     prefixes=("roberta.", ""),
 )
 
@@ -109,6 +112,7 @@ GPT2 = Architecture(
     stored="in_out",
     causal=True,
     scale=gpt2_scale,
+    rule_keys=("scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
     context="n_positions",
     embeddings=("wte", "wpe"),
     norm_place="before",
@@ -176,7 +180,8 @@ GPT_NEOX = Architecture(
         norm="layers.{layer}.post_attention_layernorm",
         activation="hidden_act",
     ),
-    parallel=lambda config: config.get("use_parallel_residual", True),
+    parallel=lambda settings: settings["use_parallel_residual"],
+    rule_keys=("use_parallel_residual",),
     final_norm="final_layer_norm",
     unembed=("embed_out", "lm_head", "embed_in"),
     prefixes=("gpt_neox.", ""),
@@ -195,7 +200,8 @@ OPT = Architecture(
     context="max_position_embeddings",
     embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
     first_position=2,
-    norm_place=lambda config: "before" if config.get("do_layer_norm_before", True) else "after",
+    norm_place=lambda settings: "before" if settings["do_layer_norm_before"] else "after",
+    rule_keys=("do_layer_norm_before", "_remove_final_layer_norm"),
     norm_eps="layer_norm_eps",
     attention_norm="decoder.layers.{layer}.self_attn_layer_norm",
     mlp=Mlp(
@@ -266,7 +272,8 @@ FALCON = Architecture(
         norm=("h.{layer}.ln_mlp", "h.{layer}.post_attention_layernorm", "h.{layer}.input_layernorm"),
         activation="activation",
     ),
-    parallel=lambda config: config.get("new_decoder_architecture", False) or config.get("parallel_attn", True),
+    parallel=lambda settings: settings["new_decoder_architecture"] or settings["parallel_attn"],
+    rule_keys=("new_decoder_architecture", "num_kv_heads", "multi_query", "parallel_attn"),
     final_norm="ln_f",
     unembed=("lm_head", "word_embeddings"),
     prefixes=("transformer.", ""),
@@ -326,6 +333,7 @@ T5 = Architecture(
     norm_eps="layer_norm_epsilon",
     attention_norm="encoder.block.{layer}.layer.0.layer_norm",
     mlp=t5_feed_forward,
+    rule_keys=("feed_forward_proj", "gated_activation", "dense_act_fn"),
     final_norm="encoder.final_layer_norm",
     defaults={
         "relative_attention_num_buckets": 32,
@@ -362,18 +370,11 @@ ARCHITECTURES = {row.model_type: row for row in _ROWS}
 
 
 def find_row(config: Config, where: str, function: str) -> Architecture:
-    """Return the row for a config, or raise `FileFormatError` if there is none or the variant is not supported."""
-    model_type = config.get("model_type")
+    """Return the row for a config, or raise `FileFormatError` if there is none."""
+    model_type = read_model_type(config)
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise FileFormatError(
             f"{function}: model_type in {where} must be one of {', '.join(sorted(ARCHITECTURES))}, "
-            f"got {model_type!r}; other architectures are not known yet."
+            f"got {short_repr(model_type)}; other architectures are not known yet."
         )
-    row = ARCHITECTURES[model_type]
-    for key, allowed in row.required.items():
-        if config.get(key) not in allowed:
-            raise FileFormatError(
-                f"{function}: {key} of a {model_type} must be {allowed[0]!r}, got {config.get(key)!r} in "
-                f"{where}; {row.refusal}."
-            )
-    return row
+    return ARCHITECTURES[model_type]

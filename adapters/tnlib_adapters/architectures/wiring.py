@@ -64,15 +64,13 @@ class NormWiring:
     kind: Literal["layer", "rms"]
     offset: float  # added to the stored weight: 1 where the file holds the difference from one
     place: Literal["pre", "post", "output", "final", "head", "latent"]
-    eps: Any = field(hash=False)  # as in config.json
+    eps: float | None  # None if config.json does not state it
     eps_key: str | None
 
-    def checked_eps(self, function: str) -> float:
-        """Return eps, or raise `FileFormatError` unless it lies between 0 and 1."""
-        if not isinstance(self.eps, float) or not 0 < self.eps < 1:
-            raise FileFormatError(
-                f"{function}: {self.eps_key} in config.json must lie between 0 and 1, got {self.eps!r}; repair it."
-            )
+    def required_eps(self, function: str) -> float:
+        """Return eps, or raise `FileFormatError` if it is not stated."""
+        if self.eps is None:
+            raise FileFormatError(f"{function}: config.json must state {self.eps_key}, found none; add it.")
         return self.eps
 
 
@@ -167,7 +165,7 @@ class FeedForwardWiring:
     up: Linear
     down: Linear
     gate: Linear | None  # equal to `up` where one matrix holds both, the gate first
-    activation: Any  # as in config.json
+    activation: str | None  # None if config.json does not state it
     activation_key: str
     norm: NormWiring | None  # pre-norm or post-norm
     output_norm: NormWiring | None
@@ -265,7 +263,7 @@ class UnembeddingWiring:
     shared: bool
     own_weight: str  # tensor name for weights of its own
     narrow: Linear | None  # map of the final stream to the width of narrower embeddings
-    logit_cap: Any
+    logit_cap: float | None
 
     @property
     def reader(self) -> Linear:

@@ -27,7 +27,7 @@ def layer_arguments(
         "alibi": attention.alibi and np.array(attention.alibi),
         "relative_bias": _relative_bias(attention, get),
         "head_norm": _head_norm(attention, get, function),
-        "latent_norm": _latent_norm(attention, get),
+        "latent_norm": _latent_norm(attention, get, function),
         "softcap": attention.softcap,
         "causal": attention.causal,
         "window": attention.window,
@@ -62,10 +62,12 @@ def _head_norm(attention: AttentionWiring, get: Callable[[str], Array | None], f
         return None
     weights = [(norm, get(norm.weight)) for norm in attention.head_norms]
     query, key = (None if weight is None else norm.offset + weight for norm, weight in weights)
-    return None if query is None or key is None else HeadNorm(query, key, attention.head_norms[0].checked_eps(function))
+    if query is None or key is None:
+        return None
+    return HeadNorm(query, key, attention.head_norms[0].required_eps(function))
 
 
-def _latent_norm(attention: AttentionWiring, get: Callable[[str], Array | None]) -> LatentNorm | None:
+def _latent_norm(attention: AttentionWiring, get: Callable[[str], Array | None], function: str) -> LatentNorm | None:
     latent = attention.latent
     if latent is None:
         return None
@@ -76,7 +78,7 @@ def _latent_norm(attention: AttentionWiring, get: Callable[[str], Array | None])
     return LatentNorm(
         query=query if query is None or latent.query_down is None else latent.query_down.on_rows(query),
         key_value=latent.down.on_rows(down)[:, : latent.rank],
-        eps=latent.norm.eps,
+        eps=latent.norm.required_eps(function),
         n_rotated=latent.n_rotated,
     )
 

@@ -235,7 +235,7 @@ def read_norm(checkpoint: Checkpoint, wiring: NormWiring | None) -> Norm | None:
     """Load a norm of the stream, None for None."""
     if wiring is None:
         return None
-    eps, shape = wiring.checked_eps("read_weights"), (checkpoint.sizes.d_model,)
+    eps, shape = wiring.required_eps("read_weights"), (checkpoint.sizes.d_model,)
     weight = wiring.offset + _tensor(checkpoint, wiring.weight, shape)
     if wiring.kind == "rms":
         return Norm(weight, None, eps, centred=False)

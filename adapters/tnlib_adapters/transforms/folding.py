@@ -58,7 +58,7 @@ def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
             f"norm_divisors: x must have shape (positions, {d}), got {x.shape}; pass the stream of one sequence."
         )
     centred = x - x.mean(axis=1, keepdims=True) if norm.kind == "layer" else x
-    divisors: Array = np.sqrt(np.square(centred).mean(axis=1) + norm.checked_eps("norm_divisors"))
+    divisors: Array = np.sqrt(np.square(centred).mean(axis=1) + norm.required_eps("norm_divisors"))
     return divisors
 
 
