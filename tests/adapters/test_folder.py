@@ -228,7 +228,8 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "no heads at all": (lambda f: change_config(f, num_attention_heads=0), ("num_attention_heads", "0")),
     "heads that do not divide": (lambda f: change_config(f, num_attention_heads=5), ("hidden_size", "64 and 5")),
     "more layers than stored": (lambda f: change_config(f, num_hidden_layers=3), ("layers.2.attention", "missing")),
-    "a billion layers": (lambda f: change_config(f, num_hidden_layers=10**9), ("layers.2.attention", "missing")),
+    "a billion layers": (lambda f: change_config(f, num_hidden_layers=10**9), ("num_hidden_layers", "65,536")),
+    "65,536 layers": (lambda f: change_config(f, num_hidden_layers=2**16), ("layers.2.attention", "missing")),
     "another width": (lambda f: change_config(f, hidden_size=32), (QUERY, "(32, 32)", "(64, 64)")),
     "weight of another shape": (set_tensor(QUERY, np.ones((64, 65), "f4")), (QUERY, "(64, 64)", "(64, 65)")),
     "bias of another shape": (

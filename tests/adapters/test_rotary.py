@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, HeadNorm
+from tnlib_adapters.architectures.config_keys import read_settings
 from tnlib_adapters.architectures.config_rules import alibi_slopes
-from tnlib_adapters.architectures.rope import read_frequencies
+from tnlib_adapters.architectures.rope import Frequencies, read_frequencies
 from tnlib_adapters.architectures.table import ARCHITECTURES
 from tnlib_adapters.attention.rotary import Rotary
 
@@ -303,6 +304,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int | None]] = {
 }
 
 
+def read(config: dict[str, Any], d_head: int, length: int | None) -> Frequencies | None:
+    row = ARCHITECTURES[config["model_type"]]
+    config = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 2 * d_head, **config}
+    return read_frequencies(row, read_settings(row, config, "config.json", "f"), d_head, length, "f")
+
+
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_frequencies_are_those_of_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -310,8 +317,8 @@ def test_frequencies_are_those_of_transformers(name: str) -> None:
 
     kind, values, length = VARIANTS[name]
     config = getattr(transformers, kind)(**values)
-    row, d_head = ARCHITECTURES[config.model_type], config.hidden_size // config.num_attention_heads
-    got = read_frequencies(row, config.to_dict(), d_head, length, "test")
+    d_head = config.hidden_size // config.num_attention_heads
+    got = read(config.to_dict(), d_head, length)
     assert got is not None
     variant = config.rope_parameters["rope_type"]
     if variant == "default":
@@ -327,15 +334,14 @@ def test_frequencies_are_those_of_transformers(name: str) -> None:
 
 
 def test_older_models_name_longrope_otherwise() -> None:
-    row = ARCHITECTURES["phi3"]
-    values = {**PHI3, "rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG}}
-    short, long = (read_frequencies(row, values, 96, n, "test") for n in (None, 5000))
+    values = {**PHI3, "model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG}}
+    short, long = (read(values, 96, n) for n in (None, 5000))
     assert short is not None
     assert long is not None
     assert (short.context, long.context) == (4096, 131072)
     np.testing.assert_allclose(short.radians[1:] / long.radians[1:], (np.array(LONG) / SHORT)[1:])
     renamed = {**values, "rope_scaling": {**values["rope_scaling"], "type": "yarn"}}
-    np.testing.assert_array_equal(read_frequencies(row, renamed, 96, None, "test").radians, short.radians)
+    np.testing.assert_array_equal(read(renamed, 96, None).radians, short.radians)
 
 
 def test_distances_may_be_any_integers() -> None:
@@ -348,8 +354,27 @@ def test_distances_may_be_any_integers() -> None:
         one.qk_tensor(0, [True])
 
 
-@pytest.mark.parametrize("theta", ["default", [1e4], True, -1.0])
-def test_a_base_that_is_no_positive_number_is_refused(theta: Any) -> None:
-    config = {"rope_theta": theta, "hidden_size": 16, "num_attention_heads": 2}
-    with refused(FileFormatError, "f: rope_theta", "positive number"):
-        read_frequencies(ARCHITECTURES["llama"], config, 8, None, "f")
+# Where a formula divides by zero: by the logarithm of the base or of the training length, and by differences.
+DIVISIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "base 1": ({"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0}, ("rope_theta", "got 1.0")),
+    "bands that meet": (
+        {**LLAMA3, "rope_type": "llama3", "low_freq_factor": 4.0},
+        ("low_freq_factor", "less than high_freq_factor", "4 and 4"),
+    ),
+    "one position": (
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1},
+        ("original_max_position_embeddings", "from 2", "got 1"),
+    ),
+    "one plane": ({"rope_type": "dynamic", "factor": 2.0}, ("at least 4 columns", "dynamic", "got 2")),
+}
+
+
+@pytest.mark.parametrize("case", DIVISIONS)
+def test_no_formula_of_a_variant_divides_by_zero(case: str) -> None:
+    section, words = DIVISIONS[case]
+    config = {"model_type": "llama", "max_position_embeddings": 64, "rope_parameters": section}
+    with refused(FileFormatError, "f: ", *words):
+        read(config, 2, 65 if section["rope_type"] == "dynamic" else None)
+    config["max_position_embeddings"], config["rope_parameters"] = 1, {"rope_type": "longrope", "factor": 2.0}
+    with refused(FileFormatError, "f: original_max_position_embeddings", "at least 2, got 1"):
+        read(config, 2, None)

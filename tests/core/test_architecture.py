@@ -189,6 +189,10 @@ def test_models_are_read_through_their_wiring() -> None:
     assert row_readers(MODULES) == [], "read checkpoint.wiring"
 
 
+def test_configs_are_read_in_one_place() -> None:
+    assert config_readers(MODULES) == [], "read the settings that config_keys.read_settings returns"
+
+
 def test_the_library_knows_nothing_of_transformers() -> None:
     foreign = {"torch", "transformers", "tnlib_adapters", "click", "rich"}
     found = {
@@ -206,7 +210,10 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
 
     Messages may print an attribute `architecture`.
     """
-    rows = {f"tnlib_adapters.architectures.{name}" for name in ("architecture", "table", "config_rules", "rope")}
+    rows = {
+        f"tnlib_adapters.architectures.{name}"
+        for name in ("architecture", "table", "config_keys", "config_rules", "rope")
+    }
     allowed = ("tnlib_adapters.architectures.", "tnlib_adapters.checkpoints.checkpoint")
     readers = []
     for name, path in modules.items():
@@ -217,6 +224,22 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
         reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "architecture"]
         if rows & {*ours(name, path, modules)} or any(node not in printed for node in reads):
             readers.append(name)
+    return readers
+
+
+def config_readers(modules: dict[str, Path]) -> list[str]:
+    """Modules that look up a key in something called config, `x.config` or `some_config`; writing a key is allowed."""
+    allowed = ("tnlib_adapters.architectures.config_keys", "tnlib_adapters.factors.factored_matrix")
+    readers = []
+    for name, path in modules.items():
+        if name in allowed or not name.startswith("tnlib_adapters."):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_lookup = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+            is_method = isinstance(node, ast.Attribute) and node.attr in ("get", "items", "keys", "pop", "values")
+            if isinstance(node, ast.Subscript | ast.Attribute) and (is_lookup or is_method):
+                of = getattr(node.value, "attr", getattr(node.value, "id", ""))
+                readers += [name] if of.lower().endswith("config") else []
     return readers
 
 
@@ -275,6 +298,21 @@ def test_a_module_that_reads_a_row_is_found(tmp_path: Path) -> None:
         file.write_text(text)
     readers = row_readers(find_modules({"tnlib_adapters": tmp_path}))
     assert readers == ["tnlib_adapters.circuits.attribute", "tnlib_adapters.circuits.import_of_the_table"]
+
+
+def test_a_module_that_reads_a_config_is_found(tmp_path: Path) -> None:
+    texts = {
+        "get": "def f(config):\n    return config.get('a')",
+        "lookup": "def f(checkpoint):\n    return checkpoint.config['a']",
+        "module": "def f(model):\n    return model.text_config['a']",
+        "write": "def f(config, a):\n    config['a'] = a\n    return {**config}",
+        "settings": "def f(settings):\n    return settings['a']",
+    }
+    (tmp_path / "tnlib_adapters/circuits").mkdir(parents=True)
+    for name, text in texts.items():
+        (tmp_path / f"tnlib_adapters/circuits/{name}.py").write_text(text)
+    readers = config_readers(find_modules({"tnlib_adapters": tmp_path}))
+    assert readers == [f"tnlib_adapters.circuits.{name}" for name in ("get", "lookup", "module")]
 
 
 def test_cycles_and_roots_are_found(tmp_path: Path) -> None:

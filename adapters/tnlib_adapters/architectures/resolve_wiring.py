@@ -202,6 +202,13 @@ class _Resolver:
         parent = tokens.split(".")[0]
         learned = [f"{parent}.position_embeddings"] if images else [f"{name}.weight" for name in others]
         positions, segments, *_ = [*map(self.required, learned), None, None]
+        first = by_config(row.first_position, self.settings)
+        context = None if row.context is None else self.settings[row.context]
+        if context is not None and first >= context:
+            raise FileFormatError(
+                f"{self.function}: {row.context} in {self.where} must exceed the number of the first position, "
+                f"{first}, got {context}; repair it."
+            )
         return EmbeddingWiring(
             table=self.linear(tokens, "out_in" if images else "in_out"),
             positions=positions,
@@ -209,7 +216,7 @@ class _Resolver:
             class_token=self.required(f"{parent}.cls_token") if images else None,
             widen=self.linear_if_stored(row.narrow and row.narrow[0]),
             scale=math.sqrt(self.sizes.d_model) if row.embedding_scale else 1.0,
-            first_position=by_config(row.first_position, self.settings),
+            first_position=first,
             norm=self.norm(row.embedding_norm, "post"),
             shared=row.embedding_shared,
         )
