@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,11 @@ from checkpoint_folders import (
     shard,
 )
 from oracles import refused
-from tnlib_adapters import open_checkpoint
+from tnlib_adapters import builtin_path, compress, evaluate, fold, inspect, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.factors.projections import put_together, take_apart
 from tnlib_adapters.files.tensor_file import TensorInfo
 
-from tnlib import FileFormatError
+from tnlib import ArgumentError, FileFormatError
 
 QUERY = "layers.0.attention.query.weight"
 
@@ -312,3 +313,68 @@ def test_a_tensor_that_is_not_there_is_refused(folder: Path) -> None:
 def test_a_pickle_beside_safetensors_is_not_looked_at(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     assert tnlib_adapters.open_checkpoint(folder).n_layers == 2
+
+
+# ------------------------------------------------------------------------------------------- names that are no UTF-8
+
+
+@pytest.fixture
+def latin(tmp_path: Path) -> Path:
+    """A folder whose path, files and links have names in Latin-1."""
+    source = tmp_path / os.fsdecode(b"mod\xe8le")
+    try:
+        builtin_copy(source)
+    except OSError:
+        pytest.skip("file names of this system are UTF-8")
+    (source / os.fsdecode(b"caf\xe9.txt")).write_text("copied")
+    (source / os.fsdecode(b"caf\xe9.onnx")).write_text("left out")
+    (source / os.fsdecode(b"d\xe9p\xf4t")).mkdir()
+    (source / os.fsdecode(b"d\xe9p\xf4t/a.txt")).write_text("copied")
+    return source
+
+
+def test_such_names_are_copied_and_reported(latin: Path, tmp_path: Path) -> None:
+    report = compress(latin, tmp_path / "out", keep=0.5)
+    names = {b"caf\xe9.txt", b"d\xe9p\xf4t"}
+    assert names < set(os.listdir(os.fsencode(tmp_path / "out")))
+    assert report.left_out == [r"caf\xe9.onnx"]
+    assert report.source.endswith(r"mod\xe8le")
+    written = json.loads((tmp_path / "out/tnlib_report.json").read_text(encoding="utf-8"))
+    assert (written["source"], written["left_out"]) == (report.source, report.left_out)
+    assert r"mod\xe8le" in (tmp_path / "out/tnlib_report.html").read_text(encoding="utf-8")
+    for name, change in {
+        "fold": lambda model: fold(model).checkpoint,
+        "rotate": lambda m: rotate(m, np.eye(64)),
+    }.items():
+        save_checkpoint(change(open_checkpoint(latin)), tmp_path / name)
+        assert names < set(os.listdir(os.fsencode(tmp_path / name)))
+
+
+@pytest.mark.slow  # draws all pictures of a page
+def test_such_paths_are_inspected(latin: Path, tmp_path: Path) -> None:
+    page = inspect(latin, tmp_path / "page").page.read_text(encoding="utf-8")
+    assert r"<h1>mod\xe8le, inside</h1>" in page
+
+
+def test_such_paths_are_refused_before_transformers_reads_them(latin: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    shutil.rmtree(latin)
+    shutil.copytree(builtin_path("llama"), latin)
+    text = tmp_path / "text.txt"
+    text.write_text("def f(x):\n    return x\n" * 500)
+    stages: list[str] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
+
+    words = ("path in UTF-8", "mod\\udce8le", "rename")
+    with refused(ArgumentError, *words):
+        compress(latin, tmp_path / "out", keep=0.5, calibrate=text, progress=progress)
+    with refused(ArgumentError, *words):
+        compress(builtin_path("llama"), latin / "out", keep=0.5, calibrate=text, progress=progress)
+    with refused(ArgumentError, "evaluate: ", *words):
+        evaluate(latin, builtin_path("llama"), text, progress=progress)
+    with refused(ArgumentError, "inspect: ", *words):
+        inspect(latin, tmp_path / "page", text="def f(x)", progress=progress)
+    assert set(stages) <= {"checking weights"}
+    assert not {"out", "page"} & set(os.listdir(tmp_path))

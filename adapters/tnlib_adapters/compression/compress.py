@@ -22,7 +22,7 @@ from tnlib_adapters.compression.sizes import plain_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
-from tnlib_adapters.files.folder import other_files
+from tnlib_adapters.files.folder import other_files, path_text
 
 
 def compress(
@@ -157,7 +157,7 @@ def measured_report(
     bytes_before, n_other = stored_bytes(before, request.what, names)
     bytes_after, _ = stored_bytes(after, request.what, names)
     return Report(
-        source=str(before.folder.path),
+        source=path_text(before.folder.path),
         model_type=before.wiring.model_type,
         method=plan.method,
         layout=request.layout,
@@ -171,7 +171,7 @@ def measured_report(
         layers=layers,
         heads=heads,
         quality={**quality, **(on_text.measures(plan.forecast) if on_text else {})},
-        left_out=[str(path.relative_to(before.folder.path)) for path in other_files(before.folder, (REPORT, PAGE))[1]],
+        left_out=[path_text(p.relative_to(before.folder.path)) for p in other_files(before.folder, (REPORT, PAGE))[1]],
         max_error=request.max_error,
         store=request.store,
         what=request.what,

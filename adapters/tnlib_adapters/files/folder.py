@@ -73,6 +73,15 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     return Folder(folder, config, tensors, files, metadata)
 
 
+def path_text(path: Path) -> str:
+    r"""Return a path as text for reports; bytes that are no UTF-8 are written as \xff.
+
+    >>> path_text(Path("model"))
+    'model'
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
     """Return the safetensors files and, for a sharded checkpoint, its map from tensor to file name."""
     if (folder / WEIGHTS).is_file():

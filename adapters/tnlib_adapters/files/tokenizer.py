@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tnlib import ArgumentError, FileFormatError
+from tnlib_adapters.files.atomic_folder import check_utf8
 from tnlib_adapters.files.json_file import JsonFile
 
 TOKENIZER = "tokenizer.json"
@@ -108,9 +109,12 @@ def load_tokenizer(function: str, folder: Path) -> Any:
 
     Raises
     ------
+    ArgumentError
+        If the path of the folder is no UTF-8.
     FileFormatError
         If transformers cannot load it; the message contains the cause.
     """
+    check_utf8(function, "the checkpoint", folder)
     from transformers import AutoTokenizer
 
     return loaded(function, f"the tokenizer of {folder}", lambda: AutoTokenizer.from_pretrained(str(folder), **OFFLINE))

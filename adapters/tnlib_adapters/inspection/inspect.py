@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError, ArgumentTypeError
@@ -16,6 +17,7 @@ from tnlib_adapters.compression.report.html import page as html_page
 from tnlib_adapters.compression.report.html import svg
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection import PAGE
 from tnlib_adapters.inspection.measure import Inspection, measure
 from tnlib_adapters.inspection.sections import block, composition, frozen, gauge, heads, patterns, spectra
@@ -117,7 +119,7 @@ def page_of(inspection: Inspection, progress: Progress) -> str:
     def draw(figure: Figure) -> str:
         return svg(figure, f"p{next(numbers)}")
 
-    name = inspection.checkpoint.folder.path.resolve().name
+    name = Path(path_text(inspection.checkpoint.folder.path.resolve())).name
     body = [
         f"<h1>{html.escape(name)}, inside</h1>",
         _summary(inspection.checkpoint),
@@ -137,7 +139,7 @@ def _summary(checkpoint: Checkpoint) -> str:
     shared = "" if sizes.kv_heads == sizes.n_heads else f", on {sizes.kv_heads} key and value heads"
     facts = {
         "architecture": checkpoint.wiring.model_type,
-        "folder": str(checkpoint.folder.path),
+        "folder": path_text(checkpoint.folder.path),
         "layers": f"{sizes.n_layers}",
         "heads of a layer": f"{sizes.n_heads} of {r}{shared}",
         "width of the stream": f"{d:,}",
