@@ -1,14 +1,19 @@
-"""Command line: arguments, progress bars and tables; each command calls one public function."""
+"""Command line: arguments, progress bars and tables; each command calls one public function.
+
+Exit statuses: 0 success; 1 the reader of a pipe has gone; 2 wrong arguments or input, nothing was written;
+`OUTPUT_REFUSED` the work is done, but standard output cannot be written to; 130, 129, 143 ended by a signal.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
@@ -19,6 +24,8 @@ from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 if TYPE_CHECKING:
     from tnlib_adapters.compression.request import Progress
 
+OUTPUT_REFUSED = 3  # exit status
+
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
 _IN_HELP = (
     "IN is a checkpoint folder, or one of the trained models that are part of the package: "
@@ -27,7 +34,14 @@ _IN_HELP = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command; an output that cannot be written is one sentence, and no encoding lacks a character."""
+        with _output():
+            return super().main(*args, **options)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tnlib")
 def main() -> None:
     """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
@@ -152,6 +166,36 @@ def _command() -> Iterator[Progress]:
         yield progress
 
 
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """Escape characters that the encodings of both outputs lack, and report a standard output that is refused."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    except OSError as problem:  # of printing: commands turn their own into status 2
+        _discard_output()
+        _refuse(
+            f"standard output cannot be written to ({problem.strerror or problem}); the files that the command wrote "
+            "are complete.",
+            OUTPUT_REFUSED,
+        )
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            with contextlib.suppress(OSError, ValueError):  # full, or closed
+                stream.reconfigure(errors=errors)
+
+
+def _discard_output() -> None:
+    """Send what standard output still holds nowhere: Python would write it again at its end, with a traceback."""
+    with contextlib.suppress(OSError, ValueError):  # no file descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
 class _Signals:
     """Raise exceptions on SIGINT, SIGTERM and SIGHUP, so that the stack unwinds."""
 
@@ -197,12 +241,16 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (TnlibError, ModuleNotFoundError) as problem:  # the message names the optional package
-        click.echo(f"Error: {problem}", err=True)
-        sys.exit(2)
+        _refuse(str(problem))
     except OSError as problem:
         reason = f"{problem.strerror or problem}" + (f": {problem.filename}" if problem.filename else "")
-        click.echo(f"Error: the system refused a file, nothing was written ({reason}).", err=True)
-        sys.exit(2)
+        _refuse(f"the system refused a file, nothing was written ({reason}).")
+
+
+def _refuse(sentence: str, status: int = 2) -> NoReturn:
+    with contextlib.suppress(OSError):  # standard error cannot be written to: the status remains
+        click.echo(f"Error: {sentence}", err=True)
+    sys.exit(status)
 
 
 @contextlib.contextmanager

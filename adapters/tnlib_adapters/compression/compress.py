@@ -21,7 +21,7 @@ from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, 
 from tnlib_adapters.compression.sizes import plain_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import write_checkpoint
-from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 
 
@@ -121,6 +121,8 @@ def compress(
     calibration, held_out = _read_calibration(request)
     checkpoint = with_vectors_in_memory(open_checkpoint(source))
     check_target("compress", target, checkpoint.folder.path, force=force)
+    if calibration is not None:  # loaded from there at the end
+        check_text_path("compress", "OUT", target)
     request.check(checkpoint)
     _check_finite(checkpoint, what, progress)
     original = SourceModel(checkpoint)

@@ -20,13 +20,12 @@ _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of file systems and ker
 
 def check_target(function: str, target: Path, source: Path | None, *, force: bool) -> None:
     """Raise unless `target` may become a new folder: before any work, and again by the work itself."""
-    n_bytes = len(os.fsencode(target.name))
-    if n_bytes > _LONGEST_NAME:
+    name = os.fsencode(target.name)
+    if len(name) > _LONGEST_NAME or name.decode("utf-8", "replace").encode() != name:
         raise ArgumentError(
-            f"{function}: OUT must have a name of at most {_LONGEST_NAME} bytes, got {target.name[:80]!r} of "
-            f"{n_bytes}; choose another."
+            f"{function}: OUT must have a name in UTF-8 of at most {_LONGEST_NAME} bytes, got {target.name[:80]!r} of "
+            f"{len(name)}; choose another."
         )
-    check_utf8(function, "OUT", target)
     if source is not None:
         inside = target.resolve().is_relative_to(source.resolve()) or source.resolve().is_relative_to(target.resolve())
         if inside:
@@ -53,13 +52,14 @@ def check_target(function: str, target: Path, source: Path | None, *, force: boo
         raise ArgumentError(f"{function}: OUT must be made in a folder that can be written to, got {parent}.")
 
 
-def check_utf8(function: str, parameter: str, path: Path) -> None:
-    """Raise unless an absolute path is UTF-8, which transformers and its tokenizers require."""
+def check_text_path(function: str, parameter: str, path: Path) -> None:
+    """Raise unless transformers and its tokenizers can read from a path: they pass it on as text in UTF-8."""
     try:
-        os.fsencode(path.absolute()).decode("utf-8")
-    except UnicodeDecodeError:
+        str(path.absolute()).encode("utf-8")
+    except UnicodeEncodeError:
         raise ArgumentError(
-            f"{function}: {parameter} must have a path in UTF-8, got {str(path)[:200]!r}; rename the folder."
+            f"{function}: {parameter} must have a path in UTF-8 for transformers to read it, got {str(path)[:200]!r}; "
+            "rename the folder, or set a UTF-8 locale."
         ) from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tnlib import ArgumentError, FileFormatError
-from tnlib_adapters.files.atomic_folder import check_utf8
+from tnlib_adapters.files.atomic_folder import check_text_path
 from tnlib_adapters.files.json_file import JsonFile
 
 TOKENIZER = "tokenizer.json"
@@ -114,7 +114,7 @@ def load_tokenizer(function: str, folder: Path) -> Any:
     FileFormatError
         If transformers cannot load it; the message contains the cause.
     """
-    check_utf8(function, "the checkpoint", folder)
+    check_text_path(function, "the checkpoint", folder)
     from transformers import AutoTokenizer
 
     return loaded(function, f"the tokenizer of {folder}", lambda: AutoTokenizer.from_pretrained(str(folder), **OFFLINE))

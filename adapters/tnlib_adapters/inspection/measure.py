@@ -18,6 +18,7 @@ from tnlib_adapters.circuits import Compositions, compositions
 from tnlib_adapters.circuits.arguments import Kind, has_layer_norm
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Sizes
+from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection.head_measurements import (
     GaugeReport,
     Readings,
@@ -79,7 +80,7 @@ class Inspection:
             for writer, reader, score in scores.largest(1):
                 heads = "{}.{} to {}.{}".format(*writer, *reader)
                 lines.append(f"  {name:<18} strongest {heads}, {score.multiple:.2f} times chance")
-        return "\n".join([*lines, f"  page               {self.page}"])
+        return "\n".join([*lines, f"  page               {path_text(self.page)}"])
 
 
 def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress: Progress) -> Inspection:

@@ -9,6 +9,7 @@ import click
 
 from tnlib_adapters.compression.report.report import summarise, verdict
 from tnlib_adapters.compression.request import PAGE
+from tnlib_adapters.files.folder import path_text
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.compare.by_layer import Comparison
@@ -36,7 +37,7 @@ def show_report(report: Report, out: Path) -> None:
         click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
     if remark := verdict(report):
         click.echo(remark)
-    click.echo(f"written to {out}, with {PAGE}")
+    click.echo(f"written to {path_text(out)}, with {PAGE}")
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
@@ -52,14 +53,26 @@ def show_comparison(comparison: Comparison | TextComparison, out: Path) -> None:
     _print_table(title, columns, groups)
     for name, reason in comparison.refused.items():
         click.echo(f"without {name}: {reason}")
-    click.echo(f"written to {out}: compare.csv, compare.png")
+    click.echo(f"written to {path_text(out)}: compare.csv, compare.png")
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
-    """Print rows in groups separated by lines, right-aligned."""
+    """Print rows in groups separated by lines, right-aligned; as lines "column: value" where the terminal is narrow."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    words = zip(columns, *(row for group in groups for row in group), strict=True)
+    widths = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in words]
+    if sum(widths) + 3 * len(widths) + 1 > console.width:  # rich would cut words, at last to nothing
+        click.echo(title)
+        for row in (row for group in groups for row in group):
+            click.echo()
+            for name, cell in zip(columns, row, strict=True):
+                if cell:
+                    click.echo(f"{name}: {cell}")
+        return
     table = Table(*columns)
     for column in table.columns:
         column.justify = "right"
@@ -68,7 +81,7 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
             table.add_row(*row)
         table.add_section()
     click.echo(title)
-    Console().print(table)
+    console.print(table)
 
 
 def _counts(report: Report | LayerReport) -> list[str]:
