@@ -163,7 +163,7 @@ def read_settings(row: Architecture, config: Config, where: str, function: str) 
     """
     for key, allowed in row.required.items():
         value = config.get(key)
-        if not any(type(value) is type(one) and value == one for one in allowed):
+        if not any(type(value) is type(known) and value == known for known in allowed):
             raise FileFormatError(
                 f"{function}: {key} of a {row.model_type} must be {allowed[0]!r}, got {short_repr(value)} in {where}; "
                 f"{row.refusal}."
