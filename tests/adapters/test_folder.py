@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,8 +177,53 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"^open_checkpoint: folder .*nowhere.*check the path\.$"):
         open_checkpoint(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileNotFoundError, match="found no folder"):
+    with pytest.raises(FileNotFoundError, match=r"found the file .*file; pass the folder that contains it, .*\.$"):
         open_checkpoint(tmp_path / "file")
+
+
+def test_a_model_in_memory_is_to_be_saved_first(saved: Any) -> None:
+    model, _ = saved("bert")
+    with pytest.raises(TypeError, match=r"got a BertModel in memory; .*model\.save_pretrained\(folder\)"):
+        open_checkpoint(model)
+
+
+IN_CACHE = """
+import sys
+import tnlib_adapters
+def refuse(event, _):
+    if event.startswith("socket."):
+        raise AssertionError(event)
+sys.addaudithook(refuse)
+for name in sys.argv[1:]:
+    try:
+        print(tnlib_adapters.open_checkpoint(name).folder.path)
+    except FileNotFoundError as problem:
+        print(problem)
+"""
+
+
+def test_a_name_of_the_hub_is_looked_up_in_the_local_cache(tmp_path: Path) -> None:
+    """In a process of its own: huggingface_hub reads the place of the cache when it is imported."""
+    pytest.importorskip("huggingface_hub")
+    repository = tmp_path / "hub/models--someone--small"
+    snapshot = builtin_copy(repository / "snapshots/0a1b2c")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0a1b2c")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_CACHE, "someone/small", "someone/absent", "a--b/c"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_CACHE": str(tmp_path / "hub")},
+        check=True,
+    )
+    found, absent, impossible = done.stdout.splitlines()
+    assert found == str(snapshot)
+    assert absent == (
+        "open_checkpoint: folder must exist, found no folder at someone/absent; check the path, or, for a model on the "
+        "hub, download it first: hf download someone/absent."
+    )
+    assert "found no folder at a--b/c" in impossible
 
 
 def test_a_folder_without_config_is_refused(folder: Path) -> None:

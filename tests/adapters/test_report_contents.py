@@ -42,6 +42,59 @@ def test_it_reads_back_as_it_was(compressed: Any) -> None:
     assert Report(**found, layers=layers, heads=heads) == report
 
 
+CARDS = {
+    "none": (None, b"", b""),
+    "without front matter": (b"# Card\n", b"", b"# Card\n"),
+    "front matter": (b"---\nlicense: mit\n---\n\n# Card\n", b"---\nlicense: mit\n---\n\n", b"# Card\n"),
+    "front matter alone": (b"---\nlicense: mit\n---", b"---\nlicense: mit\n---\n\n", b""),
+    "not closed": (b"---\nlicense: mit\n\n# Card\n", b"", b"---\nlicense: mit\n\n# Card\n"),
+    "of Windows": (b"\xef\xbb\xbf---\r\na: 1\r\n---\r\nCard\r\n", b"\xef\xbb\xbf---\r\na: 1\r\n---\n\n", b"Card\r\n"),
+    "no UTF-8": (b"caf\xe9\n", b"", b"caf\xe9\n"),
+}
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("case", CARDS)
+def test_the_readme_says_how_the_folder_loads_above_the_model_card(case: str, tmp_path: Path) -> None:
+    card, front, body = CARDS[case]
+    source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"
+    (source / "README.md").unlink() if card is None else (source / "README.md").write_bytes(card)
+    report = compress(source, out, keep=0.5)
+    readme = (out / "README.md").read_bytes()
+    assert readme.startswith(front + b"> Compressed by tnlib")
+    lines = readme[len(front) :].split(b"\n")
+    assert [line.startswith(b"> ") for line in lines[:4]] == [True, True, True, False]
+    assert lines[2].decode() == f"> `{report.load}`"
+    assert readme.endswith(b"`\n\n" + body if body else b"`\n")
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_readme_of_a_dense_result_is_replaced_when_it_is_compressed_again(tmp_path: Path) -> None:
+    first = compress(builtin_copy(tmp_path / "in"), tmp_path / "dense", keep=0.5, layout="dense", method="matrix")
+    second = compress(tmp_path / "dense", tmp_path / "out", keep=0.4)
+    assert (first.method, second.method) == ("matrix", "heads")
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert readme.count("> ") == 3
+    assert f"{second.kept:.4f}" in readme
+    assert readme.endswith((tmp_path / "in" / "README.md").read_text())
+
+
+LOADED = {"bert": "BertModel", "gpt2_lm": "GPT2LMHeadModel", "t5_encoder": "T5EncoderModel"}
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize("name", LOADED)
+def test_the_code_in_the_report_loads_the_folder(name: str, layout: str, folders: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    report = compress(folders[name], tmp_path / "out", keep=0.5, layout=layout)
+    scope: dict[str, Any] = {"folder": str(tmp_path / "out")}
+    exec(report.load, scope)
+    assert report.load.startswith("import transformers;") == (layout == "dense")
+    assert type(scope["model"]).__name__ == LOADED[name]
+    assert scope["model"].config.model_type == report.model_type
+
+
 def test_no_number_in_it_is_beyond_json(compressed: Any) -> None:
     def fail(constant: str) -> None:
         raise AssertionError(constant)

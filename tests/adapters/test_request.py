@@ -60,6 +60,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         )
         for method in ("matrix", "heads")
     },
+    "calibration_tokens": ({"keep": 0.5, "calibrate": TEXT, "calibration_tokens": 1}, ("at least 2, got 1",)),
+    "calibration_tokens alone": ({"keep": 0.5, "calibration_tokens": 64}, ("must come with the text",)),
     "statistics of a plain method": (
         {"keep": 0.5, "calibrate": TEXT, "statistics": SEEN, "method": "matrix"},
         ("statistics", "'matrix'", "leave statistics out"),

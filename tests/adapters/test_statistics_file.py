@@ -102,6 +102,10 @@ def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path
         compress(folders[1], tmp_path / "b", text, tmp_path / "seen")
     with pytest.raises(ArgumentError, match=r"another value of what"):
         compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what="all")
+    with pytest.raises(ArgumentError, match=r"calibration_tokens \d+, this being 8, in .*seen; name another file"):
+        tnlib_adapters.compress(
+            folders[0], tmp_path / "b", keep=0.5, calibrate=text, statistics=tmp_path / "seen", calibration_tokens=8
+        )
     text.write_text(made_up_text(seed=1), encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"another text"):
         compress(folders[0], tmp_path / "b", text, tmp_path / "seen")

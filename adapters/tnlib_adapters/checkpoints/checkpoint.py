@@ -221,9 +221,10 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     Parameters
     ----------
     folder
-        Path of the folder. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Mixtral,
-        Qwen2, Qwen3, Qwen3-MoE, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, Falcon, BLOOM, DeepSeek-V2 and V3 without
-        experts, the encoder of T5, and the model that is shipped with this package.
+        Path of the folder, or the name of a model in the local cache of the Hugging Face hub, where nothing is
+        downloaded. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Mixtral, Qwen2,
+        Qwen3, Qwen3-MoE, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, Falcon, BLOOM, DeepSeek-V2 and V3 without experts,
+        the encoder of T5, and the model that is shipped with this package.
 
     Returns
     -------
@@ -234,6 +235,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     ------
     MissingFileError
         If the folder or its config.json is missing.
+    ArgumentTypeError
+        If `folder` is no path, but for example a model in memory.
     FileFormatError
         If the architecture is unknown, a file is damaged or pickled, or a shape contradicts the config.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -20,9 +22,13 @@ from tnlib_adapters.compression.report.report import Report, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import plain_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
-from tnlib_adapters.compression.write import write_checkpoint
+from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
+from tnlib_adapters.files.tokenizer import MAX_TOKENS
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import RunningModel
 
 
 def compress(
@@ -37,6 +43,7 @@ def compress(
     what: str = "attention",
     calibrate: str | os.PathLike[str] | None = None,
     statistics: str | os.PathLike[str] | None = None,
+    calibration_tokens: int = MAX_TOKENS,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -79,6 +86,10 @@ def compress(
     statistics
         File of the calibration statistics of "calibrated": created if it does not exist, resumed after an
         interruption, and reused for another size of the same model on the same text.
+    calibration_tokens
+        Tokens that are read of each line of the calibration text: longer lines are truncated. A language model reads
+        windows of this many tokens instead, and no line is truncated. At most the context of the model. The report
+        has the number of truncated lines.
     force
         Replace `out` if it is not empty.
     progress
@@ -114,6 +125,7 @@ def compress(
         what=what,
         calibrate=None if calibrate is None else as_path("compress", "calibrate", calibrate),
         statistics=None if statistics is None else as_path("compress", "statistics", statistics),
+        calibration_tokens=calibration_tokens,
     )
     target = as_path("compress", "out", out)
     if request.statistics is not None:
@@ -125,7 +137,7 @@ def compress(
         check_text_path("compress", "OUT", target)
     request.check(checkpoint)
     _check_finite(checkpoint, what, progress)
-    original = SourceModel(checkpoint)
+    original = SourceModel(checkpoint, request.calibration_tokens)
     plan = make_plan(original, request, calibration, progress)
 
     with whole_folder(target) as partial:
@@ -135,6 +147,9 @@ def compress(
         quality = measure_quality(checkpoint, written)
         on_text = measure_on_text(original, written, what, held_out, progress) if held_out else None
         report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
+        if calibration is not None:
+            report = replace(report, calibration=calibration_summary(original.original, calibration, held_out))
+        write_note(partial, report)
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
@@ -182,10 +197,22 @@ def measured_report(
         measured=on_text.after.error if on_text else root_mean_square(squares),
         plain_bytes=plain_bytes(before, request.what, names),
         plain_measured=on_text.rounded.error if on_text else None,
+        load=loading_code(after, request.layout),
         curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
     )
+
+
+def calibration_summary(model: RunningModel, text: str, held_out: str) -> dict[str, int]:
+    """Return how a calibration text was read: see `Report.calibration`."""
+    summary = {
+        "tokens": model.longest,
+        "lines": len(text.splitlines()),
+        "held_out": len(held_out.splitlines()),
+        "batches": len(model.batches(text)),
+    }
+    return summary if model.predicts else summary | {"truncated": model.count_truncated(text)}
 
 
 def _read_calibration(request: Request) -> tuple[str | None, str]:

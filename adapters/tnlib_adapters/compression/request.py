@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
+from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
     from tnlib_adapters.checkpoints.checkpoint import Checkpoint
@@ -53,6 +54,7 @@ class Request:
     what: str = "attention"
     calibrate: Path | None = None
     statistics: Path | None = None
+    calibration_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
         if self.method == "":
@@ -73,6 +75,7 @@ class Request:
             raise ArgumentError("compress: store='int8' needs layout 'factored', got 'dense'; leave one of them out.")
         self._check_method()
         self._check_statistics()
+        self._check_tokens()
 
     @property
     def in_int8(self) -> bool:
@@ -88,9 +91,15 @@ class Request:
         """Raise if this model cannot be compressed with these options."""
         check_uncompressed("compress", checkpoint)
         check_runs("compress", checkpoint, self.method)
+        wiring = checkpoint.wiring
         if self.calibrate is not None:
             check_reads_text("compress", checkpoint)
-        wiring = checkpoint.wiring
+            context = (wiring.context or math.inf) - wiring.embedding.first_position
+            if self.calibration_tokens > context and self.calibration_tokens != MAX_TOKENS:
+                raise ArgumentError(
+                    f"compress: calibration_tokens must be at most {context}, the context of this model, got "
+                    f"{self.calibration_tokens}; lower it."
+                )
         if self.what != "mlp":
             check_attention("compress", checkpoint)
         experts = next((layer.experts for layer in wiring.layers if layer.experts), None)
@@ -138,6 +147,20 @@ class Request:
                 f"compress: statistics are those of method 'calibrated', got method {self.method!r}; leave statistics "
                 "out."
             )
+
+    def _check_tokens(self) -> None:
+        if isinstance(self.calibration_tokens, bool) or not isinstance(self.calibration_tokens, int):
+            raise ArgumentTypeError(
+                f"compress: calibration_tokens must be an integer, got {self.calibration_tokens!r}; pass for example "
+                f"{MAX_TOKENS}."
+            )
+        if self.calibration_tokens < 2:
+            raise ArgumentError(
+                f"compress: calibration_tokens must be at least 2, got {self.calibration_tokens}; the default is "
+                f"{MAX_TOKENS}."
+            )
+        if self.calibrate is None and self.calibration_tokens != MAX_TOKENS:
+            raise ArgumentError("compress: calibration_tokens must come with the text of calibrate; pass that too.")
 
 
 def check_keep(function: str, keep: Any) -> float:
@@ -189,7 +212,9 @@ def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bo
 def check_method(function: str, method: str) -> None:
     """Raise if no method of this name runs without calibration data."""
     if method in TABLE and method not in METHODS:
-        raise ArgumentError(f"{function}: method {method!r} needs a text, got none; pass one as calibrate.")
+        raise ArgumentError(
+            f"{function}: method {method!r} needs a text, got none; pass a file as calibrate (--calibrate TEXT)."
+        )
     if method not in METHODS:
         raise ArgumentError(
             f"{function}: method must be one of {', '.join(METHODS)}, or, with calibrate, of {', '.join(WITH_TEXT)}, "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.files.tensor_file import TensorInfo, check_finite
+from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
@@ -24,10 +25,12 @@ class SourceModel:
     ----------
     checkpoint
         Of a model of text, with its tokenizer.
+    max_tokens
+        Tokens that are read of each line of a text, or in each window.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, max_tokens: int = MAX_TOKENS) -> None:
+        self.checkpoint, self.max_tokens = checkpoint, max_tokens
 
     @cached_property
     def original(self) -> RunningModel:
@@ -41,7 +44,7 @@ class SourceModel:
         from tnlib_adapters.instrument.running_model import open_running
 
         folder = self.checkpoint.folder.path
-        model = open_running(folder)
+        model = open_running(folder, max_tokens=self.max_tokens)
         for name, parameter in model.model.named_parameters():
             check_finite(name, folder, parameter.numpy())
         return model
@@ -50,7 +53,7 @@ class SourceModel:
         """Return a copy of the original, whose weights may be changed."""
         from tnlib_adapters.instrument.running_model import running
 
-        return running(copy.deepcopy(self.original.model), self.original.tokenizer)
+        return running(copy.deepcopy(self.original.model), self.original.tokenizer, self.max_tokens)
 
 
 class _Vector(TensorInfo):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +21,9 @@ from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, encode, from_bf16
 
+if TYPE_CHECKING:
+    from tnlib_adapters.compression.report.report import Report
+
 
 def write_checkpoint(
     checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, *, in_int8: bool = False
@@ -32,6 +37,45 @@ def write_checkpoint(
         config[KEY] = describe(matrices, checkpoint.wiring.attention_modules, plan.method, in_int8=in_int8)
     for done, total in write_folder(checkpoint.folder, tensors, config, out, skip=(REPORT, PAGE)):
         yield "writing tensors", done, total
+
+
+_CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
+
+
+def loading_code(checkpoint: Checkpoint, layout: str) -> str:
+    """Return the Python code that loads a compressed checkpoint from the path `folder`."""
+    wiring = checkpoint.wiring
+    if wiring.model_type == "tnlib_attention_only":  # transformers does not know it
+        return "import tnlib_adapters; checkpoint = tnlib_adapters.open_checkpoint(folder)"
+    name = "AutoModel" if wiring.unembedding is None else "AutoModelForCausalLM"
+    modules = "transformers" if layout == "dense" else "tnlib_adapters.transformers_plugin, transformers"
+    return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
+
+
+_NOTE = "> Compressed by tnlib"
+_FRONT_MATTER = re.compile(rb"(?:\xef\xbb\xbf)?---[ \t]*\r?\n(?:.*\n)*?---[ \t]*\r?(?:\n|\Z)")
+_OLD_NOTE = re.compile(rb"\s*%b.*\n(?:>.*\n)*" % _NOTE.encode())
+
+
+def write_note(out: Path, report: Report) -> None:
+    """Put three lines on how the folder loads on top of its README.md, below the YAML front matter of a model card."""
+    file = out / "README.md"
+    if file.is_dir():
+        return
+    card = file.read_bytes() if file.exists() else b""
+    front = _FRONT_MATTER.match(card)
+    head, body = (front[0].rstrip() + b"\n\n", card[front.end() :]) if front else (b"", card)
+    if old := _OLD_NOTE.match(body):  # IN is an earlier result with dense layout
+        body = body[old.end() :]
+    original = " The model card below is that of the original." if body.strip() else ""
+    extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
+    requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
+    note = (
+        f"{_NOTE}, which kept {report.kept:.4f} of the numbers of its {report.subject}: see `{PAGE}`.{original}\n"
+        f"> It loads {requirement}, from the path `folder`:\n"
+        f"> `{report.load}`\n"
+    )
+    file.write_bytes(head + note.encode() + (b"\n" + body.lstrip(b"\r\n") if body.strip() else b""))
 
 
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) -> dict[str, list[Entry]]:

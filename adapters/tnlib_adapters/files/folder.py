@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tnlib import FileFormatError, MissingFileError
+from tnlib import ArgumentTypeError, FileFormatError, MissingFileError
 from tnlib._validate import as_path
 from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_tensor_file
@@ -44,13 +45,13 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     Raises
     ------
     MissingFileError
-        If the folder or its config.json is missing.
+        If the folder or its config.json is missing, and the hub's cache has no model of this name.
+    ArgumentTypeError
+        If it is no path, but for example a model in memory.
     FileFormatError
         If a file is not what it should be, or its weights are pickled.
     """
-    folder = as_path("open_checkpoint", "folder", path)
-    if not folder.is_dir():
-        raise MissingFileError(f"open_checkpoint: folder must exist, found no folder at {folder}; check the path.")
+    folder = _find_folder(path)
     config = _read_json(folder / CONFIG, "every checkpoint folder has one; check the path")
     files, weight_map = _weight_files(folder)
 
@@ -80,6 +81,46 @@ def path_text(path: Path) -> str:
     'model'
     """
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+
+
+def _find_folder(path: Any) -> Path:
+    """Return the folder at a path, or, for the name of a model on the hub, its folder in the local cache."""
+    if hasattr(path, "save_pretrained"):
+        raise ArgumentTypeError(
+            f"open_checkpoint: folder must be a path, got a {type(path).__name__} in memory; save it first, with "
+            "model.save_pretrained(folder), or read single layers with Attention.from_module(model, layer)."
+        )
+    folder = as_path("open_checkpoint", "folder", path)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise MissingFileError(
+            f"open_checkpoint: folder must be a folder, found the file {folder}; pass the folder that contains it, "
+            f"{folder.parent}."
+        )
+    name, remedy = folder.as_posix(), "check the path"
+    if _HUB_NAME.fullmatch(name):
+        if cached := _in_hub_cache(name):
+            return cached
+        remedy = f"check the path, or, for a model on the hub, download it first: hf download {name}"
+    raise MissingFileError(f"open_checkpoint: folder must exist, found no folder at {folder}; {remedy}.")
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """Return the folder of a model in the local cache of huggingface_hub, without a request to the hub."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ModuleNotFoundError:
+        return None
+    try:
+        config = try_to_load_from_cache(name, CONFIG)
+    except HFValidationError:  # no possible name, such as "a--b"
+        return None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:

@@ -17,6 +17,8 @@ _WORDS = "vocab.json"  # of byte-level tokenizers
 _LINES = "vocab.txt"  # of word pieces
 T = TypeVar("T")
 
+MAX_TOKENS = 256  # of a line of text, or of a window for a model that predicts tokens
+
 # arguments of every call of from_pretrained: no download, no code from the folder
 OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 

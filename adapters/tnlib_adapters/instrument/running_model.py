@@ -9,6 +9,7 @@ kernel:
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
-from tnlib_adapters.files.tokenizer import OFFLINE, load_tokenizer, loaded
+from tnlib_adapters.files.tokenizer import MAX_TOKENS, OFFLINE, load_tokenizer, loaded
 
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 
@@ -74,7 +75,6 @@ def _is_of(model: nn.Module, name: str) -> bool:
 
 
 _TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
-_LONGEST = 256  # tokens per text
 
 Key = TypeVar("Key")
 
@@ -123,12 +123,16 @@ class Batch:
 
 @dataclass(frozen=True, repr=False)
 class RunningModel:
-    """A transformers model in float32, its tokenizer, and the modules of its attention."""
+    """A transformers model in float32, its tokenizer, and the modules of its attention.
+
+    Texts are read up to `max_tokens` tokens, if the model has as many positions.
+    """
 
     model: Any
     tokenizer: Any
     wiring: Wiring
     layers: tuple[Layer, ...]
+    max_tokens: int = MAX_TOKENS
 
     @property
     def sizes(self) -> Sizes:
@@ -143,7 +147,8 @@ class RunningModel:
     @property
     def longest(self) -> int:
         """Maximum number of tokens per text."""
-        return min(_LONGEST, (self.wiring.context or _LONGEST) - self.wiring.embedding.first_position)
+        positions = (self.wiring.context or math.inf) - self.wiring.embedding.first_position
+        return int(min(self.max_tokens, positions))
 
     def batches(self, text: str) -> list[Batch]:
         """Return a text in batches: windows of the text for a language model, lines for an embedding model.
@@ -164,6 +169,11 @@ class RunningModel:
                 start = end
         return batches
 
+    def count_truncated(self, text: str) -> int:
+        """Return how many lines of a text an embedding model reads truncated at `longest` tokens."""
+        lines = [line for line in text.splitlines() if line.strip()]
+        return sum(len(ids) > self.longest for ids in self.tokenizer(lines, verbose=False)["input_ids"]) if lines else 0
+
     def __call__(self, batch: Batch) -> Tensor:
         """Return logits (texts, tokens, vocabulary), or one embedding of norm 1 for every text (texts, d_model)."""
         no_cache = {"use_cache": False} if self.wiring.layers[0].attention.causal else {}
@@ -171,7 +181,9 @@ class RunningModel:
         return cast(Tensor, out.logits) if self.predicts else pooled(out.last_hidden_state, batch.mask)
 
 
-def open_running(folder: str | os.PathLike[str], function: str = "evaluate") -> RunningModel:
+def open_running(
+    folder: str | os.PathLike[str], function: str = "evaluate", max_tokens: int = MAX_TOKENS
+) -> RunningModel:
     """Load a checkpoint folder of a model of text, with its tokenizer, in transformers.
 
     Raises
@@ -182,10 +194,10 @@ def open_running(folder: str | os.PathLike[str], function: str = "evaluate") -> 
     path = Path(folder)
     predicts = open_checkpoint(path).wiring.unembedding is not None  # a folder without a head gets one at random
     tokenizer = load_tokenizer(function, path)
-    return running(load_model(function, path, predicts=predicts), tokenizer)
+    return running(load_model(function, path, predicts=predicts), tokenizer, max_tokens)
 
 
-def running(model: Any, tokenizer: Any) -> RunningModel:
+def running(model: Any, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> RunningModel:
     """Return a model in memory with the modules of its attention."""
     wiring = wire_model(model, "calibrate")
     sizes, modules, layers = wiring.sizes, dict(model.named_modules()), []
@@ -198,7 +210,7 @@ def running(model: Any, tokenizer: Any) -> RunningModel:
                 columns = torch.tensor([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)
         layers.append(Layer(modules[layer.module], projections))
-    return RunningModel(model, tokenizer, wiring, tuple(layers))
+    return RunningModel(model, tokenizer, wiring, tuple(layers), max_tokens)
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module:

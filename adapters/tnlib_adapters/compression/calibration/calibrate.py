@@ -65,7 +65,7 @@ def calibrated_parts(
         install(model, k, folded[-1])  # moments must be those of the inputs of the folded weights
     names, sample = names_of(checkpoint, what), sample_batches(batches, _TOKENS_OF_STATISTICS)
     places = find_places(model, names, attention=bool(folded))
-    so_far, save = (Statistics(), no_save) if file is None else resume(file, checkpoint, sample, places)
+    so_far, save = (Statistics(), no_save) if file is None else resume(file, checkpoint, sample, places, model.longest)
     statistics = collect(model, places, sample, so_far, progress, save=save)
     layers, matrices, total = [], list[Matrix](), len(folded) + len(names)
     for k, weights in enumerate(folded):

@@ -216,17 +216,21 @@ def check_statistics_file(file: Path, out: Path) -> None:
         _header(file)
 
 
-def resume(file: Path, checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> tuple[Statistics, Save]:
+def resume(
+    file: Path, checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int
+) -> tuple[Statistics, Save]:
     """Return the statistics of these weights from a file, or new ones if it does not exist, and the save function.
+
+    `longest` is the number of tokens at which texts were truncated.
 
     Raises
     ------
     FileFormatError
         If the file has another format, or is damaged.
     ArgumentError
-        If its statistics belong to another model, text or choice of weights.
+        If its statistics belong to another model, text, truncation of the text, or choice of weights.
     """
-    origin = _origin(checkpoint, batches, places)
+    origin = _origin(checkpoint, batches, places) | {"tokens": str(longest)}
     return _read(file, origin) if file.exists() else Statistics(), partial(_write, file, origin)
 
 
@@ -234,6 +238,7 @@ def _read(file: Path, origin: Mapping[str, str]) -> Statistics:
     stored = _header(file)
     for part, description in (
         ("model", "another model"),
+        ("tokens", f"calibration_tokens {stored.get('tokens')}, this being {origin['tokens']},"),
         ("text", "another text"),
         ("weights", "another value of what"),
     ):

@@ -15,7 +15,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.methods.other_matrices import names_of
-from tnlib_adapters.compression.request import Progress, check_reads_text, quiet
+from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
 from tnlib_adapters.compression.sizes import round_weights
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.data.repeats import repeated_segments
@@ -92,7 +92,8 @@ def evaluate(
     before, after
         Checkpoint folders of one architecture, each with its tokenizer.
     text
-        File in UTF-8. Embedding models take each line as a text; language models take windows of the tokens.
+        File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
+        tokens.
     progress
         Called as progress(stage, done, total).
 
@@ -104,9 +105,17 @@ def evaluate(
     from tnlib_adapters.instrument.running_model import open_running
 
     words = read_text("evaluate", "text", text)
-    for folder in (before, after):
-        check_reads_text("evaluate", open_checkpoint(folder), text_required=True)
-    return evaluate_running(open_running(before), open_running(after), words, progress)
+    checkpoints = [open_checkpoint(folder) for folder in (before, after)]
+    for checkpoint in checkpoints:
+        check_reads_text("evaluate", checkpoint, text_required=True)
+    paths = [checkpoint.folder.path for checkpoint in checkpoints]
+    # the dense layout is no original either: it has a report
+    if checkpoints[0].factored is not None and not (paths[1] / REPORT).exists():
+        raise ArgumentError(
+            f"evaluate: the original must come first and its compression second, got the compression {paths[0]} first; "
+            "swap IN and OUT."
+        )
+    return evaluate_running(open_running(paths[0]), open_running(paths[1]), words, progress)
 
 
 def evaluate_running(before: RunningModel, after: RunningModel, text: str, progress: Progress = quiet) -> Evaluation:

@@ -76,6 +76,9 @@ class Report:
     predicted: float | None = None  # error predicted by the method, without fine-tuning; None: no prediction
     measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
     curve: dict[str, list[float]] = field(default_factory=dict)  # "kept" and "predicted": every size of this method
+    calibration: dict[str, int] = field(default_factory=dict)  # "tokens" of a line or window, number of "lines", of
+    # "truncated" ones (not for windows), of lines "held_out", and of "batches"; empty without a text
+    load: str = ""  # Python code that loads OUT, with its path as `folder`
 
     @property
     def subject(self) -> str:
@@ -112,7 +115,7 @@ def peak_memory() -> int:
 
 def summarise(report: Report) -> list[Line]:
     """Return sizes of the compressed part, errors, and cost of the compression."""
-    return [*_sizes(report), *_errors(report), *_cost(report)]
+    return [*_sizes(report), *_text(report), *_errors(report), *_cost(report)]
 
 
 def verdict(report: Report) -> str | None:
@@ -149,6 +152,21 @@ def _sizes(report: Report) -> list[Line]:
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
     if report.left_out:
         lines.append(("files left out", ", ".join(report.left_out), ""))
+    return lines
+
+
+def _text(report: Report) -> list[Line]:
+    if not report.calibration:
+        return []
+    text = report.calibration
+    windows = f"in windows of {text['tokens']:,} tokens"
+    truncated = f"{text.get('truncated', 0):,} of them truncated at {text['tokens']:,} tokens"
+    how = truncated if "truncated" in text else windows
+    lines = [("calibration text", "", f"{text['lines']:,} lines, {how}; {text['held_out']:,} more held out")]
+    if text["held_out"] == 0:
+        lines.append(("not measured on held-out text", "", "pass a text of at least 10 lines"))
+    if text["batches"] == 1 and report.method == "calibrated":  # the fit has no other batch to be chosen on
+        lines.append(("fit not validated", "", "the text fills one batch; pass at least 2,000 tokens"))
     return lines
 
 

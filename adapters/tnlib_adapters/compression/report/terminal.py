@@ -37,7 +37,8 @@ def show_report(report: Report, out: Path) -> None:
         click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
     if remark := verdict(report):
         click.echo(remark)
-    click.echo(f"written to {path_text(out)}, with {PAGE}")
+    code = report.load.replace("(folder)", f"({path_text(out)!r})")
+    click.echo(f"written to {path_text(out)}, with {PAGE}; load it with: {code}")
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
