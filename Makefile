@@ -67,6 +67,7 @@ study: export OPENBLAS_NUM_THREADS = 1
 study: export OMP_NUM_THREADS = 1
 study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.calibrated --text both --text docstrings --seed 0 --seed 1 --seed 2 --write
+	$(BIN)/python -m benchmarks.calibrated --range --keep 0.5 --write
 	$(BIN)/python -m benchmarks.calibrated --what mlp --what all --write
 	$(BIN)/python -m benchmarks.calibrated --model llama --write
 	$(BIN)/python -m benchmarks.calibrated --model llama --what mlp --what all --write

@@ -40,7 +40,7 @@ Points = dict[float, float]  # fraction kept -> 1 - cosine
 def read_table(page: str) -> list[dict[str, str]]:
     """Return the rows of the first table of measurements on a page, by the names of its columns."""
     lines = page.splitlines()
-    start = next(k for k, line in enumerate(lines) if line.startswith("| method | keep"))
+    start = next(k for k, line in enumerate(lines) if line.startswith(("| method | keep", "| what | method | keep")))
     rows = []
     for line in lines[start:]:
         if not line.startswith("|"):

