@@ -70,7 +70,7 @@ class NormWiring:
     def required_eps(self, function: str) -> float:
         """Return eps, or raise `FileFormatError` if it is not stated."""
         if self.eps is None:
-            raise FileFormatError(f"{function}: config.json must state {self.eps_key}, found none; add it.")
+            raise FileFormatError(f"{function}: config.json must state {self.eps_key}, got None; add it.")
         return self.eps
 
 
