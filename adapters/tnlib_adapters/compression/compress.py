@@ -52,7 +52,7 @@ def compress(
     Parameters
     ----------
     source
-        Folder with config.json and safetensors.
+        Folder with config.json and safetensors, or the name of a model in the local cache of the Hugging Face hub.
     out
         Folder to create; it appears complete or not at all.
     keep
