@@ -64,7 +64,7 @@ def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
     counts = {key: len(pictures(part)) for key, part in parts.items()}
     n_layers, n_maps = found.checkpoint.n_layers, len(found.compositions)
     assert counts == {
-        "block": 1,
+        "block": 2,  # the model, and its one kind of block
         "frozen": 1,
         # and the strongest pair of every kind; of two layers alone, all their terms
         "composition": n_maps + 3 + (model == "builtin"),
@@ -164,7 +164,8 @@ def test_other_architectures_have_a_page(name: str, said: str, saved: Callable[[
     assert tuple(parts) == SECTIONS
     assert any(said in note for note in found.notes)
     assert (found.patterns is None) == (name == "vit")
-    assert len(pictures(parts["block"])) == (2 if name == "gemma2" else 1), "layers of gemma2 differ in their window"
+    kinds = 2 if name == "gemma2" else 1  # layers of gemma2 differ in their window
+    assert len(pictures(parts["block"])) == 1 + kinds
 
 
 @pytest.mark.slow
