@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnlib._errors import ArgumentError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array
 
@@ -18,8 +18,12 @@ Piece: TypeAlias = tuple[list[int], Array | None]  # legs of a tensor, and its a
 
 def evaluate(nodes: Sequence[Any], legs: Sequence[Any], bubbles: Sequence[Any], values: Mapping[Any, Any]) -> Array:
     """Return the value of nodes, legs and bubbles, see `Diagram.evaluate`."""
-    ends = [(k, axis or 0, n) for n, leg in enumerate(legs) for k, axis in zip((leg.a, leg.b), leg.axes, strict=True)]
-    legs_of = [[n for own, _, n in sorted(ends, key=lambda end: end[1]) if own == k] for k in range(len(nodes))]
+    if not isinstance(values, Mapping):
+        raise ArgumentTypeError(f"Diagram.evaluate: values must be a dict from labels, got {type(values).__name__}.")
+    ends = [(axis or 0, n, k) for n, leg in enumerate(legs) for k, axis in zip((leg.a, leg.b), leg.axes, strict=True)]
+    legs_of: dict[int | None, list[int]] = {k: [] for k in range(len(nodes))}
+    for _, n, k in sorted(ends, key=lambda end: end[0]):
+        legs_of.setdefault(k, []).append(n)
     if signs := [k for k, node in enumerate(nodes) if node.kind == "ellipsis" or (node.kind == "text" and node.label)]:
         sign = nodes[signs[0]].label
         raise _invalid(f"the diagram must be one network, got the sign {sign!r}; evaluate the diagrams beside it")
@@ -32,13 +36,13 @@ def evaluate(nodes: Sequence[Any], legs: Sequence[Any], bubbles: Sequence[Any], 
     for bubble in sorted(bubbles, key=lambda bubble: len(bubble.nodes)):
         inside = [pieces.pop(k) for k in bubble.nodes if k in pieces]
         free = _free_legs(inside)
-        pieces[bubble.nodes[0]] = free, _value(values, bubble.label, bubble.label)(_contract(legs, inside, free))
+        pieces[bubble.nodes[0]] = free, _apply(values, bubble.label, bubble.label, _contract(legs, inside, free))
     rest = list(pieces.values())
     for k, node in enumerate(nodes):
         if node.kind != "function":
             continue
         inputs, terms = [n for n in legs_of[k] if legs[n].b == k], []
-        while inputs:  # a sum has several terms
+        while inputs or not terms:  # a sum has several terms
             joined, rest = _connected(rest, inputs[:1] if node.label == "+" else inputs)
             own, free = [n for n in inputs if any(n in piece[0] for piece in joined)], _free_legs(joined)
             if not own or set(own) != set(free):
@@ -46,8 +50,10 @@ def evaluate(nodes: Sequence[Any], legs: Sequence[Any], bubbles: Sequence[Any], 
             terms.append(_contract(legs, joined, own))
             inputs = [n for n in inputs if n not in own]
         value = reduce(np.add, terms)
-        value = value if node.label in ("", "+") else np.asarray(_value(values, k, node.label)(value))
+        value = value if node.label in ("", "+") else _apply(values, k, node.label, value)
         outputs, step = [n for n in legs_of[k] if legs[n].a == k], max(1, value.ndim)
+        if len(outputs) % step:
+            raise _invalid(f"{node.label or k} must return an axis per leg, got {value.ndim} for {len(outputs)} legs")
         rest += [(outputs[n : n + step], value) for n in range(0, len(outputs), step)]  # every copy has all its legs
     return _contract(legs, rest, [n for n, leg in enumerate(legs) if leg.b is None])
 
@@ -99,6 +105,13 @@ def _value(values: Mapping[Any, Any], key: int | str, label: str) -> Any:
     if key not in values and label not in values:
         raise _invalid(f"values must hold every label, got none for {label or key!r}; add it")
     return values.get(key, values.get(label))
+
+
+def _apply(values: Mapping[Any, Any], key: int | str, label: str, x: Array) -> Array:
+    function = _value(values, key, label)
+    if not callable(function):
+        raise _invalid(f"{label} must be a function of an array, got {type(function).__name__}; pass a callable")
+    return np.asarray(function(x))
 
 
 def _array(values: Mapping[Any, Any], k: int, node: Any, sizes: Sequence[int | None]) -> Array:

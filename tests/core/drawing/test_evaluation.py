@@ -180,6 +180,18 @@ REFUSED = {
     "a sign": (Diagram((*PAIR.nodes, node("=", 2, "text")), BONE), {}, "got the sign '='"),
     "an ellipsis": (Diagram((*PAIR.nodes, node("", 2, "ellipsis")), BONE), {}, "must be one network"),
     "no function": (Diagram(PAIR.nodes, BONE, "", (Bubble((1,), "f"),)), {"A": np.ones((3, 2)), "v": [1] * 3}, "'f'"),
+    "no dict": (PAIR, [1], "values must be a dict from labels, got list"),
+    "no callable": (
+        Diagram(PAIR.nodes, BONE, "", (Bubble((1,), "f"),)),
+        {"A": np.ones((3, 2)), "v": [1] * 3, "f": 2},
+        "f must be a function of an array, got int",
+    ),
+    "a function without input": (Diagram((node("f", 0, "function"),), ()), {"f": np.tanh}, "what runs into f"),
+    "a function with too few axes": (
+        Diagram((node("v", 0), node("f", 1, "function")), (Leg(0, 1), Leg(1, None, "i", 2, (2, 0)))),
+        {"v": np.ones(2), "f": lambda x: np.outer(x, x)},
+        "f must return an axis per leg, got 2 for 1 legs",
+    ),
     "a function before its input": (
         Diagram((node("f", 0, "function"), node("", 1, "function"), node("v", 2)), (Leg(2, 1), Leg(1, 0))),
         {"v": np.ones(2), "f": np.tanh},
