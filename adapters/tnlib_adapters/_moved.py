@@ -60,7 +60,7 @@ MOVED = {
     "tnlib_adapters.circuits.layers": "tnlib_adapters.circuits.arguments",
     "tnlib_adapters.circuits.losses_by_path": "tnlib_adapters.circuits.paths.path_ablation",
     "tnlib_adapters.circuits.maximum": "tnlib_adapters.circuits.heads.singular_vectors",
-    "tnlib_adapters.circuits.model_diagrams": "tnlib_adapters.circuits.diagrams.models",
+    "tnlib_adapters.circuits.model_diagrams": "tnlib_adapters.circuits.diagrams.model_network",
     "tnlib_adapters.circuits.open_layer": "tnlib_adapters.circuits.paths.attention_layer",
     "tnlib_adapters.circuits.orders": "tnlib_adapters.circuits.paths.contributions",
     "tnlib_adapters.circuits.parts": "tnlib_adapters.circuits.paths.stream_parts",

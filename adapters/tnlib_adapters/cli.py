@@ -31,9 +31,7 @@ BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
 _LINES_HELP = f"Lines are truncated at {MAX_TOKENS} tokens; a language model reads windows of that many."
 _IN_HELP = (
     "IN is a checkpoint folder, the name of a model in the local cache of the Hugging Face hub, or one of the trained "
-    "models that are part of the package: "
-    + ", ".join(f'"{name}"' for name in BUILTIN)
-    + "."
+    "models that are part of the package: " + ", ".join(f'"{name}"' for name in BUILTIN) + "."
 )
 
 

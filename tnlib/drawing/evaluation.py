@@ -41,7 +41,7 @@ def evaluate(nodes: Sequence[Any], legs: Sequence[Any], bubbles: Sequence[Any], 
     for k, node in enumerate(nodes):
         if node.kind != "function":
             continue
-        inputs, terms = [n for n in legs_of[k] if legs[n].b == k], []
+        inputs, terms = [n for n in legs_of[k] if legs[n].b == k], list[Array]()
         while inputs or not terms:  # a sum has several terms
             joined, rest = _connected(rest, inputs[:1] if node.label == "+" else inputs)
             own, free = [n for n in inputs if any(n in piece[0] for piece in joined)], _free_legs(joined)

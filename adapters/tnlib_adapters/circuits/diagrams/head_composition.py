@@ -32,7 +32,8 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     Parameters
     ----------
     kind
-        "Q" and "K" are terms of the later head's scores, with the pattern of the earlier head on that side. "K" is the
+        "Q" and "K" are terms of the later head's scores, with the pattern of the earlier head on that side, before the
+        score scale, which the title states; biases belong to the side that reads the stream. "K" is the
         virtual induction head if the earlier head attends to the previous token. "V" is the virtual head, A^2 A^1 (x)
         the product of the weights.
     later, earlier
