@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers as tf
 
 SIZES = {
@@ -23,6 +24,8 @@ WIDE = {**GROUPED, "head_dim": 10}  # heads * head_dim is not d_model
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12}
 LATENT = {**SIZES, "first_k_dense_replace": 2, "q_lora_rank": 9, "kv_lora_rank": 8}
 LATENT |= {"num_key_value_heads": 4, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
+ROUTED = {**LATENT, "first_k_dense_replace": 1, "n_routed_experts": 9, "num_experts_per_tok": 4}
+ROUTED |= {"moe_intermediate_size": 16, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.7}
 GPTJ = {
     "vocab_size": 50,
     "n_embd": 32,
@@ -61,6 +64,24 @@ def falcon(attention: str = "eager", **values: Any) -> Any:
     """Falcon settles how it attends when it is made. Its eager attention counts ALiBi twice; "sdpa" counts it once."""
     config = tf.FalconConfig(**FALCON, **values)
     return tf.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+def deepseek_v3_experts() -> Any:
+    """DeepSeek-V3 starts with no correction of the scores by which experts are chosen."""
+    model = tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**ROUTED))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.add_(0.3 * torch.randn_like(buffer))
+    return model
+
+
+def t5_untied() -> Any:
+    """T5 1.1: a gate, and an unembedding of its own; transformers ties it when it makes a model."""
+    sizes = {**T5, "d_kv": 7, "relative_attention_num_buckets": 8, "num_layers": 1, "num_decoder_layers": 2}
+    config = tf.T5Config(**sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    model = tf.T5ForConditionalGeneration(config)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
+    return model
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 8}
@@ -130,9 +151,16 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "deepseek_v2": lambda: tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(**LATENT)),
     "deepseek_v2_direct": lambda: tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(**{**LATENT, "q_lora_rank": None})),
+    "deepseek_v2_experts": lambda: tf.DeepseekV2ForCausalLM(
+        tf.DeepseekV2Config(**{**ROUTED, "first_k_dense_replace": 0, "n_group": None, "topk_group": None})
+    ),
+    "deepseek_v2_groups": lambda: tf.DeepseekV2ForCausalLM(
+        tf.DeepseekV2Config(**ROUTED, topk_method="group_limited_greedy")
+    ),
     "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(
         tf.DeepseekV3Config(**LATENT, **rope("yarn", **YARN, mscale=0.8, mscale_all_dim=0.6))
     ),
+    "deepseek_v3_experts": deepseek_v3_experts,
     "deepseek_v3_halves": lambda: tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**LATENT, rope_interleave=False)),
     "phi": lambda: tf.PhiForCausalLM(
         tf.PhiConfig(**{**GROUPED, "hidden_size": 32}, **rope("default", partial_rotary_factor=0.5))
@@ -147,10 +175,12 @@ MODELS: dict[str, Callable[[], Any]] = {
     "falcon_alibi": lambda: falcon(attention="sdpa", alibi=True, bias=True, multi_query=False, parallel_attn=False),
     "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(**BLOOM)),
     "bloom_six_heads": lambda: tf.BloomModel(tf.BloomConfig(**{**BLOOM, "n_head": 6})),
+    "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5, num_decoder_layers=1)),
     "t5_encoder": lambda: tf.T5EncoderModel(tf.T5Config(**T5)),
     "t5_encoder_gated": lambda: tf.T5EncoderModel(
         tf.T5Config(**{**T5, "d_kv": 7, "relative_attention_num_buckets": 8}, feed_forward_proj="gated-gelu")
     ),
+    "t5_untied": t5_untied,
     "vit": lambda: tf.ViTModel(tf.ViTConfig(**VIT)),
 }
 
@@ -172,6 +202,13 @@ _LLAMA = ("layers", "self_attn", "self_attn.o_proj")
 
 
 def attention_modules(base: Any) -> list[tuple[Any, Any]]:
-    """Per layer, the module that reads the input of attention and the one that writes its output."""
+    """Per layer, the module that reads the input of attention and the one that writes its output.
+
+    A block of a decoder is two layers.
+    """
     blocks, reader, writer = _PLACES.get(base.config.model_type, _LLAMA)
-    return [(block.get_submodule(reader), block.get_submodule(writer)) for block in base.get_submodule(blocks)]
+    found = [(block.get_submodule(reader), block.get_submodule(writer)) for block in base.get_submodule(blocks)]
+    for block in base.decoder.block if base.config.is_encoder_decoder else ():
+        attentions = block.layer[0].SelfAttention, block.layer[1].EncDecAttention
+        found += [(attention, attention.o) for attention in attentions]
+    return found

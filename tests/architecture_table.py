@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import transformers
 import transformers_models as models
+from attention_layers import from_the_diagonal, homogeneous, mask_of, scores_of
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.planner import factorise
@@ -40,9 +41,9 @@ class Case:
     ran: models.Recorded
 
     def layers(self) -> Iterator[tuple[Attention, list[np.ndarray]]]:
-        """Every layer beside the scores, patterns, input and output of the first sequence."""
+        """Every layer beside scores, patterns, inputs of queries and of keys, and outputs of the first sequence."""
         ran = self.ran
-        for i, of_layer in enumerate(zip(ran.scores, ran.patterns, ran.inputs, ran.outputs, strict=True)):
+        for i, of_layer in enumerate(zip(ran.scores, ran.patterns, ran.inputs, ran.read, ran.outputs, strict=True)):
             yield self.checkpoint.attention(i), [a[0] for a in of_layer]
 
 
@@ -58,10 +59,9 @@ def off(got: np.ndarray, want: np.ndarray) -> float:
 
 def scores(case: Case) -> Cell:
     worst = 0.0
-    for layer, (theirs, _, x, _) in case.layers():
-        seen = layer.mask(len(x))
-        shift = 0 if layer.alibi is None else layer.alibi[:, None, None] * np.arange(len(x))[:, None]
-        ours, theirs = layer.scores(x), theirs - shift
+    for layer, (theirs, _, x, read, _) in case.layers():
+        seen = mask_of(layer, x, read)
+        ours, theirs = scores_of(layer, x, read), from_the_diagonal(layer, theirs)
         worst = max(worst, *(off(o[seen], t[seen]) for o, t in zip(ours, theirs, strict=True)))
     return worst
 
@@ -69,23 +69,23 @@ def scores(case: Case) -> Cell:
 def forms(case: Case) -> Cell:
     """Scores from qk(head, distance) alone."""
     worst = 0.0
-    for layer, (_, _, x, _) in case.layers():
+    for layer, (_, _, x, read, _) in case.layers():
         if not layer.is_bilinear:
             return "not bilinear"
-        x1, n = np.hstack([x, np.ones((len(x), 1))]), len(x)
-        distance = np.arange(n)[:, None] - np.arange(n)
-        theirs = layer.scores(x.astype(np.float64))
+        x1, read1 = homogeneous(x).astype(np.float64), homogeneous(read).astype(np.float64)
+        distance = np.arange(len(x))[:, None] - np.arange(len(read))
+        theirs = scores_of(layer, x.astype(np.float64), read.astype(np.float64))
         for head in range(layer.n_heads):
-            ours = np.zeros((n, n))
+            ours = np.zeros(distance.shape)
             for far in np.unique(distance):
-                ours = np.where(distance == far, layer.scale * x1 @ layer.qk(head, int(far)).full() @ x1.T, ours)
+                ours = np.where(distance == far, layer.scale * x1 @ layer.qk(head, int(far)).full() @ read1.T, ours)
             ours = ours if layer.softcap is None else layer.softcap * np.tanh(ours / layer.softcap)
             worst = max(worst, off(ours, theirs[head]))
     return worst
 
 
 def outputs(case: Case) -> Cell:
-    frozen = ((layer.frozen(a, divisors=layer.value_divisors(x)), x, y) for layer, (_, a, x, y) in case.layers())
+    frozen = ((layer.frozen(a, divisors=layer.value_divisors(x)), x, y) for layer, (_, a, _, x, y) in case.layers())
     return max(off(layer.apply(x), y) for layer, x, y in frozen)
 
 
@@ -95,7 +95,7 @@ def in_memory(case: Case) -> Cell:
 
 
 def forward(case: Case) -> Cell:
-    got = run(case.checkpoint, case.ran.tokens)
+    got = run(case.checkpoint, case.ran.tokens, case.ran.decoder_tokens)
     if case.ran.logits is not None and got.logits is not None:
         return off(got.logits, case.ran.logits)
     return off(got.hidden, case.ran.hidden)
@@ -147,9 +147,8 @@ def has_latent_vectors(case: Case) -> bool:
 
 def compressed(case: Case) -> Cell:
     """What transformers computes from factors that stay factored, beside the weights they multiply out to."""
-    if has_latent_vectors(case):
-        return "latent"
-    return float(np.max([compressed_by(case, method) for method in METHODS]))
+    methods = [name for name, row in METHODS.items() if row.unit != "layer" or not has_latent_vectors(case)]
+    return float(np.max([compressed_by(case, method) for method in methods]))
 
 
 def compressed_by(case: Case, method: str) -> float:
@@ -163,7 +162,7 @@ def compressed_by(case: Case, method: str) -> float:
                 pass
             model = models.loaded_like(case.model, out)
             n_factored = sum(isinstance(module, FactoredLinear) for module in model.modules())
-            if layout == "factored" and n_factored < 2 * case.checkpoint.n_layers:
+            if layout == "factored" and n_factored <= case.checkpoint.n_layers:
                 raise AssertionError(f"{n_factored} factored layers in {type(model).__name__}")
             found.append(models.outputs(model, case.ran.tokens))
     return off(*found)
@@ -215,6 +214,7 @@ def besides(case: Case) -> str:
         "window": windows == {*windows} - {None},
         "window in some layers": None in windows and len(windows) > 1,
         "no mask": not all_layers[0].causal,
+        "a decoder with cross-attention": any(layer.cross for layer in all_layers),
     }
     return ", ".join(what for what, holds in said.items() if holds)
 
@@ -247,8 +247,13 @@ What to know:
   `qk_tensor(head, distances)` holds them all in Tucker form, and `plane=` singles out one frequency. Variants: default,
   linear, dynamic, YaRN with its attention factor, Llama 3, longrope. If frequencies depend on the sequence length
   (dynamic, longrope), pass `length=`; the default is that of sequences no longer than in training.
-- Relative biases (T5) add a learned number by binned distance to a score: one more rank, as for ALiBi. T5 is its
-  encoder; checkpoints with a decoder, whose cross-attention reads two streams, are refused.
+- Relative biases (T5) add a learned number by binned distance to a score: one more rank, as for ALiBi. Those of a
+  decoder have all bins on one side.
+- Of a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: its own attention,
+  then cross-attention, whose queries read the stream of the decoder and whose keys and values read the output of the
+  encoder, `scores(x, memory)`, without positions: `qk` and `ov` are bilinear forms of both. `run` takes
+  `decoder_tokens`. Both streams share one embedding, and `rotate` turns both. Functions that follow one stream from
+  layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse it, but not the encoder alone.
 - ALiBi lowers a score by slope times distance; transformers counts from the first key instead, which shifts whole rows
   and is invisible to softmax.
 - Queries and keys that are normalised (Qwen3) give no bilinear form: `qk` says so, and `numerator()` is the layer
@@ -257,10 +262,11 @@ What to know:
   are applied to the form by `scores`, never left out.
 - Grouped heads: `qk_group` and `ov_group` hold the forms of all query heads that share a key and value head, with the
   shared weights as one factor.
-- Experts (Mixtral, Qwen3-MoE) are folded, rotated and run; `compress` leaves them as they are, and refuses
-  `--what mlp` and `--what all`.
-- Attention on latent vectors (DeepSeek) is stored as low-rank maps: `compress` leaves it as it is (`--what mlp` works),
-  and `fix_gauge` takes `attention(layer).numerator()`, not the checkpoint. Its layers with experts are refused.
+- Experts (Mixtral, Qwen3-MoE, DeepSeek) are folded, rotated and run, those that all positions share included;
+  `compress` leaves them as they are, and refuses `--what mlp` and `--what all`.
+- Attention on latent vectors (DeepSeek) is stored as maps to and from them. `compress` factorises these, and the output
+  projection, as single matrices: methods `matrix`, `ttm` and `calibrated` do, those of whole layers are refused, as is
+  `compare`. `fix_gauge` takes `attention(layer).numerator()`, not the checkpoint.
 - A stream cannot be rotated where norms single out coordinates and stay: those of the stream itself (BERT, OPT with
   norms behind, BLOOM's of the embeddings), those of what is written (Gemma 2), and a final one that no known weight
   reads; nor where parts of the model read the stream that are not known, such as poolers.

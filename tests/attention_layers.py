@@ -23,6 +23,16 @@ def from_the_diagonal(layer: Attention, scores: np.ndarray) -> np.ndarray:
     return scores - layer.alibi[:, None, None] * np.arange(scores.shape[1])[:, None]
 
 
+def scores_of(layer: Attention, x: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Scores of queries of x and keys of what the layer reads, which are the same but for cross-attention."""
+    return layer.scores(x, read) if layer.cross else layer.scores(x)
+
+
+def mask_of(layer: Attention, x: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Mask of queries of x and keys of what the layer reads."""
+    return layer.mask(len(x), len(read)) if layer.cross else layer.mask(len(x))
+
+
 def homogeneous(x: np.ndarray) -> np.ndarray:
     return np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
 
@@ -38,7 +48,7 @@ def same_layer(one: Attention, other: Attention) -> None:
         assert (mine is None) == (theirs is None)
         if mine is not None:
             np.testing.assert_array_equal(mine, theirs)
-    facts = ("scale", "softcap", "causal", "window", "context")
+    facts = ("scale", "softcap", "causal", "window", "context", "cross")
     assert [getattr(one, f) for f in facts] == [getattr(other, f) for f in facts]
     if one.rotary is not None and other.rotary is not None:
         np.testing.assert_array_equal(one.rotary.frequencies, other.rotary.frequencies)

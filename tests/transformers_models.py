@@ -67,10 +67,22 @@ def inputs(model: Any, n_tokens: int = 9) -> np.ndarray:
     return rng.integers(2, model.config.vocab_size, size=(2, n_tokens))  # 1 is the padding of RoBERTa
 
 
+def decoder_inputs(model: Any, x: np.ndarray) -> np.ndarray | None:
+    """The tokens of the decoder beside those of the encoder, fewer and in another order; None without a decoder."""
+    return np.ascontiguousarray(x[:, :1:-1]) if model.config.is_encoder_decoder else None
+
+
+def arguments(model: Any, x: np.ndarray) -> dict[str, torch.Tensor]:
+    """What a model is called with."""
+    y = decoder_inputs(model, x)
+    name = "pixel_values" if model.config.model_type == "vit" else "input_ids"
+    return {name: torch.from_numpy(x)} | ({} if y is None else {"decoder_input_ids": torch.from_numpy(y)})
+
+
 def outputs(model: Any, x: np.ndarray) -> np.ndarray:
     """The logits of a model, or its last hidden state where it ends in that."""
     with torch.no_grad():
-        got = model(torch.from_numpy(x))
+        got = model(**arguments(model, x))
     found: np.ndarray = (got.logits if "logits" in got else got.last_hidden_state).numpy()
     return found
 
@@ -88,7 +100,10 @@ def trained_model(folder: Path) -> Any:
 @dataclass(frozen=True)
 class Recorded:
     """What a model computed on one batch: per layer scores and patterns (batch, heads, n, n), and what attention
-    read and wrote (batch, n, d_model); then the residual stream, hidden states and logits."""
+    read and wrote (batch, n, d_model); then the residual stream, hidden states and logits.
+
+    `memories` holds what keys and values of cross-attention read: per layer one array, or none of other attention.
+    """
 
     tokens: np.ndarray
     scores: list[np.ndarray]
@@ -96,32 +111,59 @@ class Recorded:
     inputs: list[np.ndarray]
     outputs: list[np.ndarray]
     residuals: list[np.ndarray]
+    memories: list[tuple[np.ndarray, ...]]
     hidden: np.ndarray
     logits: np.ndarray | None
+    decoder_tokens: np.ndarray | None
+
+    @property
+    def read(self) -> list[np.ndarray]:
+        """Per layer, what keys and values read: the input of queries, but for cross-attention."""
+        return [memory[0] if memory else x for memory, x in zip(self.memories, self.inputs, strict=True)]
 
 
 def record(model: Any, tokens: np.ndarray) -> Recorded:
     """Run a model and write down what its attention layers read, compute and write."""
-    kept: dict[str, list[np.ndarray]] = {"scores": [], "patterns": [], "inputs": [], "outputs": []}
+    kept: dict[str, list[Any]] = {"scores": [], "patterns": [], "inputs": [], "outputs": [], "memories": []}
+    streams: list[np.ndarray] = []
+    has_decoder = model.config.is_encoder_decoder
     eager = model.config._attn_implementation == "eager"
     with contextlib.ExitStack() as hooks:
         hooks.enter_context(_softmax_recorded(kept["scores"]) if eager else _sdpa_recorded(kept["scores"]))
         for reader, writer in attention_modules(model.base_model):
             hooks.callback(reader.register_forward_pre_hook(_reads(kept["inputs"]), with_kwargs=True).remove)
+            hooks.callback(reader.register_forward_pre_hook(_reads_memory(kept["memories"]), with_kwargs=True).remove)
             hooks.callback(writer.register_forward_hook(_writes(kept["outputs"])).remove)
+        if has_decoder:  # of which transformers returns the stream before every block, not before every layer
+            for module in model.modules():
+                if hasattr(module, "SelfAttention") or hasattr(module, "EncDecAttention"):
+                    hooks.callback(module.register_forward_pre_hook(_reads(streams), with_kwargs=True).remove)
         with torch.no_grad():
-            got = model(torch.from_numpy(tokens), output_attentions=eager, output_hidden_states=True)
+            got = model(**arguments(model, tokens), output_attentions=eager, output_hidden_states=True)
     kept["patterns"] = [torch.from_numpy(a).softmax(-1).numpy() for a in kept["scores"]]
-    if eager:
+    if eager and not has_decoder:
         kept["patterns"] = [a.numpy() for a in got.attentions]
-    stream = [a.numpy() for a in got.hidden_states]
-    hidden = got.last_hidden_state.numpy() if "last_hidden_state" in got else stream[-1]
-    logits = got.logits.numpy() if model.can_generate() else None
-    return Recorded(tokens, residuals=stream[: len(kept["scores"])], hidden=hidden, logits=logits, **kept)
+    stream = [a.numpy() for a in (got.decoder_hidden_states if has_decoder else got.hidden_states)]
+    return Recorded(
+        tokens,
+        residuals=streams if has_decoder else stream[: len(kept["scores"])],
+        hidden=got.last_hidden_state.numpy() if "last_hidden_state" in got else stream[-1],
+        logits=got.logits.numpy() if model.can_generate() else None,
+        decoder_tokens=decoder_inputs(model, tokens),
+        **kept,
+    )
 
 
 def _reads(into: list[np.ndarray]) -> Callable[..., None]:
     return lambda module, args, kwargs: into.append((args[0] if args else kwargs["hidden_states"]).numpy())
+
+
+def _reads_memory(into: list[tuple[np.ndarray, ...]]) -> Callable[..., None]:
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        memory = kwargs.get("key_value_states")
+        into.append(() if memory is None else (memory.numpy(),))
+
+    return hook
 
 
 def _writes(into: list[np.ndarray]) -> Callable[..., None]:

@@ -30,7 +30,9 @@ def test_the_page_shows_every_model_and_every_cell_is_green() -> None:
 def test_the_page_is_what_is_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import architecture_table as table
 
-    monkeypatch.setattr(table, "METHODS", ("heads",))  # the others take long, and have tests of their own
+    monkeypatch.setattr(
+        table, "METHODS", {"heads": table.METHODS["heads"]}
+    )  # the others take long, and have tests of their own
     text = table.page({name: table.make_case(name, tmp_path)})
     line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
     described = line.split("|")[:5]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from attention_layers import ARRAYS, from_the_diagonal, homogeneous, visible
+from attention_layers import ARRAYS, from_the_diagonal, homogeneous, mask_of, scores_of, visible
 from oracles import assert_close, refused
 from tnlib_adapters import Attention, open_checkpoint
 from tnlib_adapters.architectures.table import ARCHITECTURES
@@ -22,9 +23,12 @@ Layers = list[tuple[Attention, Any]]
 
 @pytest.fixture(params=NAMES)
 def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> Layers:
-    """Every layer of a saved model, beside scores, patterns, input and output of the running one for a sequence."""
+    """Every layer of a saved model, beside what the running one computes for a sequence.
+
+    These are scores, patterns, the inputs of queries and of keys and values, and outputs.
+    """
     checkpoint, run = open_checkpoint(saved(request.param)[1]), recorded(request.param)
-    per_layer = zip(run.scores, run.patterns, run.inputs, run.outputs, strict=True)
+    per_layer = zip(run.scores, run.patterns, run.inputs, run.read, run.outputs, strict=True)
     return [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
 
 
@@ -34,7 +38,7 @@ def test_every_row_has_a_model(saved: Any) -> None:
 
 
 def test_nothing_is_trivial(layers: Layers) -> None:
-    assert len(layers) == 2
+    assert len(layers) >= 2
     for layer, _ in layers:
         for name in ARRAYS:
             value = getattr(layer, name)
@@ -42,17 +46,17 @@ def test_nothing_is_trivial(layers: Layers) -> None:
 
 
 def test_scores_are_those_of_the_model(layers: Layers) -> None:
-    for layer, (scores, _, x, _) in layers:
-        got, want = layer.scores(x), from_the_diagonal(layer, scores)
+    for layer, (scores, _, x, read, _) in layers:
+        got, want = scores_of(layer, x, read), from_the_diagonal(layer, scores)
         for head in range(layer.n_heads):
             seen = visible(scores[head])
-            np.testing.assert_array_equal(layer.mask(len(x)), seen)
+            np.testing.assert_array_equal(mask_of(layer, x, read), seen)
             assert_close(got[head][seen], want[head][seen], np.float32, factor=64)
 
 
 def test_patterns_are_those_of_the_model(layers: Layers) -> None:
-    for layer, (scores, patterns, x, _) in layers:
-        weights = np.exp(layer.scores(x).astype(np.float64)) * layer.mask(len(x))
+    for layer, (scores, patterns, x, read, _) in layers:
+        weights = np.exp(scores_of(layer, x, read).astype(np.float64)) * mask_of(layer, x, read)
         # exp turns the roundoff of a score, absolute, into a relative error
         factor = 64 * max(1.0, np.abs(scores[visible(scores)]).max())
         for head in range(layer.n_heads):
@@ -61,15 +65,14 @@ def test_patterns_are_those_of_the_model(layers: Layers) -> None:
 
 
 def test_forms_at_every_distance_give_the_scores(layers: Layers) -> None:
-    for layer, (scores, _, x, _) in layers:
-        bilinear, x1, n = layer.numerator(), homogeneous(x).astype(np.float64), len(x)
-        positions = np.arange(n)
-        distance = positions[:, None] - positions
+    for layer, (scores, _, x, read, _) in layers:
+        bilinear, (x1, read1) = layer.numerator(), (homogeneous(a).astype(np.float64) for a in (x, read))
+        distance = np.arange(len(x))[:, None] - np.arange(len(read))
         want = from_the_diagonal(layer, scores)
         for head in range(layer.n_heads):
-            got = np.zeros((n, n))
+            got = np.zeros(distance.shape)
             for far in np.unique(distance):
-                form = layer.scale * undivided(layer, bilinear.qk(head, int(far)), head, int(far), x1)
+                form = layer.scale * undivided(layer, bilinear.qk(head, int(far)), head, int(far), x1, read1)
                 got = np.where(distance == far, form, got)
             if layer.head_norm is not None:
                 got = got / norms(layer, x1, head)
@@ -79,9 +82,9 @@ def test_forms_at_every_distance_give_the_scores(layers: Layers) -> None:
             assert_close(got[seen], want[head][seen], np.float32, factor=256)
 
 
-def undivided(layer: Attention, form: Any, head: int, far: int, x1: np.ndarray) -> np.ndarray:
+def undivided(layer: Attention, form: Any, head: int, far: int, x1: np.ndarray, read1: np.ndarray) -> np.ndarray:
     """Values of a form, with the divisions by latent vectors put back: rotated columns of keys have none."""
-    values: np.ndarray = x1 @ form.full() @ x1.T
+    values: np.ndarray = x1 @ form.full() @ read1.T
     if layer.latent_norm is None:
         return values
     assert layer.rotary is not None
@@ -110,7 +113,7 @@ def norms(layer: Attention, x1: np.ndarray, head: int) -> np.ndarray:
 
 
 def test_value_forms_give_the_outputs(layers: Layers) -> None:
-    for layer, (_, patterns, x, outputs) in layers:
+    for layer, (_, patterns, _, x, outputs) in layers:
         x1, bilinear = homogeneous(x).astype(np.float64), layer.numerator()
         divisors = 1 if layer.latent_norm is None else root_mean_square(layer, x1[:, :-1], "key_value")
         written = sum(patterns[h] / divisors @ (x1 @ bilinear.ov(h)) for h in range(layer.n_heads))
@@ -119,7 +122,7 @@ def test_value_forms_give_the_outputs(layers: Layers) -> None:
 
 
 def test_frozen_gives_the_outputs_under_the_models_own_patterns(layers: Layers) -> None:
-    for layer, (_, patterns, x, outputs) in layers:
+    for layer, (_, patterns, _, x, outputs) in layers:
         frozen = layer.frozen(patterns, divisors=layer.value_divisors(x))
         assert_close(frozen.apply(x), outputs, np.float32, factor=64)
 
@@ -251,15 +254,16 @@ def test_forms_of_normalised_latent_vectors_are_refused(saved: Any) -> None:
 # ------------------------------------------------------------------------------------------------ relative biases
 
 
-@pytest.mark.parametrize(("n_bins", "max_distance"), [(32, 128), (12, 7), (64, 1000), (4, 2)])
-def test_bins_of_distances_are_those_of_the_model(n_bins: int, max_distance: int) -> None:
+@pytest.mark.parametrize("one_sided", [False, True])
+@pytest.mark.parametrize(("n_bins", "max_distance"), [(32, 128), (12, 7), (64, 1000), (4, 3)])
+def test_bins_of_distances_are_those_of_the_model(n_bins: int, max_distance: int, one_sided: bool) -> None:
     import torch
     from tnlib_adapters.attention.relative_bias import RelativeBias
     from transformers.models.t5.modeling_t5 import T5Attention
 
     distances = np.arange(-3000, 3000)
-    bias = RelativeBias(np.arange(float(n_bins))[None], max_distance)
-    of_model = T5Attention._relative_position_bucket(torch.from_numpy(-distances), True, n_bins, max_distance)
+    bias = RelativeBias(np.arange(float(n_bins))[None], max_distance, one_sided)
+    of_model = T5Attention._relative_position_bucket(torch.from_numpy(-distances), not one_sided, n_bins, max_distance)
     np.testing.assert_array_equal(bias.at(distances)[0], of_model.numpy())
     assert bias.at(distances.reshape(60, 100)).shape == (1, 60, 100)
 
@@ -270,8 +274,10 @@ def test_relative_biases_that_fit_no_layer_are_refused() -> None:
 
     with refused(ArgumentError, "RelativeBias: table", "10 and 20"):
         RelativeBias(np.ones((2, 10)), 20)
-    with refused(ArgumentError, "RelativeBias: table", "8 and 2"):
+    with refused(ArgumentError, "RelativeBias: table", "quarter", "8 and 2"):
         RelativeBias(np.ones((2, 8)), 2)
+    with refused(ArgumentError, "RelativeBias: table", "half", "8 and 4"):
+        RelativeBias(np.ones((2, 8)), 4, one_sided=True)
     w, bias = np.random.default_rng(0).standard_normal((4, 1, 6, 4)), RelativeBias(np.ones((1, 8)), 5)
     with refused(ArgumentError, "rotary and relative_bias exclude each other"):
         Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), 1.0, relative_bias=bias, rotary=Rotary([1.0]))
@@ -281,6 +287,36 @@ def test_relative_biases_that_fit_no_layer_are_refused() -> None:
     with refused(ArgumentTypeError, "Attention: relative_bias", "ndarray"):
         wrong: Any = np.ones((1, 8))
         Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), 1.0, relative_bias=wrong)
+
+
+# -------------------------------------------------------------------------------------------------- cross-attention
+
+
+def test_cross_attention_reads_two_sequences(saved: Any) -> None:
+    own, cross = (open_checkpoint(saved("t5")[1]).attention(layer) for layer in (2, 3))
+    x, memory = np.ones((3, 24), np.float32), np.ones((5, 24), np.float32)
+    assert (own.causal, own.cross, cross.causal, cross.cross) == (True, False, False, True)
+    assert repr(own).endswith(", relative bias)")
+    assert repr(cross).endswith(", cross-attention)")
+    assert repr(own.relative_bias) == "RelativeBias(12 bins up to distance 7, one-sided)"
+    assert cross.relative_bias is None
+    assert cross.scores(x, memory).shape == (4, 3, 5)
+    assert cross.mask(3, 5).shape == (3, 5)
+    assert cross.output(np.ones((4, 3, 5), np.float32), memory).shape == (3, 24)
+    np.testing.assert_array_equal(cross.qk(0).full(), cross.qk(0, 5).full())
+    with refused(ArgumentError, "Attention.scores: memory must be given for cross-attention"):
+        cross.scores(x)
+    with refused(ArgumentError, "Attention.scores: memory is only for cross-attention"):
+        own.scores(x, memory)
+    with refused(ArgumentError, "Attention.scores: memory must have shape (positions, 24)"):
+        cross.scores(x, memory[:, :23])
+    with refused(ArgumentError, "Attention.mask: n_keys must be given for cross-attention"):
+        cross.mask(3)
+    with refused(ArgumentError, "Attention.mask: n_keys is only for cross-attention"):
+        own.mask(3, 5)
+    for wrong in ({"causal": True}, {"window": 3}, {"alibi": np.ones(4)}, {"relative_bias": own.relative_bias}):
+        with refused(ArgumentError, "Attention: cross-attention must have no mask"):
+            replace(cross, **wrong)
 
 
 # ------------------------------------------------------------------------------------------------ learned positions

@@ -85,6 +85,8 @@ def test_one_expert_is_drawn(tmp_path: Path) -> None:
     assert any("experts(norm x$_1$)" in n.label for n in block_diagram(model, 0).nodes)
     with pytest.raises(tnlib.ArgumentError, match="whose layer 1 has experts instead"):
         mlp(model, 1)
+    shared = feed_forward_diagram(opened("deepseek_v3_experts", tmp_path / "shared"), 1)
+    assert shared.title == "feed-forward with a gate, 24 to 16, one of 9 experts, beside a shared one"
 
 
 def test_a_model_of_attention_alone() -> None:

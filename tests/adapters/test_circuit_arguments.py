@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tnlib_adapters
 from oracles import normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, circuits, freeze, open_checkpoint
 from tnlib_adapters.reference.model import Forward, loss, run
+
+from tnlib import ArgumentError
 
 TOKENS = np.tile(np.arange(5, 15), 2)
 MASK = np.arange(20) > 10
@@ -243,3 +246,44 @@ def test_names_of_version_0_1_keep_working(model: Checkpoint) -> None:
             assert getattr(circuits, old) is getattr(circuits, new)
     with pytest.warns(DeprecationWarning, match="read_head: features= is deprecated; use n_vectors="):
         assert len(circuits.read_head(model, 1, 2, features=2).qk_tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda t5: circuits.compositions(t5, "K"), "compositions"),
+        (lambda t5: circuits.subspace_overlaps(t5, "O", "K"), "subspace_overlaps"),
+        (lambda t5: circuits.split_stream(t5, TOKENS), "split_stream"),
+        (lambda t5: circuits.read_head(t5, 2, 0), "read_head"),
+        (lambda t5: circuits.copying(t5, 2, 0), "copying"),
+        (circuits.copying_scores, "copying_scores"),
+        (circuits.bigrams, "bigrams"),
+        (lambda t5: circuits.score_shares(t5, 2, 0), "score_shares"),
+        (circuits.repeat_scores, "repeat_scores"),
+        (circuits.weight_scores, "weight_scores"),
+        (circuits.read_vocabulary, "read_vocabulary"),
+        (circuits.model_diagram, "model_diagram"),
+        (lambda t5: circuits.model_values(t5, TOKENS), "model_values"),
+        (lambda t5: circuits.block_diagram(t5, 0), "block_diagram"),
+        (lambda t5: tnlib_adapters.inspect(t5.folder.path, t5.folder.path / "out"), "inspect"),
+    ],
+)
+def test_models_of_two_streams_are_refused(function: Callable[[Any], Any], name: str, saved: Any) -> None:
+    pytest.importorskip("architecture_models")
+    with refused(ArgumentError, f"{name}: model must have one residual stream, got a t5 with an encoder and a decoder"):
+        function(open_checkpoint(saved("t5")[1]))
+
+
+def test_cross_attention_is_not_split(saved: Any) -> None:
+    pytest.importorskip("architecture_models")
+    own, cross = (open_checkpoint(saved("t5")[1]).attention(layer) for layer in (2, 3))
+    parts = circuits.StreamParts(("a", "b"), np.ones((2, 4, 24)))
+    for name, call in (
+        ("compositions", lambda: circuits.compositions([own, cross], "K")),
+        ("OpenLayer", lambda: circuits.OpenLayer(cross, parts)),
+    ):
+        with refused(ArgumentError, f"{name}: attention must read one sequence, got cross-attention"):
+            call()
+    labels = [node.label for node in circuits.layer_diagram(cross).nodes]
+    assert ("m" in labels, "x" in labels) == (True, True)
+    assert "m" not in [node.label for node in circuits.layer_diagram(own).nodes]

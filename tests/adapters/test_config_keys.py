@@ -25,8 +25,9 @@ pytest.importorskip("architecture_models")
 
 # One model of every row; of those with several ways of placing tokens, the one with most keys.
 OF_ROW = {row: row for row in ARCHITECTURES if row != "tnlib_attention_only"}
-OF_ROW |= {"gemma3_text": "gemma3", "t5": "t5_encoder", "llama": "llama_3", "phi3": "phi3_longrope"}
+OF_ROW |= {"gemma3_text": "gemma3", "llama": "llama_3", "phi3": "phi3_longrope"}
 OF_ROW |= {"qwen2": "qwen2_window", "falcon": "falcon_new"}
+OF_ROW |= {"deepseek_v2": "deepseek_v2_groups", "deepseek_v3": "deepseek_v3_experts"}
 
 # Values of another type or out of every range, by the type of the right one.
 WRONG: dict[type, list[Any]] = {

@@ -126,6 +126,19 @@ def test_compositions_join_reader_and_writer(kind: Any, layers: list[Any]) -> No
         assert abs(pattern.position[0] - at["query" if kind == "Q" else "key"]) < 1
 
 
+def test_the_diagram_of_cross_attention_reads_a_memory() -> None:
+    layer = replace(variants()["grouped"], causal=False, cross=True)
+    x, memory = normal((5, 6), seed=40), normal((7, 6), seed=41)
+    both = {"x": x, "m": memory}
+    values = {f"$\\tilde{{{name}}}$": np.concatenate([a, np.ones((len(a), 1))], axis=1) for name, a in both.items()}
+    diagram = layer_diagram(layer, 5)
+    values |= {**arrays_of(layer), diagram.bubbles[0].label: lambda products: softmax(layer.scale * products)}
+    wanted = layer.output(softmax(layer.scores(x, memory)), memory)
+    np.testing.assert_allclose(diagram.evaluate(values), wanted, rtol=1e-10, atol=1e-12)
+    assert dict(frozen_diagram(layer, 5).open_legs)["from"] is None
+    assert dict(frozen_diagram(variants()["grouped"], 5).open_legs)["from"] == 5
+
+
 def test_a_dense_network_has_a_bubble_for_every_function() -> None:
     sizes = [3, 8, 8, 2]
     diagram = dense_diagram([np.ones((m, n)) for m, n in pairwise(sizes)], "gelu")

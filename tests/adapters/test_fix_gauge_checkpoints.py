@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize("name", names())
 def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
-    from transformers_models import inputs, loaded_like, outputs
+    from transformers_models import decoder_inputs, inputs, loaded_like, outputs
 
     model = copy.deepcopy(saved(name)[0]).double()
     model.save_pretrained(tmp_path / "model")
@@ -51,7 +51,8 @@ def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, sav
         assert_equal_layers(same.attention(k), fixed.attention(k), 1e-7)
     x = inputs(model)
     x = x.astype(np.float64) if x.dtype.kind == "f" else x
-    assert_close(run(other, x).hidden, run(checkpoint, x).hidden, factor=1e6)
+    y = decoder_inputs(model, x)
+    assert_close(run(other, x, y).hidden, run(checkpoint, x, y).hidden, factor=1e6)
     save_checkpoint(fixed, tmp_path / "fixed")
     want = outputs(model, x)
     assert oracles.norm(outputs(loaded_like(model, tmp_path / "fixed"), x) - want) <= SINGLE * oracles.norm(want)

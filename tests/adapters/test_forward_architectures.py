@@ -24,7 +24,7 @@ WITHOUT_LOGITS = {"roberta", "llama_base", "vit", "t5_encoder", "t5_encoder_gate
 def layer_by_layer(got: Forward, want: Any, factor: float) -> None:
     per_layer = [(got.patterns, want.patterns), (got.inputs, want.inputs), (got.outputs, want.outputs)]
     for ours, theirs in [*per_layer, (got.residuals[:-1], want.residuals)]:
-        assert len(ours) == len(theirs) == 2
+        assert len(ours) == len(theirs) >= 2
         for one, other in zip(ours, theirs, strict=True):
             assert one.dtype == np.float64
             assert_close(one, other, np.float32, factor)
@@ -34,7 +34,8 @@ def layer_by_layer(got: Forward, want: Any, factor: float) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_agrees_with_the_model(name: str, saved: Any, recorded: Any) -> None:
-    want, got = recorded(name), run(open_checkpoint(saved(name)[1]), recorded(name).tokens)
+    want = recorded(name)
+    got = run(open_checkpoint(saved(name)[1]), want.tokens, want.decoder_tokens)
     layer_by_layer(got, want, factor=256)
     if want.logits is not None:
         assert_close(got.logits, want.logits, np.float32, factor=256)
@@ -47,6 +48,38 @@ def test_configs_that_name_no_activation(name: str, saved: Any, recorded: Any, t
     folder = shutil.copytree(saved(name)[1], tmp_path / "older")
     change_config(folder, dense_act_fn=..., is_gated_act=...)
     assert_close(run(open_checkpoint(folder), recorded(name).tokens).hidden, recorded(name).hidden, np.float32, 256)
+
+
+def test_encoder_and_decoder(saved: Any, recorded: Any) -> None:
+    checkpoint, tokens = open_checkpoint(saved("t5")[1]), recorded("t5").tokens
+    weights = read_weights(checkpoint)
+    assert (len(weights.encoder), len(weights.blocks)) == (4, 3)
+    got = run(weights, tokens[0], tokens[0, :3])
+    assert got.memory is not None
+    assert got.memory.shape == (1, 9, 24)
+    assert [pattern.shape[2:] for pattern in got.patterns] == [(9, 9), (9, 9), (3, 3), (3, 9)]
+    assert [stream.shape[1] for stream in got.residuals] == [9, 9, 3, 3, 3]
+    assert run(open_checkpoint(saved("llama")[1]), tokens).memory is None
+    with refused(ArgumentError, "run: decoder_tokens must be given for a t5"):
+        run(checkpoint, tokens)
+    with refused(ArgumentError, "run: decoder_tokens must hold as many sequences as tokens, got 1 and 2"):
+        run(checkpoint, tokens, tokens[0])
+    with refused(ArgumentError, "run: decoder_tokens must be None for a llama without a decoder"):
+        run(open_checkpoint(saved("llama")[1]), tokens, tokens)
+    with refused(ArgumentError, "loss: model must have one residual stream, got a t5"):
+        loss(weights, tokens, np.arange(9) + np.zeros((2, 1)) > 0)
+
+
+def test_logits_of_older_configs_are_scaled_where_embeddings_are_tied(saved: Any, recorded: Any, tmp_path: Any) -> None:
+    import shutil
+
+    for name, tied in (("t5", True), ("t5_untied", False)):
+        folder = shutil.copytree(saved(name)[1], tmp_path / name)
+        change_config(folder, scale_decoder_outputs=..., tie_word_embeddings=tied)
+        want = recorded(name)
+        assert_close(
+            run(open_checkpoint(folder), want.tokens, want.decoder_tokens).logits, want.logits, np.float32, 256
+        )
 
 
 def test_models_without_unembedding_end_in_hidden_states(saved: Any) -> None:

@@ -22,6 +22,7 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import MODELS, inputs, loaded_like, outputs  # noqa: E402
 
@@ -66,7 +67,7 @@ def test_factors_compute_what_their_product_does(name: str, method: str, saved: 
     assert_close(got, outputs(dense, x), np.float32, factor=256)
     assert np.abs(got - outputs(model, x)).max() > 1e-3 * np.abs(got).max()  # half of the numbers are gone
     layers = [module for module in factored.modules() if isinstance(module, FactoredLinear)]
-    assert len(layers) == 4 * model.config.num_hidden_layers
+    assert len(layers) == 4 * open_checkpoint(source).n_layers
     assert sum(p.numel() for p in factored.parameters()) == numbers(factored_folder)
 
     factored.save_pretrained(tmp_path / "again")
@@ -74,6 +75,25 @@ def test_factors_compute_what_their_product_does(name: str, method: str, saved: 
     ours, theirs = (open_checkpoint(folder).projections(1) for folder in (tmp_path / "again", factored_folder))
     for projection, weight in ours.weights.items():
         np.testing.assert_array_equal(weight, theirs.weights[projection])
+
+
+@pytest.mark.parametrize("method", ["matrix", "ttm"])
+@pytest.mark.parametrize("name", sorted(name for name in MODELS if name.startswith("deepseek")))
+def test_attention_on_latent_vectors(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
+    """Its matrices are factored one by one, as are those of feed-forward layers."""
+    model, source = saved(name)
+    factored_folder, dense_folder = write(source, tmp_path, method, keep=0.45)
+    factored, dense, x = loaded(model, factored_folder), loaded_like(model, dense_folder), inputs(model)
+    got = outputs(factored, x)
+    assert_close(got, outputs(dense, x), np.float32, factor=256)
+    assert_close(run(open_checkpoint(factored_folder), x).logits, got, np.float32, factor=256)
+    assert np.abs(got - outputs(model, x)).max() > 1e-3 * np.abs(got).max()
+    described = open_checkpoint(factored_folder).factored or []
+    assert len(described) >= 4  # of 8 or 10: small matrices may stay
+    assert len([module for module in factored.modules() if isinstance(module, FactoredLinear)]) == len(described)
+    factored.save_pretrained(tmp_path / "again")
+    np.testing.assert_array_equal(outputs(loaded(model, tmp_path / "again"), x), got)
+    assert_close(outputs(factored.dequantize(), x), got, np.float32, factor=256)
 
 
 @pytest.mark.parametrize("method", ["ttm", "tucker", "cp"])
@@ -105,21 +125,28 @@ def test_all_numbers_kept_is_the_model(name: str, saved: Saved, tmp_path: Path) 
     assert_close(outputs(loaded(model, factored), x), outputs(model, x), np.float32, factor=512)
 
 
-@pytest.mark.parametrize("name", ["gptj", "llama_biases", "gemma2", "falcon_new", "qwen3", "bloom"])
-def test_generation_with_a_cache(name: str, saved: Saved, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, "heads") for name in ("gptj", "llama_biases", "gemma2", "falcon_new", "qwen3", "bloom", "t5")),
+        ("deepseek_v3", "matrix"),
+    ],
+)
+def test_generation_with_a_cache(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
     """One token after the other, as the dense model writes."""
     model, source = saved(name)
-    factored_folder, dense_folder = write(source, tmp_path, "heads")
+    factored_folder, dense_folder = write(source, tmp_path, method)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     tokens = torch.arange(2, 10).reshape(2, 4)
     kind = model.config._attn_implementation
     written = [
-        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=kind)
+        type(model)
+        .from_pretrained(folder, dtype=torch.float64, attn_implementation=kind)
         .eval()
         .generate(tokens, **options)
         for folder in (factored_folder, dense_folder)
     ]
-    assert written[0].shape == (2, 10)
+    assert written[0].shape == (2, 7 if model.config.is_encoder_decoder else 10)  # a decoder begins with one token
     assert torch.equal(*written)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, isometry, refused
 from tnlib_adapters import builtin_path, fold, norm_divisors, open_checkpoint, rotate, save_checkpoint
-from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.model import Forward, run
 
 import tnlib
 
@@ -34,11 +35,13 @@ LM += [
     "falcon_new",
 ]
 LM += ["falcon_new_one_norm", "falcon_biases", "falcon_alibi", "bloom", "deepseek_v2_direct", "deepseek_v3"]
+LM += ["deepseek_v2_groups", "deepseek_v3_experts", "t5", "t5_untied"]
 OTHERS = ["gpt2", "bert", "bert_masked", "roberta", "opt_after", "llama_base", "vit", "t5_encoder_gated"]
 
 # Norms that stand in front of what reads from them, and are gone after folding: the architectures that can be rotated.
 PLAIN = ["llama", "llama_tied", "llama_biases", "mistral_whole", "qwen2", "qwen3", "gemma", "phi3"]
 PLAIN += ["mixtral", "qwen3_moe_normalised", "deepseek_v2_direct", "deepseek_v3"]
+PLAIN += ["deepseek_v2_groups", "deepseek_v3_experts", "t5_untied"]
 LAYER_NORM = ["gpt2_lm", "gpt2_untied", "gptj", "gpt_neox", "opt", "opt_narrow", "phi", "falcon", "falcon_new"]
 
 
@@ -58,12 +61,16 @@ def doubled(saved: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 def outputs(model: Any, x: np.ndarray) -> np.ndarray:
     """The last hidden state or the logits that transformers computes."""
-    import torch
+    import transformers_models
 
-    with torch.no_grad():
-        got = model(torch.from_numpy(x))
-    found: np.ndarray = (got.logits if "logits" in got else got.last_hidden_state).numpy()
-    return found
+    return transformers_models.outputs(model, x)
+
+
+def computed(checkpoint: Any, model: Any, x: np.ndarray) -> Forward:
+    """What tnlib computes of a checkpoint of this model, with tokens of the decoder if it has one."""
+    from transformers_models import decoder_inputs
+
+    return run(checkpoint, x, decoder_inputs(model, x))
 
 
 def reloaded(model: Any, checkpoint: Any, out: Path) -> Any:
@@ -115,12 +122,25 @@ def test_a_folded_model_computes_the_same_in_transformers(name: str, doubled: An
 def test_a_folded_model_computes_the_same_here(name: str, doubled: Any) -> None:
     model, folder = doubled(name)
     checkpoint, x = open_checkpoint(folder), examples(model)
-    got, want = run(fold(checkpoint).checkpoint, x), run(checkpoint, x)
+    got, want = (computed(one, model, x) for one in (fold(checkpoint).checkpoint, checkpoint))
     assert got.logits is not None
     assert want.logits is not None
     assert_same(got.logits, want.logits)
     for one, other in zip(got.patterns, want.patterns, strict=True):
         assert_same(one, other)
+
+
+def test_logits_of_folded_t5_keep_their_scale(doubled: Any, tmp_path: Path) -> None:
+    """A config without the key of the scale says it by tying; embeddings are no longer tied once norms are folded."""
+    model, folder = doubled("t5_untied")
+    shutil.copytree(folder, tmp_path / "older")
+    change_config(tmp_path / "older", scale_decoder_outputs=..., tie_word_embeddings=True)
+    checkpoint, x = open_checkpoint(tmp_path / "older"), examples(model)
+    assert checkpoint.wiring.unembedding is not None
+    assert checkpoint.wiring.unembedding.scale < 1
+    folded = fold(checkpoint).checkpoint
+    assert folded.config["tie_word_embeddings"] is False
+    assert_same(computed(folded, model, x).logits, computed(checkpoint, model, x).logits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", PLAIN + LAYER_NORM)
@@ -226,7 +246,7 @@ def test_any_rotation_where_norms_are_root_mean_squares(name: str, doubled: Any,
     r, x = isometry(checkpoint.sizes.d_model, checkpoint.sizes.d_model, seed=3), examples(model)
     turned = rotate(checkpoint, r)
     assert_same(outputs(reloaded(model, turned, tmp_path / "out"), x), outputs(model, x), SINGLE)
-    before, after = run(checkpoint, x), run(turned, x)
+    before, after = (computed(one, model, x) for one in (checkpoint, turned))
     for one, other in zip(after.residuals, before.residuals, strict=True):
         assert_same(one, other @ r)
     assert_same(after.logits, before.logits)  # type: ignore[arg-type]

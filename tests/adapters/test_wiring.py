@@ -11,7 +11,7 @@ import pytest
 from checkpoint_folders import change_config, change_tensors
 from oracles import refused
 from tnlib_adapters import builtin_path, open_checkpoint
-from tnlib_adapters.architectures.wiring import Linear, NormWiring
+from tnlib_adapters.architectures.wiring import ExpertsWiring, Linear, NormWiring
 from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.residual_stream import read_stream
 
@@ -29,6 +29,8 @@ def tensors_of(part: Any) -> Iterator[str]:
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         if hasattr(part, "class_token"):
             yield from (name for name in (part.positions, part.segments, part.class_token) if name)
+        if isinstance(part, ExpertsWiring) and part.correction:
+            yield part.correction
         for field in dataclasses.fields(part):
             yield from tensors_of(getattr(part, field.name))
     elif isinstance(part, tuple):
@@ -139,9 +141,11 @@ def test_experts(saved: Any, tmp_path: Path) -> None:
     assert dense.feed_forward_layers == (dense.feed_forward,)
     assert sparse.feed_forward is None
     assert sparse.experts is not None
-    assert sparse.experts.normalised
+    assert sparse.experts.routing.normalised
     assert (len(sparse.feed_forward_layers), sparse.experts.n_chosen) == (5, 3)
-    assert not open_checkpoint(saved("qwen3_moe")[1]).wiring.layers[0].experts.normalised  # type: ignore[union-attr]
+    other = open_checkpoint(saved("qwen3_moe")[1]).wiring.layers[0].experts
+    assert other is not None
+    assert not other.routing.normalised
     folder = Path(str(saved("mixtral")[1]))
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -149,6 +153,39 @@ def test_experts(saved: Any, tmp_path: Path) -> None:
         change_config(tmp_path, num_local_experts=5, num_experts_per_tok=2)
         change_config(tmp_path, **wrong)
         with refused(FileFormatError, "open_checkpoint", "num_local_experts", str(*wrong.values())):
+            open_checkpoint(tmp_path)
+
+
+def test_routing_in_groups(saved: Any, tmp_path: Path) -> None:
+    dense, sparse = open_checkpoint(saved("deepseek_v3_experts")[1]).wiring.layers
+    assert dense.experts is None
+    assert sparse.experts is not None
+    assert sparse.experts.shared is not None
+    assert sparse.experts.correction == "model.layers.1.mlp.gate.e_score_correction_bias"
+    routing = sparse.experts.routing
+    assert (routing.scores, routing.n_groups, routing.n_chosen_groups, routing.n_best) == ("sigmoid", 3, 2, 2)
+    assert (routing.factor, routing.normalised, sparse.experts.n_chosen) == (1.7, True, 4)
+    plain = open_checkpoint(saved("deepseek_v2_experts")[1]).wiring.layers[0].experts
+    assert plain is not None
+    assert (plain.routing.scores, plain.routing.n_groups, plain.routing.normalised) == ("softmax", 1, False)
+    assert plain.correction is None
+    folder = Path(str(saved("deepseek_v3_experts")[1]))
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for wrong, said in (
+        ({"n_group": 4}, "2 of 4 groups"),  # of 9 experts
+        ({"n_group": 9}, "2 of 9 groups"),  # too small to rank by two experts
+        ({"n_group": "3"}, "n_group in"),
+        ({"topk_group": 4}, "4 of 3 groups"),
+        ({"num_experts_per_tok": 7}, "enough to choose 7 from"),
+        ({"routed_scaling_factor": 0.0}, "routed_scaling_factor in"),
+        ({"scoring_func": "softmax"}, "scoring_func of a deepseek_v3 must be 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method of a deepseek_v3 must be 'noaux_tc'"),
+    ):
+        change_config(tmp_path, n_group=3, topk_group=2, num_experts_per_tok=4, routed_scaling_factor=1.7)
+        change_config(tmp_path, scoring_func=..., topk_method=...)
+        change_config(tmp_path, **wrong)
+        with refused(FileFormatError, "open_checkpoint", said):
             open_checkpoint(tmp_path)
 
 
@@ -168,7 +205,7 @@ def test_latent_vectors(saved: Any, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     for wrong, said in (
-        ({"first_k_dense_replace": 1}, "experts, behind that layer"),
+        ({"first_k_dense_replace": 1}, "n_routed_experts"),
         ({"attention_bias": True}, "variant is not known"),
         ({"kv_lora_rank": None}, "kv_lora_rank"),
         ({"v_head_dim": 0}, "v_head_dim"),
@@ -189,14 +226,56 @@ def test_relative_biases(saved: Any, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     for wrong, said in (
-        ({"is_encoder_decoder": True}, "save the encoder alone"),
-        ({"is_encoder_decoder": ...}, "save the encoder alone"),
+        ({"is_encoder_decoder": True}, "'decoder.block.0.layer.0.SelfAttention.q.weight' of shape (24, 24) is missing"),
+        ({"is_encoder_decoder": ...}, "'decoder.block.0.layer.0.SelfAttention.q.weight' of shape (24, 24) is missing"),
+        ({"is_decoder": True}, "is_decoder of a t5 must be False"),
         ({"relative_attention_num_buckets": 14}, "multiple of 4"),
         ({"relative_attention_max_distance": 3}, "less than four times relative_attention_max_distance"),
         ({"relative_attention_num_buckets": 16}, "relative_attention_bias.weight' must have shape (16, 4)"),
     ):
         sizes = {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 7}
-        change_config(tmp_path, is_encoder_decoder=False, **sizes)
+        change_config(tmp_path, is_encoder_decoder=False, is_decoder=False, **sizes)
+        change_config(tmp_path, **wrong)
+        with refused(FileFormatError, "open_checkpoint", said):
+            open_checkpoint(tmp_path)
+
+
+def test_encoder_and_decoder(saved: Any, tmp_path: Path) -> None:
+    wiring = open_checkpoint(saved("t5_untied")[1]).wiring
+    assert wiring.encoder is not None
+    assert (wiring.encoder.n_layers, wiring.sizes.n_layers) == (1, 5)
+    assert [layer.attention.cross for layer in wiring.layers] == [False, False, True, False, True]
+    assert [layer.attention.causal for layer in wiring.layers] == [False, True, False, True, False]
+    assert [layer.feed_forward is None for layer in wiring.layers] == [False, True, False, True, False]
+    crossed = wiring.layers[4].attention
+    assert [linear.name.split(".", 3)[3] for linear in crossed.inputs] == ["layer.1.EncDecAttention.q"]
+    assert [linear.name[-1] for linear in crossed.memory_inputs] == ["k", "v"]
+    assert crossed.relative_bias is None
+    tables = {bias.table.name.split(".")[0] for layer in wiring.layers if (bias := layer.attention.relative_bias)}
+    assert tables == {"encoder", "decoder"}
+    assert wiring.layers[2].feed_forward is not None
+    assert wiring.layers[2].feed_forward.gate is not None
+    assert (wiring.final_norm.name, wiring.encoder.final_norm.name) == (  # type: ignore[union-attr]
+        *("decoder.final_layer_norm", "encoder.final_layer_norm"),
+    )
+    assert wiring.unembedding is not None
+    assert (wiring.unembedding.linear.name, wiring.unembedding.scale) == ("lm_head", 1.0)
+    tied = open_checkpoint(saved("t5")[1]).wiring.unembedding
+    assert tied is not None
+    assert (tied.linear.name, tied.scale) == ("shared", pytest.approx(24**-0.5))
+
+    folder = Path(str(saved("t5")[1]))
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    change_config(tmp_path, num_decoder_layers=..., num_layers=1)  # as many as the encoder
+    assert open_checkpoint(tmp_path).n_layers == 3
+    for wrong, said in (
+        ({"num_decoder_layers": "1"}, "num_decoder_layers"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers"),
+        ({"num_decoder_layers": 2**16}, "config.json states more layers than there are"),
+        ({"relative_attention_max_distance": 6}, "less than twice relative_attention_max_distance"),
+    ):
+        change_config(tmp_path, num_decoder_layers=1, relative_attention_max_distance=7)
         change_config(tmp_path, **wrong)
         with refused(FileFormatError, "open_checkpoint", said):
             open_checkpoint(tmp_path)

@@ -35,6 +35,28 @@ def all_layers(settings: Settings, layer: int) -> bool:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """Weights of the experts at a position, from the logits of the router.
+
+    Scores are the softmax or the sigmoid of the logits. Consecutive experts form `n_groups` groups of equal size. The
+    `n_chosen_groups` groups with the largest sum of their `n_best` largest scores are kept, and within them the experts
+    of largest scores are chosen. Their weights are their scores times `factor`.
+    """
+
+    normalised: bool = True  # scores of the chosen experts are divided by their sum
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    n_groups: int = 1
+    n_chosen_groups: int = 1
+    n_best: int = 1
+    factor: float = 1.0
+
+
+def normalised_routing(settings: Settings) -> Routing:
+    """Return the routing with weights of the chosen experts that sum to one, whatever the config."""
+    return Routing()
+
+
+@dataclass(frozen=True)
 class Experts:
     """Mixture of experts: feed-forward layers of which a router chooses and weights a few at every position."""
 
@@ -42,7 +64,9 @@ class Experts:
     expert: Mlp  # patterns with {layer} and {expert}
     n_experts: str  # config keys
     n_chosen: str
-    normalised: bool | Callable[[Settings], bool] = True  # weights of the chosen experts sum to one
+    routing: Callable[[Settings], Routing] = normalised_routing
+    correction: str | None = None  # tensor added to the scores for the choice of experts, not to their weights
+    shared: Mlp | None = None  # feed-forward layer of all positions, added to the experts
     in_layer: Callable[[Settings, int], bool] = all_layers  # other layers have the feed-forward layer of the row
 
 
@@ -97,6 +121,14 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
+class CrossAttention:
+    """Attention of a decoder to the output of the encoder, between its own attention and the feed-forward layer."""
+
+    attention: str  # parent module of its projections, named as those of the other attention
+    norm: str
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Tensor names, storage layout and structure of one family of checkpoints.
 
@@ -141,12 +173,15 @@ class Architecture:
     attention_norm_after: str | None = None  # norm of the attention output, before the residual sum
     mlp: Mlp | Callable[[Settings], Mlp] | None = None
     experts: Experts | None = None
-    dense_layers: str | None = None  # key of a number of layers, behind which there are unsupported experts
     parallel: bool | Callable[[Settings], bool] = False  # attention and MLP read the same stream
+    decoder: Architecture | None = None  # second stack, which reads the output of this one, if `is_encoder_decoder`
+    cross: CrossAttention | None = None  # of a decoder
     final_norm: str | Callable[[Settings], str | None] | None = None
     narrow: tuple[str, str] | None = None  # maps from narrower embeddings to d_model and back, if any
     unembed: Names = ()  # alternatives for the weight (vocab, d_model); () for a model without unembedding
+    unembed_scaled: str | None = None  # key: logits are divided by sqrt(d_model); if missing, where embeddings are tied
     logit_cap: str | None = None  # key
+    masked_head: str | None = None  # parent module of a head that predicts masked tokens by the embeddings
     reads: Literal["tokens", "images"] = "tokens"
 
     # ------------------------------------------------------------------------------------------------ the files
@@ -163,7 +198,7 @@ class Architecture:
     def config_keys(self) -> tuple[str, ...]:
         """Config keys that the row reads, apart from those of `required`."""
         keys = [self.n_layers, self.n_heads, self.d_model, self.d_head, self.context, self.softcap, self.norm_eps]
-        keys += [self.dense_layers, self.logit_cap, self.kv_heads if isinstance(self.kv_heads, str) else None]
+        keys += [self.logit_cap, self.unembed_scaled, self.kv_heads if isinstance(self.kv_heads, str) else None]
         if self.rope is not None:
             rope = self.rope
             keys += [rope.theta, rope.sliding_theta, rope.fraction, rope.n_columns, rope.unless]
@@ -177,6 +212,7 @@ class Architecture:
             keys += [self.experts.n_experts, self.experts.n_chosen, self.experts.expert.activation]
         keys += [self.mlp.activation] if isinstance(self.mlp, Mlp) else []
         keys += ["tie_word_embeddings"] if self.unembed else []
+        keys += ["is_encoder_decoder", *self.decoder.config_keys] if self.decoder is not None else []
         return tuple(dict.fromkeys(key for key in (*keys, *self.rule_keys) if key is not None))
 
 

@@ -10,7 +10,7 @@ from tnlib_adapters.architectures.architecture import Architecture, Settings
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the attention layers of a model.
+    """Sizes of the attention layers of a model; a block of a decoder has two, its own and the one to the encoder.
 
     Without `kv_heads` there are as many as query heads, without `d_head` it is d_model / heads, without `d_value`, the
     width of the values of a head, it is `d_head`.
@@ -42,6 +42,8 @@ class Sizes:
 def read_sizes(row: Architecture, settings: Settings, where: str, function: str) -> Sizes:
     """Return the sizes stated in a config, checked against each other."""
     n_layers, n_heads, d_model = settings[row.n_layers], settings[row.n_heads], settings[row.d_model]
+    if row.decoder is not None and settings["is_encoder_decoder"]:
+        n_layers += 2 * (settings[row.decoder.n_layers] or n_layers)
     if row.latent is not None:
         keys = (row.latent.d_plain, row.latent.d_rotated, row.latent.d_value)
         plain, rotated, d_value = (settings[key] for key in keys)

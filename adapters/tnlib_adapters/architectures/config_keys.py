@@ -92,7 +92,8 @@ KEYS: Mapping[str, Key] = {
     **dict.fromkeys(("head_dim", "d_kv"), _WIDTH),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"), _REQUIRED_WIDTH),
     "q_lora_rank": _WIDTH,
-    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), _COUNT),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _COUNT),
+    **dict.fromkeys(("n_group", "topk_group", "num_decoder_layers"), _COUNT),
     "first_k_dense_replace": _integer(0, 2**16, default=0),
     # ------------------------------------------------------------------------------------------------ positions
     **dict.fromkeys(("n_positions", "max_position_embeddings"), _POSITIONS),
@@ -120,6 +121,9 @@ KEYS: Mapping[str, Key] = {
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation", "activation_function"), _TEXT),
     **dict.fromkeys(("feed_forward_proj", "gated_activation", "dense_act_fn"), _TEXT),
     "norm_topk_prob": _flag(default=False),
+    "topk_method": _TEXT,
+    "routed_scaling_factor": _number(1e-6, 1e6, default=1.0),
+    "is_encoder_decoder": _flag(default=True),
     "decoder_sparse_step": _integer(1, 2**16, default=1),
     "mlp_only_layers": _list("layer numbers", lambda value: type(value) is int and value >= 0),
     "use_parallel_residual": _flag(default=True),
@@ -129,6 +133,7 @@ KEYS: Mapping[str, Key] = {
     "do_layer_norm_before": _flag(default=True),
     "_remove_final_layer_norm": _flag(default=False),
     "tie_word_embeddings": _flag(default=True),
+    "scale_decoder_outputs": Key("true or false", lambda value: type(value) is bool),  # as tie_word_embeddings
 }
 
 # Members of the section on rotary embeddings. Those that only some variants need have no default.

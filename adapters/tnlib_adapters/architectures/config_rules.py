@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tnlib_adapters.architectures.architecture import Mlp, Settings, inverse_root
+from tnlib_adapters.architectures.architecture import Mlp, Routing, Settings, inverse_root
 
 
 def gpt2_scale(settings: Settings, layer: int, d_head: int) -> float:
@@ -71,6 +71,38 @@ def qwen3_moe_experts(settings: Settings, layer: int) -> bool:
     return layer not in (settings["mlp_only_layers"] or ()) and not (layer + 1) % settings["decoder_sparse_step"]
 
 
+def qwen3_moe_routing(settings: Settings) -> Routing:
+    """Return the routing of Qwen3-MoE, normalised if the config says so."""
+    return Routing(normalised=settings["norm_topk_prob"])
+
+
+def deepseek_v2_routing(settings: Settings) -> Routing:
+    """Return the routing of DeepSeek-V2: over groups ranked by their best expert if the config says so."""
+    factor = settings["routed_scaling_factor"]
+    if settings["topk_method"] != "group_limited_greedy":
+        return Routing(normalised=False, factor=factor)
+    n_groups, n_chosen = settings["n_group"], settings["topk_group"]
+    return Routing(normalised=False, n_groups=n_groups, n_chosen_groups=n_chosen, factor=factor)
+
+
+def deepseek_v3_routing(settings: Settings) -> Routing:
+    """Return the routing of DeepSeek-V3: sigmoid scores, over groups ranked by their two best experts."""
+    return Routing(
+        normalised=settings["norm_topk_prob"],
+        scores="sigmoid",
+        n_groups=settings["n_group"],
+        n_chosen_groups=settings["topk_group"],
+        n_best=2,
+        factor=settings["routed_scaling_factor"],
+    )
+
+
+def deepseek_experts(settings: Settings, layer: int) -> bool:
+    """Return whether a layer of DeepSeek has experts: all but the first `first_k_dense_replace`."""
+    n_dense: int = settings["first_k_dense_replace"]
+    return layer >= n_dense
+
+
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     """Return the ALiBi slopes: a geometric sequence, completed by every other term of the next finer sequence.
 
@@ -113,8 +145,17 @@ def opt_final_norm(settings: Settings) -> str | None:
 
 
 def t5_feed_forward(settings: Settings) -> Mlp:
-    """Return the feed-forward layer of T5, with a gate if `feed_forward_proj` says so."""
-    module = "encoder.block.{layer}.layer.1.DenseReluDense"
+    """Return the feed-forward layer of the encoder of T5, with a gate if `feed_forward_proj` says so."""
+    return _t5_feed_forward(settings, "encoder.block.{layer}.layer.1")
+
+
+def t5_decoder_feed_forward(settings: Settings) -> Mlp:
+    """Return the feed-forward layer of the decoder of T5."""
+    return _t5_feed_forward(settings, "decoder.block.{layer}.layer.2")
+
+
+def _t5_feed_forward(settings: Settings, parent: str) -> Mlp:
+    module = f"{parent}.DenseReluDense"
     function: str = settings["feed_forward_proj"]
     gated = function.startswith("gated-")
     unnamed = "gated_activation" if function == "gated-gelu" else "feed_forward_proj"
@@ -122,6 +163,6 @@ def t5_feed_forward(settings: Settings) -> Mlp:
         up=f"{module}.wi_1" if gated else f"{module}.wi",
         gate=f"{module}.wi_0" if gated else None,
         down=f"{module}.wo",
-        norm="encoder.block.{layer}.layer.1.layer_norm",
+        norm=f"{parent}.layer_norm",
         activation=unnamed if settings["dense_act_fn"] is None else "dense_act_fn",
     )

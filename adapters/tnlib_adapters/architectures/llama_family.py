@@ -6,9 +6,13 @@ from dataclasses import replace
 
 from tnlib_adapters.architectures.architecture import Architecture, Experts, Latent, Mlp, Rope
 from tnlib_adapters.architectures.config_rules import (
+    deepseek_experts,
+    deepseek_v2_routing,
+    deepseek_v3_routing,
     gemma2_scale,
     latent_scale,
     qwen3_moe_experts,
+    qwen3_moe_routing,
     window,
     window_by_layer_type,
     window_of_every_other,
@@ -97,7 +101,7 @@ QWEN3_MOE = replace(
         ),
         n_experts="num_experts",
         n_chosen="num_experts_per_tok",
-        normalised=lambda settings: settings["norm_topk_prob"],
+        routing=qwen3_moe_routing,
         in_layer=qwen3_moe_experts,
     ),
     rule_keys=(*QWEN3.rule_keys, "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"),
@@ -172,6 +176,30 @@ PHI3 = replace(
     defaults={**LLAMA.defaults, "sliding_window": None},
 )
 
+_ROUTING_KEYS = ("n_group", "topk_group", "routed_scaling_factor")
+_DEEPSEEK_V3_EXPERTS = Experts(
+    router="layers.{layer}.mlp.gate",
+    expert=Mlp(
+        up="layers.{layer}.mlp.experts.{expert}.up_proj",
+        down="layers.{layer}.mlp.experts.{expert}.down_proj",
+        gate="layers.{layer}.mlp.experts.{expert}.gate_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    n_experts="n_routed_experts",
+    n_chosen="num_experts_per_tok",
+    routing=deepseek_v3_routing,
+    correction="layers.{layer}.mlp.gate.e_score_correction_bias",
+    shared=Mlp(
+        up="layers.{layer}.mlp.shared_experts.up_proj",
+        down="layers.{layer}.mlp.shared_experts.down_proj",
+        gate="layers.{layer}.mlp.shared_experts.gate_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    in_layer=deepseek_experts,
+)
+
 DEEPSEEK_V3 = replace(
     LLAMA,
     model_type="deepseek_v3",
@@ -196,11 +224,38 @@ DEEPSEEK_V3 = replace(
     rope=Rope(
         layout=lambda settings: "pairs" if settings["rope_interleave"] else "halves", n_columns="qk_rope_head_dim"
     ),
-    rule_keys=("rope_interleave",),
-    dense_layers="first_k_dense_replace",
-    required={"attention_bias": (False, None)},
+    experts=_DEEPSEEK_V3_EXPERTS,
+    rule_keys=("rope_interleave", "first_k_dense_replace", *_ROUTING_KEYS, "norm_topk_prob"),
+    defaults={
+        **LLAMA.defaults,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+    },
+    required={
+        "attention_bias": (False, None),
+        "moe_layer_freq": (1, None),
+        "scoring_func": ("sigmoid", None),
+        "topk_method": ("noaux_tc", None),
+    },
 )
 
 DEEPSEEK_V2 = replace(
-    DEEPSEEK_V3, model_type="deepseek_v2", rope=Rope(layout="pairs", n_columns="qk_rope_head_dim"), rule_keys=()
+    DEEPSEEK_V3,
+    model_type="deepseek_v2",
+    rope=Rope(layout="pairs", n_columns="qk_rope_head_dim"),
+    experts=replace(_DEEPSEEK_V3_EXPERTS, routing=deepseek_v2_routing, correction=None),
+    rule_keys=("first_k_dense_replace", *_ROUTING_KEYS, "topk_method"),
+    defaults={**LLAMA.defaults, "n_routed_experts": 64},
+    required={
+        "attention_bias": (False, None),
+        "moe_layer_freq": (1, None),
+        "norm_topk_prob": (False, None),
+        "scoring_func": ("softmax", None),
+        "topk_method": ("greedy", "group_limited_greedy", None),
+    },
 )

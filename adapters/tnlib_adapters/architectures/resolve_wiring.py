@@ -15,6 +15,7 @@ from tnlib_adapters.architectures.architecture import (
     Latent,
     Mlp,
     RelativeBias,
+    Routing,
     Settings,
     by_config,
 )
@@ -26,6 +27,7 @@ from tnlib_adapters.architectures.table import find_row
 from tnlib_adapters.architectures.wiring import (
     AttentionWiring,
     EmbeddingWiring,
+    EncoderWiring,
     ExpertsWiring,
     FeedForwardWiring,
     LatentWiring,
@@ -78,12 +80,6 @@ def wire(
     row = find_row(config, where, function)
     settings = read_settings(row, config, where, function)
     sizes = read_sizes(row, settings, where, function)
-    dense = sizes.n_layers if row.dense_layers is None else settings[row.dense_layers]
-    if dense < sizes.n_layers:
-        raise FileFormatError(
-            f"{function}: {row.dense_layers} of a {row.model_type} must be the number of its layers, {sizes.n_layers}, "
-            f"got {dense} in {where}; its experts, behind that layer, are not known yet."
-        )
     prefix = _find_prefix(row, tensors, where, function) if prefix is None else prefix
     resolver = _Resolver(row, settings, sizes, tensors, prefix, loaded, where, function)
     if tensors and sizes.n_layers > len(tensors):  # before anything is made for each of many layers
@@ -129,18 +125,31 @@ class _Resolver:
 
     def wiring(self) -> Wiring:
         """Return the wiring of the model."""
-        row, unembedding = self.row, self.unembedding()
+        row, encoder, last = self.row, None, self  # the stack that ends in the unembedding
+        if row.decoder is not None and self.settings["is_encoder_decoder"]:
+            n_encoder, last = self.settings[row.n_layers], replace(self, row=row.decoder)
+            encoder = EncoderWiring(n_encoder, self.norm(by_config(row.final_norm, self.settings), "pre"))
+            layers = (*self.layers(n_encoder), *last.decoder_layers((self.sizes.n_layers - n_encoder) // 2))
+        else:
+            layers = self.layers(self.sizes.n_layers)
+        unembedding = last.unembedding()
         return Wiring(
             architecture=row,
             reads=row.reads,
             prefix=self.prefix,
             sizes=self.sizes,
             embedding=self.embedding(),
-            layers=tuple(self.layer(k) for k in range(self.sizes.n_layers)),
-            final_norm=self.norm(by_config(row.final_norm, self.settings), "pre" if unembedding else "final"),
+            layers=layers,
+            encoder=encoder,
+            final_norm=self.norm(by_config(last.row.final_norm, self.settings), "pre" if unembedding else "final"),
             unembedding=unembedding,
+            masked_head=row.masked_head if any(map(self.is_of_masked_head, self.tensors)) else None,
             in_memory=row.in_memory,
         )
+
+    def is_of_masked_head(self, tensor: str) -> bool:
+        """Test if a tensor belongs to the head that predicts masked tokens."""
+        return self.row.masked_head is not None and tensor.startswith(f"{self.row.masked_head}.")
 
     # -------------------------------------------------------------------------------------------------- names
 
@@ -228,6 +237,8 @@ class _Resolver:
         tied = table in row.unembed and self.settings["tie_word_embeddings"]
         if name is None or (name == table and not tied):
             return None
+        scaled = None if row.unembed_scaled is None else self.settings[row.unembed_scaled]
+        is_scaled = row.unembed_scaled is not None and bool(tied if scaled is None else scaled)
         return UnembeddingWiring(
             linear=self.linear(name, "out_in"),
             tied=tied,
@@ -235,9 +246,22 @@ class _Resolver:
             own_weight=f"{row.unembed[0]}.weight",
             narrow=self.linear_if_stored(row.narrow and row.narrow[1]),
             logit_cap=None if row.logit_cap is None else self.settings[row.logit_cap],
+            scale=1 / math.sqrt(self.sizes.d_model) if is_scaled else 1.0,
+            scale_key=row.unembed_scaled,
         )
 
     # ------------------------------------------------------------------------------------------------- layers
+
+    def layers(self, n: int) -> tuple[LayerWiring, ...]:
+        """Return the layers of a stack of `n` blocks."""
+        return tuple(self.layer(k) for k in range(n))
+
+    def decoder_layers(self, n: int) -> tuple[LayerWiring, ...]:
+        """Return the layers of a decoder of `n` blocks, two of each."""
+        blocks = self.layers(n)
+        own = (replace(block, feed_forward=None, experts=None) for block in blocks)
+        crossed = (replace(block, attention=self.cross_attention(k)) for k, block in enumerate(blocks))
+        return tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair)
 
     def layer(self, k: int) -> LayerWiring:
         """Return layer k."""
@@ -280,6 +304,7 @@ class _Resolver:
             scale=row.scale(settings, k, sizes.d_head),
             softcap=None if row.softcap is None else settings[row.softcap],
             causal=row.causal,
+            cross=False,
             window=None if row.window is None else row.window(settings, k),
             alibi=None if row.alibi is None else row.alibi(settings, sizes.n_heads, sizes.d_head),
             relative_bias=None if row.relative_bias is None else self.relative_bias(row.relative_bias),
@@ -288,13 +313,23 @@ class _Resolver:
             frequencies=functools.partial(read_frequencies, row, settings, sizes.d_head, layer=k),
         )
 
+    def cross_attention(self, k: int) -> AttentionWiring:
+        """Return the attention of block k of a decoder to the output of the encoder."""
+        row, cross = self.row, self.row.cross
+        if cross is None:
+            raise FileFormatError(f"{self.function}: a {row.model_type} has no cross-attention; remove its decoder.")
+        of_cross = replace(self, row=replace(row, attention=cross.attention, attention_norm=cross.norm))
+        return replace(of_cross.attention(k), causal=False, relative_bias=None, cross=True)
+
     def relative_bias(self, bias: RelativeBias) -> RelativeBiasWiring:
         """Return the relative bias of all layers."""
         n_bins, max_distance = self.settings[bias.n_bins], self.settings[bias.max_distance]
-        if n_bins % 4 or n_bins >= 4 * max_distance:
+        times = 2 if self.row.causal else 4  # a decoder has all bins on one side
+        if n_bins % 4 or n_bins >= times * max_distance:
             raise FileFormatError(
-                f"{self.function}: {bias.n_bins} in {self.where} must be a multiple of 4 and less than four times "
-                f"{bias.max_distance}, got {n_bins!r} and {max_distance!r}; repair it."
+                f"{self.function}: {bias.n_bins} in {self.where} must be a multiple of 4 and less than "
+                f"{'twice' if self.row.causal else 'four times'} {bias.max_distance}, got {n_bins!r} and "
+                f"{max_distance!r}; repair it."
             )
         return RelativeBiasWiring(self.linear(bias.table, "in_out"), n_bins, max_distance)
 
@@ -323,17 +358,32 @@ class _Resolver:
     def experts(self, experts: Experts, k: int) -> ExpertsWiring:
         """Return the experts of layer k."""
         n, n_chosen = self.settings[experts.n_experts], self.settings[experts.n_chosen]
-        if n_chosen > n:
+        if n_chosen is None or n_chosen > n:
             raise FileFormatError(
                 f"{self.function}: {experts.n_chosen} in {self.where} must not exceed the number of experts, "
                 f"{experts.n_experts}, got {n_chosen} of {n}; repair it."
             )
+        routing = self.routing(experts.routing(self.settings), n, n_chosen)  # before anything is made for each expert
         return ExpertsWiring(
             router=self.linear(experts.router, self.row.stored, k),
             experts=tuple(self.feed_forward(experts.expert, k, expert) for expert in range(n)),
             n_chosen=n_chosen,
-            normalised=by_config(experts.normalised, self.settings),
+            routing=routing,
+            correction=None if experts.correction is None else self.required(self.module(experts.correction, k)),
+            shared=None if experts.shared is None else self.feed_forward(experts.shared, k),
         )
+
+    def routing(self, routing: Routing, n: int, n_chosen: int) -> Routing:
+        """Return the routing among `n` experts, checked."""
+        n_groups, kept = routing.n_groups, routing.n_chosen_groups
+        counts = None not in (n_groups, kept) and kept <= n_groups <= n
+        if not counts or n % n_groups or n // n_groups < routing.n_best or n_chosen > kept * (n // n_groups):
+            raise FileFormatError(
+                f"{self.function}: the {n} experts in {self.where} must form groups of equal size, of at least "
+                f"{routing.n_best}, that are enough to choose {n_chosen} from, got {kept!r} of {n_groups!r} groups; "
+                "repair it."
+            )
+        return routing
 
     def feed_forward(self, mlp: Mlp, k: int, expert: int | None = None) -> FeedForwardWiring:
         """Return the feed-forward layer of layer k, or one of its experts."""

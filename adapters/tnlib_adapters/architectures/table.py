@@ -6,7 +6,7 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.architecture import Architecture, Mlp, RelativeBias, Rope
+from tnlib_adapters.architectures.architecture import Architecture, CrossAttention, Mlp, RelativeBias, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.config_rules import (
     bloom_alibi,
@@ -15,6 +15,7 @@ from tnlib_adapters.architectures.config_rules import (
     gpt2_scale,
     no_scale,
     opt_final_norm,
+    t5_decoder_feed_forward,
     t5_feed_forward,
 )
 from tnlib_adapters.architectures.llama_family import (
@@ -60,6 +61,7 @@ BERT = Architecture(
         norm="encoder.layer.{layer}.output.LayerNorm",
         activation="hidden_act",
     ),
+    masked_head="cls.predictions",
     prefixes=("", "bert."),
     required={"position_embedding_type": ("absolute", None), "is_decoder": (False, None)},
 )
@@ -69,6 +71,7 @@ ROBERTA = replace(
     model_type="roberta",
     first_position=lambda settings: settings["pad_token_id"] + 1,
     rule_keys=("pad_token_id",),
+    masked_head="lm_head",
     prefixes=("roberta.", ""),
 )
 
@@ -88,6 +91,7 @@ VIT = replace(
         activation="hidden_act",
     ),
     final_norm="layernorm",
+    masked_head=None,
     reads="images",
     prefixes=("", "vit."),
     in_memory={
@@ -309,8 +313,8 @@ BLOOM = Architecture(
     required={"apply_residual_connection_post_layernorm": (False, None)},
 )
 
-# The encoder. A decoder, which also attends to the output of the encoder, is refused.
-T5 = Architecture(
+# A T5EncoderModel; with a decoder below.
+_T5_ENCODER = Architecture(
     model_type="t5",
     n_layers="num_layers",
     n_heads="num_heads",
@@ -342,8 +346,30 @@ T5 = Architecture(
         "gated_activation": "gelu_new",  # not a key of its config
         "layer_norm_epsilon": 1e-6,
     },
-    required={"is_encoder_decoder": (False,)},
-    refusal="the decoder and its cross-attention are not known yet; save the encoder alone, a T5EncoderModel",
+    required={"is_decoder": (False, None)},
+)
+
+T5 = replace(
+    _T5_ENCODER,
+    decoder=replace(
+        _T5_ENCODER,
+        n_layers="num_decoder_layers",
+        attention="decoder.block.{layer}.layer.0.SelfAttention",
+        causal=True,
+        relative_bias=RelativeBias(
+            table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+            n_bins="relative_attention_num_buckets",
+            max_distance="relative_attention_max_distance",
+        ),
+        attention_norm="decoder.block.{layer}.layer.0.layer_norm",
+        cross=CrossAttention(
+            attention="decoder.block.{layer}.layer.1.EncDecAttention", norm="decoder.block.{layer}.layer.1.layer_norm"
+        ),
+        mlp=t5_decoder_feed_forward,
+        final_norm="decoder.final_layer_norm",
+        unembed=("lm_head", "shared"),
+        unembed_scaled="scale_decoder_outputs",
+    ),
 )
 
 # The built-in model; transformers has no such architecture.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture
+from tnlib_adapters.architectures.architecture import Routing as Routing
 from tnlib_adapters.architectures.attention_sizes import Sizes
 from tnlib_adapters.architectures.rope import Frequencies
 
@@ -133,6 +134,7 @@ class AttentionWiring:
     scale: float
     softcap: float | None
     causal: bool
+    cross: bool  # keys and values read the output of the encoder
     window: int | None  # in positions, the query's own included
     alibi: tuple[float, ...] | None  # slope of every head
     relative_bias: RelativeBiasWiring | None
@@ -149,8 +151,14 @@ class AttentionWiring:
     @property
     def inputs(self) -> tuple[Linear, ...]:
         """Matrices that read the input of the layer."""
-        read = (linear for held, linear in self.projections.items() if held != "o")
-        return (*read, *(self.latent.inputs if self.latent else ()))
+        read = (linear for held, linear in self.projections.items() if held not in (("k", "v") if self.cross else ()))
+        own = (linear for linear in read if linear != self.projections["o"])
+        return (*own, *(self.latent.inputs if self.latent else ()))
+
+    @property
+    def memory_inputs(self) -> tuple[Linear, ...]:
+        """Matrices that read the output of the encoder."""
+        return (self.projections["k"], self.projections["v"]) if self.cross else ()
 
     @property
     def matrices(self) -> tuple[Linear, ...]:
@@ -183,7 +191,7 @@ class FeedForwardWiring:
 
 @dataclass(frozen=True)
 class ExpertsWiring:
-    """Mixture of experts: weighted sum of the `n_chosen` feed-forward layers to which the router gives most weight.
+    """Mixture of experts: weighted sum of `n_chosen` feed-forward layers, chosen by the router, plus the shared one.
 
     A loaded transformers model holds the experts of a layer in one tensor, so that their names are not found there.
     """
@@ -191,7 +199,9 @@ class ExpertsWiring:
     router: Linear
     experts: tuple[FeedForwardWiring, ...]  # their norms are the one of the mixture
     n_chosen: int
-    normalised: bool  # weights of the chosen experts sum to one; otherwise those of all experts do
+    routing: Routing
+    correction: str | None  # tensor (experts,) added to the scores for the choice of experts, not to their weights
+    shared: FeedForwardWiring | None
 
     @property
     def norm(self) -> NormWiring | None:
@@ -206,12 +216,20 @@ class ExpertsWiring:
     @property
     def inputs(self) -> tuple[Linear, ...]:
         """Matrices that read the input of the layer."""
-        return (self.router, *(matrix for expert in self.experts for matrix in expert.inputs))
+        return (self.router, *(matrix for layer in self.feed_forward_layers for matrix in layer.inputs))
+
+    @property
+    def feed_forward_layers(self) -> tuple[FeedForwardWiring, ...]:
+        """All experts, the shared one last."""
+        return (*self.experts, *([self.shared] if self.shared else []))
 
 
 @dataclass(frozen=True)
 class LayerWiring:
-    """One layer, with a feed-forward layer, with experts or without both; if `parallel`, all read the same stream."""
+    """One layer, with a feed-forward layer, with experts or without both; if `parallel`, all read the same stream.
+
+    A block of a decoder is two layers: its own attention, then the cross-attention with the feed-forward layer.
+    """
 
     module: str  # with the prefix of the checkpoint
     attention: AttentionWiring
@@ -230,9 +248,16 @@ class LayerWiring:
         return self.feed_forward.matrices if self.feed_forward else ()
 
     @property
+    def latent_matrices(self) -> tuple[Linear, ...]:
+        """All matrices of attention on latent vectors, which are factored one by one; () for other attention."""
+        return self.attention.matrices if self.attention.latent else ()
+
+    @property
     def feed_forward_layers(self) -> tuple[FeedForwardWiring, ...]:
         """Feed-forward layer or experts."""
-        return self.experts.experts if self.experts else (self.feed_forward,) if self.feed_forward else ()
+        if self.experts is not None:
+            return self.experts.feed_forward_layers
+        return (self.feed_forward,) if self.feed_forward else ()
 
 
 @dataclass(frozen=True)
@@ -251,6 +276,14 @@ class EmbeddingWiring:
 
 
 @dataclass(frozen=True)
+class EncoderWiring:
+    """Encoder of a model with a decoder: the first layers, whose output the cross-attention of the others reads."""
+
+    n_layers: int
+    final_norm: NormWiring | None
+
+
+@dataclass(frozen=True)
 class UnembeddingWiring:
     """Unembedding, the map from the final stream to logits.
 
@@ -264,6 +297,8 @@ class UnembeddingWiring:
     own_weight: str  # tensor name for weights of its own
     narrow: Linear | None  # map of the final stream to the width of narrower embeddings
     logit_cap: float | None
+    scale: float  # factor of the logits
+    scale_key: str | None  # config key that says if they are scaled
 
     @property
     def reader(self) -> Linear:
@@ -281,8 +316,10 @@ class Wiring:
     sizes: Sizes
     embedding: EmbeddingWiring
     layers: tuple[LayerWiring, ...]
+    encoder: EncoderWiring | None  # None for a model of one stack, which is all layers
     final_norm: NormWiring | None
     unembedding: UnembeddingWiring | None  # None for a model that ends in hidden states
+    masked_head: str | None  # module of a head that predicts masked tokens by the embeddings, if it is stored
     in_memory: Mapping[str, str]  # part of a stored name -> its name in a loaded transformers model
 
     @property
@@ -300,6 +337,10 @@ class Wiring:
         """Modules above the projections of each layer, without the prefix."""
         return [layer.attention.parent.removeprefix(self.prefix) for layer in self.layers]
 
+    def projection_layers(self, what: str) -> list[int]:
+        """Return the layers whose projections a compression of `what` factorises: none on latent vectors."""
+        return [k for k, layer in enumerate(self.layers) if layer.attention.latent is None and what != "mlp"]
+
     @property
     def is_attention_only(self) -> bool:
         """True of a model without norms and feed-forward layers."""
@@ -307,8 +348,11 @@ class Wiring:
 
     @cached_property
     def matrices(self) -> Mapping[str, Linear]:
-        """Matrices outside attention and experts by module name: of feed-forward layers, then the embedding."""
-        matrices = [matrix for layer in self.layers for matrix in layer.feed_forward_matrices]
+        """Matrices that are factored one by one, by module name.
+
+        Those of attention on latent vectors, of feed-forward layers, and the embedding.
+        """
+        matrices = [m for layer in self.layers for m in (*layer.latent_matrices, *layer.feed_forward_matrices)]
         return {matrix.name: matrix for matrix in (*matrices, self.embedding.table)}
 
     def is_embedding(self, name: str) -> bool:

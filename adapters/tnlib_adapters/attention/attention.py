@@ -63,6 +63,9 @@ class Attention(AttentionWeights):
         Attention window in positions, the query's own included; None if unlimited.
     context
         Largest number of positions; None if unlimited.
+    cross
+        Whether this is cross-attention: keys and values read another sequence, `memory`, than the queries. Then there
+        is no mask, and the form of the scores is one of positions of both.
 
     Raises
     ------

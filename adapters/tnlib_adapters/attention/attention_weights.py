@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib import ArgumentTypeError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib_adapters.attention.frozen.layer import as_patterns
@@ -41,6 +41,7 @@ class AttentionWeights:
     causal: bool = True
     window: int | None = None
     context: int | None = None
+    cross: bool = False
 
     def __post_init__(self) -> None:
         for name in _ARRAYS:
@@ -50,6 +51,12 @@ class AttentionWeights:
             raise ArgumentTypeError(f"Attention: scale must be a real number, got {self.scale!r}; pass 1/sqrt(d_head).")
         limits = {"softcap": self.softcap, "window": self.window, "context": self.context}
         check_facts(self.rotary, self.relative_bias, self.head_norm, self.latent_norm, **limits)
+        positions = (self.rotary, self.alibi, self.relative_bias, self.latent_norm, self.window)
+        if self.cross and (self.causal or any(value is not None for value in positions)):
+            raise ArgumentError(
+                "Attention: cross-attention must have no mask, positions and latent vectors, because queries and keys "
+                "are of two sequences, got one of them; pass causal=False and leave the others out."
+            )
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         check_shapes(arrays, 0 if self.rotary is None else self.rotary.n_columns, self.relative_bias)
 
@@ -63,6 +70,7 @@ class AttentionWeights:
             "normalised latent vectors": self.latent_norm,
             "soft cap": self.softcap,
             "window": self.window,
+            "cross-attention": self.cross or None,
         }
         more = "".join(f", {option}" for option, value in options.items() if value is not None)
         sizes = f"{self.n_heads} heads of {self.d_head}{shared}, d_model {self.d_model}, scale {self.scale:.4g}"
@@ -98,14 +106,15 @@ class AttentionWeights:
         """False if queries and keys, or the latent vectors from which they are made, are normalised."""
         return self.head_norm is None and self.latent_norm is None
 
-    def scores(self, x: Array) -> Array:
+    def scores(self, x: Array, memory: Array | None = None) -> Array:
         """Return the scores (heads, n, n) of x (n, d_model), at positions 0 ... n - 1, before any mask and softmax.
 
         Positions, scale and soft cap are included. ALiBi is 0 at distance 0; models with another origin differ by a
-        constant per row, to which softmax is invariant.
+        constant per row, to which softmax is invariant. In cross-attention keys are those of `memory` (n', d_model),
+        the output of the encoder, and the scores (heads, n, n').
         """
-        x = self._input("scores", x)
-        q, k = _project(x, self.W_Q, self.b_Q), _project(x, self.W_K, self.b_K)  # h n dh, kv n dh
+        x, keys_of = self._input("scores", x), self._keys_of("scores", x, memory)
+        q, k = _project(x, self.W_Q, self.b_Q), _project(keys_of, self.W_K, self.b_K)  # h n dh, kv n' dh
         if self.head_norm is not None:
             q, k = self.head_norm.queries(q), self.head_norm.keys(k)
         if self.latent_norm is not None:
@@ -114,8 +123,8 @@ class AttentionWeights:
         if self.rotary is not None:
             q, k = (self.rotary.rotate(columns, positions) for columns in (q, k))
         k = np.repeat(k, self.n_heads // self.kv_heads, axis=0)  # h n dh
-        products: Array = self.scale * (q @ k.transpose(0, 2, 1))  # h n [dh] n
-        offsets = self.offsets(positions[:, None] - positions)  # h n n
+        products: Array = self.scale * (q @ k.transpose(0, 2, 1))  # h n [dh] n'
+        offsets = self.offsets(positions[:, None] - positions)  # h n n, None in cross-attention
         products = products if offsets is None else products + offsets.astype(products.dtype)
         return products if self.softcap is None else self.softcap * np.tanh(products / self.softcap)
 
@@ -134,16 +143,29 @@ class AttentionWeights:
         """True if scores depend on the distance of query and key."""
         return not (self.rotary is None and self.alibi is None and self.relative_bias is None)
 
-    def mask(self, n: int) -> Array:
-        """Return the attention mask, bool (n, n): True where position i may attend to position j."""
+    def mask(self, n: int, n_keys: int | None = None) -> Array:
+        """Return the attention mask, bool (n, n): True where position i may attend to position j.
+
+        In cross-attention (n, n_keys), True everywhere.
+        """
         n = as_count("Attention.mask", "n", n)
+        if self.cross != (n_keys is not None):
+            needed = "must be given for" if self.cross else "is only for"
+            raise ArgumentError(
+                f"Attention.mask: n_keys {needed} cross-attention, got {n_keys!r}; it is the length of the memory."
+            )
+        if n_keys is not None:
+            return np.ones((n, as_count("Attention.mask", "n_keys", n_keys)), bool)
         distance = np.arange(n)[:, None] - np.arange(n)  # n n
         reach = n if self.window is None else self.window
         visible: Array = (distance < reach) & ((distance >= 0) if self.causal else (distance > -reach))
         return visible
 
     def output(self, patterns: Array, x: Array) -> Array:
-        """Return the output (n, d_model) for x (n', d_model) with attention weights (heads, n, n'), biases included."""
+        """Return the output (n, d_model) for x (n', d_model) with attention weights (heads, n, n'), biases included.
+
+        x is what the values read: the memory in cross-attention.
+        """
         patterns, x = as_patterns("output", patterns, self.n_heads), self._input("output", x)
         values = np.repeat(_project(x, self.W_V, self.b_V), self.n_heads // self.kv_heads, axis=0)
         if self.latent_norm is not None:
@@ -156,6 +178,16 @@ class AttentionWeights:
         """Return what the values of x (n, d_model) are divided by, (n,), None unless latent vectors are normalised."""
         x = self._input("value_divisors", x)
         return None if self.latent_norm is None else self.latent_norm.value_divisors(x)
+
+    def _keys_of(self, method: str, x: Array, memory: Array | None) -> Array:
+        """Return the input of keys: x, or the memory in cross-attention."""
+        if self.cross != (memory is not None):
+            needed = "must be given for" if self.cross else "is only for"
+            raise ArgumentError(
+                f"Attention.{method}: memory {needed} cross-attention, got {'None' if memory is None else 'an array'}; "
+                "it is the output of the encoder, (positions, d_model)."
+            )
+        return x if memory is None else self._input(method, memory, "memory")
 
     def _input(self, method: str, x: Array, parameter: str = "x") -> Array:
         return as_stream(f"Attention.{method}", parameter, x, self.d_model, self.context)

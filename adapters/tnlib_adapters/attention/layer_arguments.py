@@ -32,6 +32,7 @@ def layer_arguments(
         "causal": attention.causal,
         "window": attention.window,
         "context": turning.context if turning else attention.context,
+        "cross": attention.cross,
     }
 
 
@@ -51,10 +52,11 @@ def one_head(arrays: dict[str, Any], head: int) -> dict[str, Any]:
 
 
 def _relative_bias(attention: AttentionWiring, get: Callable[[str], Array | None]) -> RelativeBias | None:
-    table = None if attention.relative_bias is None else get(attention.relative_bias.table.weight)  # bins h
-    if table is None or attention.relative_bias is None:
+    bias = attention.relative_bias
+    table = None if bias is None else get(bias.table.weight)  # bins h
+    if table is None or bias is None:
         return None
-    return RelativeBias(np.ascontiguousarray(table.T), attention.relative_bias.max_distance)
+    return RelativeBias(np.ascontiguousarray(table.T), bias.max_distance, one_sided=attention.causal)
 
 
 def _head_norm(attention: AttentionWiring, get: Callable[[str], Array | None], function: str) -> HeadNorm | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, to_numpy
+from tnlib._validate import as_array, as_count, as_flag, to_numpy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,6 +25,8 @@ class RelativeBias:
         (heads, bins), the biases; the number of bins is a multiple of 4.
     max_distance
         Distance from which on the last bin is used.
+    one_sided
+        If True, all bins are for keys at or before the query, as in a decoder, and keys behind it share the first.
 
     Raises
     ------
@@ -43,32 +45,37 @@ class RelativeBias:
 
     table: Array
     max_distance: int
+    one_sided: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", as_array("RelativeBias", "table", self.table, ndim=2))
+        object.__setattr__(self, "one_sided", as_flag("RelativeBias", "one_sided", self.one_sided))
         bins, furthest = self.table.shape[1], as_count("RelativeBias", "max_distance", self.max_distance)
-        if bins % 4 or furthest <= bins // 4:
+        single = bins // (2 if self.one_sided else 4)
+        if bins % 4 or furthest <= single:
             raise ArgumentError(
-                f"RelativeBias: table must have a multiple of 4 bins, and max_distance exceed a quarter of them, got "
-                f"{bins} and {furthest}; pass (heads, bins)."
+                f"RelativeBias: table must have a multiple of 4 bins, and max_distance exceed a "
+                f"{'half' if self.one_sided else 'quarter'} of them, got {bins} and {furthest}; pass (heads, bins)."
             )
 
     def __repr__(self) -> str:
-        return f"RelativeBias({self.table.shape[1]} bins up to distance {self.max_distance})"
+        side = ", one-sided" if self.one_sided else ""
+        return f"RelativeBias({self.table.shape[1]} bins up to distance {self.max_distance}{side})"
 
     def of_head(self, head: int) -> RelativeBias:
         """Return the bias of one head."""
-        return RelativeBias(self.table[head : head + 1], self.max_distance)
+        return RelativeBias(self.table[head : head + 1], self.max_distance, self.one_sided)
 
     def at(self, distances: Array) -> Array:
         """Return the biases at integer distances, query position minus key position; heads first, then their shape."""
         distance = to_numpy("RelativeBias.at", "distances", distances).astype(np.int64)
-        half = self.table.shape[1] // 2
-        single, far = half // 2, np.abs(distance)
+        side = self.table.shape[1] // (1 if self.one_sided else 2)  # bins of one side
+        single, far = side // 2, np.maximum(distance, 0) if self.one_sided else np.abs(distance)
         # in single precision, as models are trained: a distance on the edge of two bins depends on the rounding
         turns = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(single))
         step = np.float32(1 / math.log(self.max_distance / single))
-        binned = single + (turns * step * np.float32(half - single)).astype(np.int64)
-        place = np.where(far < single, far, np.minimum(binned, half - 1)) + half * (distance < 0)
+        binned = single + (turns * step * np.float32(side - single)).astype(np.int64)
+        place = np.where(far < single, far, np.minimum(binned, side - 1))
+        place = place if self.one_sided else place + side * (distance < 0)
         biases: Array = self.table[:, place]
         return biases

@@ -223,8 +223,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     folder
         Path of the folder, or the name of a model in the local cache of the Hugging Face hub, where nothing is
         downloaded. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Mixtral, Qwen2,
-        Qwen3, Qwen3-MoE, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, Falcon, BLOOM, DeepSeek-V2 and V3 without experts,
-        the encoder of T5, and the model that is shipped with this package.
+        Qwen3, Qwen3-MoE, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, Falcon, BLOOM, DeepSeek-V2 and V3, T5 with and
+        without its decoder, and the model that is shipped with this package.
 
     Returns
     -------
@@ -249,11 +249,12 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     opened = open_folder(folder)
     wiring = _wire(opened)
     factored = descriptions(opened.config, wiring.attention_modules)
-    check_shapes(opened, wiring, factored_projections(factored, wiring.attention_modules))
     check_factors(opened, wiring, factored or [])
+    expanded = with_expanded(opened, wiring, factored or [])
+    check_shapes(expanded, wiring, factored_projections(factored, wiring.attention_modules))
     for layer in wiring.layers:
         layer.attention.frequencies(None, "open_checkpoint")
-    return Checkpoint(with_expanded(opened, wiring, factored or []), wiring, factored)
+    return Checkpoint(expanded, wiring, factored)
 
 
 def with_folder(checkpoint: Checkpoint, folder: Folder) -> Checkpoint:
@@ -277,6 +278,22 @@ def as_checkpoint(function: str, model: Any, parameter: str = "checkpoint") -> C
             f"{function}: {parameter} must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
         )
     return model
+
+
+def as_one_stream(function: str, model: Any, parameter: str = "checkpoint") -> Checkpoint:
+    """Return the checkpoint of a model with one residual stream; raise for encoder and decoder, and as above."""
+    checkpoint = as_checkpoint(function, model, parameter)
+    if checkpoint.wiring.encoder is not None:
+        raise two_streams(function, f"a {checkpoint.wiring.model_type}")
+    return checkpoint
+
+
+def two_streams(function: str, model: str) -> ArgumentError:
+    """Return the error for a model of an encoder and a decoder."""
+    return ArgumentError(
+        f"{function}: model must have one residual stream, got {model} with an encoder and a decoder, each with one of "
+        "its own; pass single layers, checkpoint.attention(layer), or the encoder alone."
+    )
 
 
 def as_layer(function: str, layer: Any, parameter: str = "attention") -> Attention:

@@ -64,11 +64,13 @@ def read_stream(checkpoint: Checkpoint) -> Stream:
 
 
 def _reads(wiring: Wiring) -> Iterator[tuple[NormWiring | None, list[Linear]]]:
-    """Yield the maps that read the stream, with their norm."""
+    """Yield the maps that read the stream, or those of an encoder and a decoder, with their norm."""
     for layer in wiring.layers:
         yield layer.attention.norm, list(layer.attention.inputs)
         if layer.second is not None:
             yield layer.second.norm, list(layer.second.inputs)
+    if wiring.encoder is not None:
+        yield wiring.encoder.final_norm, [matrix for layer in wiring.layers for matrix in layer.attention.memory_inputs]
     yield wiring.final_norm, [wiring.unembedding.reader] if wiring.unembedding else []
 
 
@@ -97,6 +99,8 @@ def _beside_the_stream(wiring: Wiring) -> Iterator[str]:
         if layer.attention.latent is not None:
             yield from (matrix.weight for matrix in layer.attention.latent.matrices)
             yield from (norm.weight for norm in layer.attention.latent.norms)
+        if layer.experts is not None and layer.experts.correction:
+            yield layer.experts.correction
     if wiring.embedding.widen:
         yield wiring.embedding.table.weight
         yield from [wiring.unembedding.linear.weight] if wiring.unembedding else []

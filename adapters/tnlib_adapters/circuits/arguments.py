@@ -13,7 +13,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer, as_one_stream
 from tnlib_adapters.reference.weights import read_norm
 from tnlib_adapters.transforms.folding import fold
 
@@ -31,13 +31,14 @@ def as_kind(function: str, kind: Any) -> Kind:
 def as_layers(function: str, model: Any) -> list[Attention]:
     """Return the attention layers of a checkpoint, or the given sequence of layers, all of one shape."""
     if isinstance(model, Checkpoint):
-        return [model.attention(layer) for layer in range(model.n_layers)]
+        return [as_one_stream(function, model, "model").attention(layer) for layer in range(model.n_layers)]
     layers = list(model) if isinstance(model, Sequence) else []
     if not layers or not all(isinstance(layer, Attention) for layer in layers):
         raise ArgumentTypeError(
             f"{function}: model must be a Checkpoint or a sequence of Attention, got {type(model).__name__}; "
             "pass open_checkpoint(folder)."
         )
+    check_self_attention(function, layers)
     sizes = [(layer.n_heads, layer.d_model, layer.d_head) for layer in layers]
     for k, (shape, next_shape) in enumerate(itertools.pairwise(sizes)):
         if shape != next_shape:
@@ -46,6 +47,14 @@ def as_layers(function: str, model: Any) -> list[Attention]:
                 f"{next_shape} in layer {k + 1}; pass the layers of one model."
             )
     return layers
+
+
+def check_self_attention(function: str, layers: Sequence[Attention]) -> None:
+    """Raise `ArgumentError` if one of these layers is cross-attention, which reads two sequences."""
+    if any(layer.cross for layer in layers):
+        raise ArgumentError(
+            f"{function}: attention must read one sequence, got cross-attention, which reads two; use its qk and ov."
+        )
 
 
 def fold_norms_before_heads(model: Any) -> tuple[Any, tuple[str, ...]]:

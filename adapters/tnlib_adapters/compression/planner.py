@@ -83,10 +83,10 @@ def factorise(
     check_method("compress", method)
     check_uncompressed("compress", checkpoint)
     if what != "mlp":
-        check_attention("compress", checkpoint)
+        check_attention("compress", checkpoint, method)
     check_runs("compress", checkpoint, method)
     row, parts = TABLE[method], dict[str, Factorised]()
-    layers = [] if what == "mlp" else checkpoint.wiring.attention_modules
+    layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
     names = names_of(checkpoint, what)
     n_before = sum(count_attention(checkpoint)) if layers else 0
     rotary, total = has_rotary_or_norms(checkpoint), len(layers) + len(names)

@@ -101,7 +101,7 @@ class Request:
                     f"{self.calibration_tokens}; lower it."
                 )
         if self.what != "mlp":
-            check_attention("compress", checkpoint)
+            check_attention("compress", checkpoint, self.method)
         experts = next((layer.experts for layer in wiring.layers if layer.experts), None)
         if self.what != "attention" and experts is not None:
             raise ArgumentError(
@@ -182,12 +182,22 @@ def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
         )
 
 
-def check_attention(function: str, checkpoint: Checkpoint) -> None:
-    """Raise if the attention is made from latent vectors, by maps of low rank."""
-    if checkpoint.wiring.layers[0].attention.latent is not None:
+def check_attention(function: str, checkpoint: Checkpoint, method: str | None = None) -> None:
+    """Raise if the attention is made from latent vectors and `method`, None for all, factorises its projections."""
+    if checkpoint.wiring.layers[0].attention.latent is None:
+        return
+    wiring = checkpoint.wiring
+    if method is None:
         raise ArgumentError(
-            f"{function}: attention must be stored as one weight per projection, got a {checkpoint.wiring.model_type}, "
-            "whose attention is of low rank already; compress its feed-forward layers, with what='mlp'."
+            f"{function}: attention must be stored as one weight per projection, got a {wiring.model_type}, whose "
+            "queries, keys and values are made from latent vectors; use compress with method='matrix'."
+        )
+    if TABLE[method].unit == "layer":
+        single = [repr(name) for name, row in TABLE.items() if row.unit != "layer"]
+        raise ArgumentError(
+            f"{function}: method must be {' or '.join(single)} for a {wiring.model_type}, whose queries, keys and "
+            f"values are made from latent vectors, by matrices without heads of their own, got {method!r}; pass "
+            "method='matrix'."
         )
 
 
@@ -201,6 +211,11 @@ def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bo
         raise ArgumentError(
             f"{function}: IN must read text, got a {wiring.model_type}, which reads {wiring.reads}; pass a model of "
             f"text{otherwise}."
+        )
+    if wiring.encoder is not None:
+        raise ArgumentError(
+            f"{function}: IN must be a model of one stack to read a text, got a {wiring.model_type} with an encoder "
+            f"and a decoder; pass the encoder alone{otherwise}."
         )
     if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
         raise ArgumentError(

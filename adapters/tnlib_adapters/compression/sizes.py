@@ -58,8 +58,8 @@ _SCALE = 4  # bytes
 def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = (), bits: int = 8) -> int:
     """Return the bytes of the compressed part with its weights rounded: one scale per output, biases unchanged."""
     wiring, tensors = checkpoint.wiring, checkpoint.folder.tensors
-    layers = () if what == "mlp" else wiring.layers
-    matrices = [linear for layer in layers for linear in layer.attention.projections.values()]
+    layers = wiring.projection_layers(what)
+    matrices = [linear for k in layers for linear in wiring.layers[k].attention.projections.values()]
     count = 0
     for linear in (*matrices, *(wiring.matrices[name] for name in modules)):
         weight, bias = tensors[linear.weight], tensors.get(linear.bias or "")
@@ -78,8 +78,8 @@ def round_weights(
 
     wiring = model.wiring
     weights: list[tuple[Any, int]] = [
-        (layer.projections[held[0]].module, linear.output_axis)
-        for k, layer in enumerate(() if what == "mlp" else model.layers)
+        (model.layers[k].projections[held[0]].module, linear.output_axis)
+        for k in wiring.projection_layers(what)
         for held, linear in wiring.layers[k].attention.projections.items()
     ]
     weights += [(find_module(model.model, name), wiring.matrices[name].output_axis) for name in modules]

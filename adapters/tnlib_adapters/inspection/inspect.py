@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._validate import as_path
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.report.html import page as html_page
 from tnlib_adapters.compression.report.html import svg
@@ -80,7 +80,7 @@ def inspect(
     if text is not None and not isinstance(text, str):
         raise ArgumentTypeError(f"inspect: text must be a string, got {type(text).__name__}; pass the text itself.")
     source_text = text if text_file is None else read_text("inspect", "text_file", text_file)
-    checkpoint = open_checkpoint(source)
+    checkpoint = as_one_stream("inspect", open_checkpoint(source))
     check_target("inspect", target, checkpoint.folder.path, force=force)
     tokens = own_tokens(checkpoint) if source_text is None else read_tokens(checkpoint, source_text)
     inspection = measure(checkpoint, tokens, target / PAGE, progress)

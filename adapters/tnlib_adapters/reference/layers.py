@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Routing
 
 Activation = Callable[[Array], Array]
 
@@ -68,19 +69,21 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts: the `n_chosen` experts of largest router weight, weighted by it.
+    """Mixture of experts: the weighted sum of `n_chosen` experts, plus a shared one that reads all positions.
 
-    If `normalised`, the weights of the chosen experts sum to one; otherwise those of all experts do.
+    `correction` (experts,) is added to the scores for the choice of experts, not to their weights.
     """
 
     router: Affine
     experts: tuple[FeedForward, ...]
     n_chosen: int
-    normalised: bool
+    routing: Routing
+    correction: Array | None = None
+    shared: FeedForward | None = None
 
     def __call__(self, x: Array) -> Array:
-        """Return the weighted sum of the outputs of the chosen experts."""
-        weights, out = self.weights(x), np.zeros_like(x)
+        """Return the weighted sum of the outputs of the chosen experts, plus that of the shared one."""
+        weights, out = self.weights(x), np.zeros_like(x) if self.shared is None else self.shared(x)
         for k, expert in enumerate(self.experts):
             chosen = weights[..., k] > 0
             out[chosen] += weights[chosen, k, None] * expert(x[chosen])  # position d_model
@@ -88,11 +91,28 @@ class Experts:
 
     def weights(self, x: Array) -> Array:
         """Return the weight of every expert at every position, (..., experts), 0 unless it is chosen."""
-        weights = softmax(self.router(x))
-        chosen = np.argsort(weights, axis=-1, kind="stable")[..., -self.n_chosen :]
-        kept = np.zeros_like(weights)
-        np.put_along_axis(kept, chosen, np.take_along_axis(weights, chosen, -1), -1)
-        return kept / kept.sum(-1, keepdims=True) if self.normalised else kept
+        logits = self.router(x)
+        scores = softmax(logits) if self.routing.scores == "softmax" else _sigmoid(logits)
+        ranked = self._of_chosen_groups(scores if self.correction is None else scores + self.correction)
+        kept = np.where(_is_largest(ranked, self.n_chosen), scores, 0.0)
+        kept = kept / kept.sum(-1, keepdims=True) if self.routing.normalised else kept
+        return self.routing.factor * kept
+
+    def _of_chosen_groups(self, ranked: Array) -> Array:
+        """Return the scores (..., experts) with those outside the chosen groups at -inf."""
+        by_group = ranked.reshape(*ranked.shape[:-1], self.routing.n_groups, -1)
+        of_groups = np.sort(by_group, axis=-1)[..., -self.routing.n_best :].sum(-1)  # ... group
+        chosen = _is_largest(of_groups, self.routing.n_chosen_groups)
+        kept: Array = np.where(chosen[..., None], by_group, -np.inf)
+        return kept.reshape(ranked.shape)
+
+
+def _is_largest(x: Array, n: int) -> Array:
+    """Return True at the `n` largest entries along the last axis."""
+    largest = np.argsort(x, axis=-1, kind="stable")[..., -n:]
+    marked = np.zeros(x.shape, bool)
+    np.put_along_axis(marked, largest, True, -1)
+    return marked
 
 
 @dataclass(frozen=True)
@@ -156,9 +176,13 @@ def _relu(x: Array) -> Array:
     return np.maximum(x, 0.0)
 
 
-def _silu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + np.tanh(0.5 * x))  # x / (1 + exp(-x)) without overflow
+def _sigmoid(x: Array) -> Array:
+    y: Array = 0.5 * (1 + np.tanh(0.5 * x))  # 1 / (1 + exp(-x)) without overflow
     return y
+
+
+def _silu(x: Array) -> Array:
+    return x * _sigmoid(x)
 
 
 # Keys are the names in config.json.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +37,9 @@ class Forward:
         (batch, n, d_model): the final stream after the final norm, if any.
     logits
         (batch, n, vocab), or None if the model has no unembedding.
+    memory
+        (batch, n', d_model), the output of the encoder, which cross-attention reads; None for a model of one stack.
+        With an encoder, its layers come first, on its tokens; `residuals` ends in the stream of the decoder.
     """
 
     patterns: tuple[Array, ...]
@@ -43,13 +48,14 @@ class Forward:
     outputs: tuple[Array, ...]
     hidden: Array
     logits: Array | None
+    memory: Array | None = None
 
     def __repr__(self) -> str:
         ends = "" if self.logits is None else f", logits {self.logits.shape}"
         return f"Forward({len(self.patterns)} layers, hidden {self.hidden.shape}{ends})"
 
 
-def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
+def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None = None) -> Forward:
     """Run a model on token sequences without padding: every position is attended to.
 
     Parameters
@@ -59,6 +65,8 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     tokens
         (n,) or (batch, n), integers. Architectures with segments use the first segment for all tokens. Models that read
         images take (batch, channels, height, width).
+    decoder_tokens
+        (m,) or (batch, m), the tokens of the decoder where `tokens` are those of an encoder; None for other models.
 
     Returns
     -------
@@ -79,20 +87,53 @@ def run(model: Checkpoint | Weights, tokens: Array) -> Forward:
     >>> run(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 5])
     Forward(2 layers, hidden (1, 4, 64), logits (1, 4, 128))
     """
-    weights = as_weights("run", model)
+    weights = as_weights("run", model, with_decoder=True)
     x = weights.embedding(weights.embedding.check("run", tokens, weights.context))  # batch n d_model
-    patterns, residuals, inputs, outputs = [], [], [], []
-    for block in weights.blocks:
-        residual, (x, seen) = x, run_block(block, x)
-        for pattern, read, written in seen:
-            patterns.append(pattern)
-            residuals.append(residual)
-            inputs.append(read)
-            outputs.append(written)
-
+    memory, record = None, _Record([], [], [], [])
+    if weights.encoder:
+        if decoder_tokens is None:
+            raise ArgumentError(
+                f"run: decoder_tokens must be given for a {weights.architecture} with an encoder and a decoder, got "
+                "None; pass the tokens so far, the start token first."
+            )
+        memory = _normed(weights.encoder_norm, _through(weights.encoder, x, None, record))
+        x = weights.embedding(weights.embedding.check("run", decoder_tokens, weights.context))  # batch m d_model
+    elif decoder_tokens is not None:
+        raise ArgumentError(
+            f"run: decoder_tokens must be None for a {weights.architecture} without a decoder, got an array; leave "
+            "them out."
+        )
+    if memory is not None and len(memory) != len(x):
+        raise ArgumentError(
+            f"run: decoder_tokens must hold as many sequences as tokens, got {len(x)} and {len(memory)}; pass one for "
+            "each."
+        )
+    x = _through(weights.blocks, x, memory, record)
     hidden = _normed(weights.final_norm, x)
     logits = None if weights.unembed is None else weights.unembed(hidden)  # batch n vocab
-    return Forward(tuple(patterns), (*residuals, x), tuple(inputs), tuple(outputs), hidden, logits)
+    patterns, residuals, inputs, outputs = (tuple(arrays) for arrays in record)
+    return Forward(patterns, (*residuals, x), inputs, outputs, hidden, logits, memory)
+
+
+class _Record(NamedTuple):
+    """Arrays of the attention layers of a forward pass, first to last."""
+
+    patterns: list[Array]
+    residuals: list[Array]
+    inputs: list[Array]
+    outputs: list[Array]
+
+
+def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _Record) -> Array:
+    """Return the stream (batch, n, d_model) after these blocks, which record their attention."""
+    for block in blocks:
+        residual, (x, seen) = x, run_block(block, x, memory)
+        for pattern, read, written in seen:
+            record.patterns.append(pattern)
+            record.residuals.append(residual)
+            record.inputs.append(read)
+            record.outputs.append(written)
+    return x
 
 
 def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
@@ -154,13 +195,16 @@ def check_mask(function: str, mask: Array, tokens: Array) -> Array:
     return targets
 
 
-def run_block(block: Block, x: Array) -> tuple[Array, list[tuple[Array, Array, Array]]]:
-    """Return the stream (batch, n, d_model) behind a block; and pattern, input and output of each attention layer."""
+def run_block(block: Block, x: Array, memory: Array | None = None) -> tuple[Array, list[tuple[Array, Array, Array]]]:
+    """Return the stream (batch, n, d_model) behind a block; and pattern, input and output of each attention layer.
+
+    `memory` (batch, n', d_model) is the output of the encoder, which cross-attention reads.
+    """
     added, seen = np.zeros_like(x), []
     for branch in block.branches:
         read = _normed(branch.before, x)
         if isinstance(branch.layer, Attention):
-            pattern, written = _attend(branch.layer, read)
+            pattern, written = _attend(branch.layer, read, memory)
             seen.append((pattern, read, written))
         else:
             written = branch.layer(read)
@@ -168,13 +212,15 @@ def run_block(block: Block, x: Array) -> tuple[Array, list[tuple[Array, Array, A
     return _normed(block.after, x + added), seen
 
 
-def _attend(layer: Attention, x: Array) -> tuple[Array, Array]:
-    """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model) of an attention layer."""
-    visible = layer.mask(x.shape[1])
+def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Array]:
+    """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model); in cross-attention (..., n, n')."""
+    read = memory if layer.cross and memory is not None else None
+    visible = layer.mask(x.shape[1], None if read is None else read.shape[1])
     patterns, written = np.empty((len(x), layer.n_heads, *visible.shape)), np.empty_like(x)
     for k, sequence in enumerate(x):
-        patterns[k] = softmax(np.where(visible, layer.scores(sequence), -np.inf))
-        written[k] = layer.output(patterns[k], sequence)
+        other = None if read is None else read[k]
+        patterns[k] = softmax(np.where(visible, layer.scores(sequence, other), -np.inf))
+        written[k] = layer.output(patterns[k], sequence if other is None else other)
     return patterns, written
 
 

@@ -18,7 +18,7 @@ from tnlib_adapters.architectures.wiring import (
     NormWiring,
 )
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, two_streams
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
 from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Experts, FeedForward, Norm, Unembedding
 
@@ -51,11 +51,13 @@ class Weights:
     blocks: tuple[Block, ...]
     final_norm: Norm | None
     unembed: Unembedding | None
+    encoder: tuple[Block, ...] = ()  # of a model with a decoder, whose blocks read its output
+    encoder_norm: Norm | None = None
 
     @property
     def context(self) -> int | None:
         """Length of the longest sequence, None if unlimited."""
-        layers = (branch.layer for block in self.blocks for branch in block.branches)
+        layers = (branch.layer for block in (*self.encoder, *self.blocks) for branch in block.branches)
         contexts = [layer.context for layer in layers if isinstance(layer, Attention)]
         return min((n for n in (self.embedding.context, *contexts) if n is not None), default=None)
 
@@ -64,9 +66,12 @@ class Weights:
         return f"Weights({self.architecture}, {vocab}context {self.context})"
 
 
-def as_weights(function: str, model: Any) -> Weights:
-    """Return the given weights, or load those of a checkpoint."""
-    return model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model, "model"))
+def as_weights(function: str, model: Any, *, with_decoder: bool = False) -> Weights:
+    """Return the given weights, or load those of a checkpoint; refuse encoder and decoder unless `with_decoder`."""
+    weights = model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model, "model"))
+    if weights.encoder and not with_decoder:
+        raise two_streams(function, f"a {weights.architecture}")
+    return weights
 
 
 def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weights:
@@ -99,12 +104,15 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
     """
     wiring = checkpoint.wiring
     layers = [_layer(checkpoint, k, layer, length) for k, layer in enumerate(wiring.layers)]
+    n_encoder = 0 if wiring.encoder is None else wiring.encoder.n_layers
     return Weights(
         architecture=wiring.model_type,
         embedding=_patches(checkpoint) if wiring.reads == "images" else read_embedding(checkpoint),
-        blocks=tuple(block for blocks in layers for block in blocks),
+        blocks=tuple(block for blocks in layers[n_encoder:] for block in blocks),
         final_norm=read_norm(checkpoint, wiring.final_norm),
         unembed=read_unembedding(checkpoint),
+        encoder=tuple(block for blocks in layers[:n_encoder] for block in blocks),
+        encoder_norm=None if wiring.encoder is None else read_norm(checkpoint, wiring.encoder.final_norm),
     )
 
 
@@ -154,6 +162,7 @@ def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
         weight = narrow.T @ weight  # d_model [e] vocab
     if len(weight) != d:
         raise _misfit(name, (None, d), weight.shape[::-1])
+    weight = weight * unembedding.scale if unembedding.scale != 1 else weight
     bias = _bias(checkpoint, unembedding.linear, weight.shape[1])
     return Unembedding(Affine(weight, bias), None if cap is None else float(cap))
 
@@ -200,7 +209,11 @@ def _experts(checkpoint: Checkpoint, wiring: ExpertsWiring) -> Experts:
         router=_affine(checkpoint, wiring.router, (checkpoint.sizes.d_model, len(wiring.experts))),
         experts=tuple(_feed_forward(checkpoint, expert) for expert in wiring.experts),
         n_chosen=wiring.n_chosen,
-        normalised=wiring.normalised,
+        routing=wiring.routing,
+        correction=None
+        if wiring.correction is None
+        else _tensor(checkpoint, wiring.correction, (len(wiring.experts),)),
+        shared=None if wiring.shared is None else _feed_forward(checkpoint, wiring.shared),
     )
 
 

@@ -22,7 +22,13 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib_adapters.architectures.wiring import AttentionWiring, Linear, NormWiring, Wiring
+from tnlib_adapters.architectures.wiring import (
+    AttentionWiring,
+    Linear,
+    NormWiring,
+    UnembeddingWiring,
+    Wiring,
+)
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.residual_stream import Leg, read_stream
@@ -71,14 +77,20 @@ def untied(checkpoint: Checkpoint, left: list[str]) -> Checkpoint:
         left.append("the final norm: the maps that read it are unknown, or are the embeddings")
         return checkpoint
     changes = {unembedding.own_weight: functools.partial(wide, checkpoint, unembedding.linear.weight)}
-    return with_tensors(checkpoint, changes, {"tie_word_embeddings": False})
+    return with_tensors(checkpoint, changes, _untied_config(unembedding))
+
+
+def _untied_config(unembedding: UnembeddingWiring) -> dict[str, bool]:
+    """Return the config of embeddings that are not tied, with the scale of the logits as it was."""
+    scaled = {unembedding.scale_key: unembedding.scale != 1} if unembedding.scale_key else {}
+    return {"tie_word_embeddings": False} | scaled
 
 
 def fold_norms(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Checkpoint:
     """Fold every norm whose output only known maps read; append notes to `done` and `left`."""
     changes: Changes = {}
     wiring, stream, count = checkpoint.wiring, read_stream(checkpoint), 0
-    config = {}
+    config: dict[str, bool] = {}
     for norm, readers in [*stream.norms.items(), *_latent_norms(wiring)]:
         if norm.place not in ("pre", "latent"):
             left.append(f"{norm.weight}: {_WHY[norm.place]}")
@@ -90,7 +102,7 @@ def fold_norms(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Chec
             count += bool(changes_of_norm)
             if norm == wiring.final_norm and changes_of_norm and wiring.unembedding and not wiring.unembedding.shared:
                 # a checkpoint may hold a copy of tied weights, which must not be tied again
-                config["tie_word_embeddings"] = False
+                config |= _untied_config(wiring.unembedding)
     if count:
         done.append(f"{count} norms, into the weights that read from them")
     return with_tensors(checkpoint, changes, config)

@@ -88,7 +88,8 @@ def _projection(layer: Attention, letter: str, head: int | None, linear: bool) -
 def read_stream(layer: Attention, letter: str, linear: str = "") -> tuple[str, int]:
     """Return the label and the size of the stream at this projection: homogeneous, one larger, if it has a bias."""
     bias = None if letter in linear else getattr(layer, f"b_{letter}")
-    return ("x", layer.d_model) if bias is None else ("$\\tilde{x}$", layer.d_model + 1)
+    x = "m" if layer.cross and letter in "KV" else "x"  # m: memory
+    return (x, layer.d_model) if bias is None else (f"$\\tilde{{{x}}}$", layer.d_model + 1)
 
 
 def weight_node(label: str, a: Array | None, at: tuple[float, float], *, tip: int, way: float) -> Node:
@@ -126,13 +127,18 @@ def rotation_legs(nodes: Sequence[Node], query: int, key: int, n: int | None = N
     ]
 
 
-def position_ends(node: int, at: tuple[float, float], n: int | None, half: float) -> list[Leg]:
+def position_ends(layer: Attention, node: int, at: tuple[float, float], n: int | None, half: float) -> list[Leg]:
     """Return the open legs of a pattern: output position, input position."""
     x, y = at
     return [
         Leg(node, None, "to", n, (x - half - REACH, y), axes=(1, None)),
-        Leg(node, None, "from", n, (x + half + REACH, y), axes=(2, None)),
+        Leg(node, None, "from", source_size(layer, n), (x + half + REACH, y), axes=(2, None)),
     ]
+
+
+def source_size(layer: Attention, n: int | None) -> int | None:
+    """Return the number of positions that `n` queries read: `n`, or an open size in cross-attention."""
+    return None if layer.cross else n
 
 
 def stream_ends(layer: Attention, output: int, value: int, nodes: Sequence[Node]) -> list[Leg]:
@@ -258,7 +264,7 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     n = None if n_positions is None else as_count("frozen_diagram", "n_positions", n_positions)
     heads = layer.n_heads
     nodes = [Node("matrix", "A", (STEP / 2, 0.0)), Node("delta", "", (STEP / 2, -0.9))]
-    legs = [*position_ends(0, (STEP / 2, 0.0), n, STEP / 2), Leg(0, 1, "heads", heads, axes=(0, None))]
+    legs = [*position_ends(layer, 0, (STEP / 2, 0.0), n, STEP / 2), Leg(0, 1, "heads", heads, axes=(0, None))]
     weights, inner = chain(output_value(layer, None), layer.d_value, 0.0, -ROW, first=2)
     selection, shared = to_key_value(layer, 1, 3, 4, (STEP, -0.9))
     legs += [Leg(1, 2, "", heads, axes=(None, 0)), *shared, *inner, *stream_ends(layer, 2, 3, weights)]
@@ -281,7 +287,8 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
 def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     """Return the diagram of an attention layer's output; a bubble is contracted first, then its function applied.
 
-    Parameters and errors as in `frozen_diagram`. The stream x is drawn wherever it is read.
+    Parameters and errors as in `frozen_diagram`. The stream x is drawn wherever it is read, and m, the memory
+    of cross-attention.
 
     Examples
     --------
@@ -321,7 +328,7 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     legs = [Leg(hub, out, "heads", heads), *_outputs(layer, n, nodes, query_at, out + 1, floor)]
     detour = ((right + 0.7, 1.0), (right + 0.7, floor)) if is_rotary else ()
     legs += [
-        Leg(key_at, value, "source position", n, via=detour, axes=(0, 0)),
+        Leg(key_at, value, "source position", source_size(layer, n), via=detour, axes=(0, 0)),
         *([Leg(0, query_at, "", n, axes=(0, None)), Leg(key, key_at, "", n, axes=(0, None))] if is_rotary else []),
         Leg(1, hub, "", heads, axes=(0, None)),
         *key_heads,
@@ -373,5 +380,5 @@ def _head_term(layer: Attention, head: int, n: int | None) -> Diagram:
     """Return the diagram of A^h (x) W_O^h W_V^h."""
     at = (STEP / 2, 0.0)
     weights, inner = chain(output_value(layer, head), layer.d_value, 0.0, -ROW, first=1)
-    legs = [*position_ends(0, at, n, STEP / 2), *inner, *stream_ends(layer, 1, 2, weights)]
+    legs = [*position_ends(layer, 0, at, n, STEP / 2), *inner, *stream_ends(layer, 1, 2, weights)]
     return Diagram((Node("matrix", f"A$^{{{head}}}$", at), *weights), (*legs,))

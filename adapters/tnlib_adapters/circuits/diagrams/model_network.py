@@ -20,7 +20,7 @@ from tnlib.drawing import Diagram, Leg
 from tnlib.drawing.diagram import Point
 from tnlib_adapters.architectures.wiring import ExpertsWiring, FeedForwardWiring
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
 from tnlib_adapters.circuits.diagrams.sublayer_networks import (
     STEP,
     AttentionNetwork,
@@ -69,7 +69,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None, *, blo
     >>> [node.label for node in diagram.nodes if "block" in node.label], diagram.open_legs
     (['blocks 1 to 3'], (('position', 5), ('vocab', 1024)))
     """
-    as_checkpoint("model_diagram", checkpoint)
+    as_one_stream("model_diagram", checkpoint)
     n = None if n_positions is None else as_count("model_diagram", "n_positions", n_positions)
     return _ModelNetwork("model_diagram", checkpoint, n, blocks).diagram()
 
@@ -100,7 +100,7 @@ def model_values(checkpoint: Checkpoint, tokens: Array, *, blocks: Iterable[int]
     >>> logits.shape, bool(np.allclose(logits, run(model, [5, 6, 7, 5]).logits[0], rtol=1e-12))
     ((4, 128), True)
     """
-    weights = read_weights(as_checkpoint("model_values", checkpoint))
+    weights = read_weights(as_one_stream("model_values", checkpoint))
     inputs = weights.embedding.check("model_values", tokens, weights.context)
     if len(inputs) != 1:
         raise ArgumentError(f"model_values: tokens must be one sequence, got {len(inputs)}; pass them one by one.")
@@ -332,7 +332,8 @@ class _ModelNetwork(Network):
         layer: Any = branch.layer if branch else None
         bias = None
         if isinstance(wiring, ExpertsWiring):
-            name = f"{len(wiring.experts)} experts, {wiring.n_chosen} at a time$^{{{k}}}$"
+            shared = " and a shared one" if wiring.shared else ""
+            name = f"{len(wiring.experts)} experts, {wiring.n_chosen} at a time{shared}$^{{{k}}}$"
             node, position = self.add("function", name, column + 0.8, top - 1.2, layer), None
             self.pair(x, node, self.d, [(column + 0.8, top)])
         elif isinstance(wiring, FeedForwardWiring):

@@ -11,7 +11,7 @@ from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
 from tnlib_adapters.architectures.wiring import LayerWiring, NormWiring
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
 from tnlib_adapters.checkpoints.weight_stacks import mlp
 from tnlib_adapters.circuits.diagrams.heads import REACH, STEP, layer_diagram, weight_node
 
@@ -89,7 +89,10 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     nodes = [Node("matrix", "W$_↓$", (0.0, 0.0))]
     legs = []
     title = f"feed-forward{' with a gate' if wiring.gate else ''}, {d_model} to {d_ff}"
-    title += f", one of {len(wirings)} experts" if len(wirings) > 1 else ""
+    experts = checkpoint.wiring.layers[layer].experts
+    if experts is not None:
+        title += f", one of {len(experts.experts)} experts"
+        title += ", beside a shared one" if experts.shared else ""
     if wiring.gate is None:
         bubble = Bubble((1, 2), name)
         nodes += [Node("matrix", up, (STEP, 0.0)), Node("tensor", x, (2 * STEP, 0.0))]
@@ -157,7 +160,7 @@ def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
 
 
 def _as_layer(function: str, checkpoint: Any, layer: Any) -> int:
-    return as_index(function, "layer", layer, as_checkpoint(function, checkpoint).n_layers)
+    return as_index(function, "layer", layer, as_one_stream(function, checkpoint).n_layers)
 
 
 def _equations(layer: LayerWiring) -> tuple[str, ...]:

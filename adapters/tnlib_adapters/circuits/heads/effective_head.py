@@ -23,7 +23,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import read_norm
@@ -50,7 +50,7 @@ class StreamHead:
 
 def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) -> StreamHead:
     """Return one head of a checkpoint, in float64, with the linear part of the adjacent norms folded in."""
-    layer = as_index(function, "layer", layer, as_checkpoint(function, checkpoint, "model").n_layers)
+    layer = as_index(function, "layer", layer, as_one_stream(function, checkpoint, "model").n_layers)
     head = as_index(function, "head", head, checkpoint.sizes.n_heads)
     notes: list[str] = []
     attention = _wide(checkpoint.head(layer, head))

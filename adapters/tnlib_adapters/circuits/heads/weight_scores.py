@@ -29,7 +29,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
 from tnlib_adapters.circuits.heads.effective_head import (
     StreamHead,
     TokenPositionParts,
@@ -125,7 +125,7 @@ def weight_scores(
     >>> bool(found.previous[0, 3] > 0.8), [found.writer(1, head) for head in range(4)]
     (True, [(0, 3), (0, 3), (0, 3), (0, 3)])
     """
-    if not as_checkpoint("weight_scores", model, "model").attention(0).is_bilinear:
+    if not as_one_stream("weight_scores", model, "model").attention(0).is_bilinear:
         raise ArgumentError(
             f"weight_scores: scores of model must be bilinear, but a {model.wiring.model_type} normalises "
             "queries and keys or latent vectors; use repeat_scores, which runs the model."

@@ -21,7 +21,7 @@ from tnlib._validate import as_array, as_flag, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
-from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind
+from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.weights import read_weights
@@ -76,6 +76,7 @@ class OpenLayer:
                 f"OpenLayer: attention and parts must be an Attention and StreamParts, got {type(layer).__name__} and "
                 f"{type(parts).__name__}; pass checkpoint.attention(1) and split_stream(checkpoint, tokens, layer=1)."
             )
+        check_self_attention("OpenLayer", [layer])
         d = parts.arrays.shape[2]
         if not layer.is_bilinear:
             raise ArgumentError(

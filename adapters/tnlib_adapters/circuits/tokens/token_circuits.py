@@ -20,7 +20,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, to_numpy
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
 from tnlib_adapters.circuits.heads.effective_head import StreamHead, stream_head
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 
@@ -144,7 +144,7 @@ def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -
     >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
     array([1., 1., 1., 1.])
     """
-    words = _ends_in_logits("copying_scores", as_checkpoint("copying_scores", model, "model"), vocabulary)
+    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), vocabulary)
     scores = np.zeros((model.n_layers, model.sizes.n_heads))
     between = None
     for at in np.ndindex(scores.shape):
@@ -280,7 +280,7 @@ def bigrams(
     >>> found.successors.shape
     (1024, 2)
     """
-    words = as_vocabulary("bigrams", as_checkpoint("bigrams", model, "model"), vocabulary)
+    words = as_vocabulary("bigrams", as_one_stream("bigrams", model, "model"), vocabulary)
     if not words.ends_in_logits:
         raise ArgumentError(
             f"bigrams: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "

@@ -20,7 +20,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
 from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import read_embedding, read_norm, read_unembedding
@@ -243,6 +243,7 @@ def _centred_columns(columns: Array, norm: Norm | None) -> Array:
 
 def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
     """Return the given vocabulary, validated, or load that of the model."""
+    as_one_stream(function, model, "model")
     if vocabulary is None:
         return read_vocabulary(model)
     if not isinstance(vocabulary, Vocabulary):
@@ -287,7 +288,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     >>> words, words.name(309)
     (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
     """
-    wiring = as_checkpoint("read_vocabulary", checkpoint).wiring
+    wiring = as_one_stream("read_vocabulary", checkpoint).wiring
     if wiring.reads != "tokens":
         raise ArgumentError(
             f"read_vocabulary: checkpoint must read tokens, got a {wiring.model_type}, which reads {wiring.reads}; "

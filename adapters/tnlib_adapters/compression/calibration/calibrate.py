@@ -51,7 +51,7 @@ def calibrated_parts(
     progress
         Called as progress(stage, done, total).
     what
-        Compressed part; there are no layers for "mlp".
+        Compressed part; there are no layers for "mlp" and for attention on latent vectors.
     file
         Statistics file, or None.
     """
@@ -60,7 +60,7 @@ def calibrated_parts(
 
     check_tokens(batches, widest_input(checkpoint, what))
     rotary, folded = has_rotary_or_norms(checkpoint), []
-    for k in range(0 if what == "mlp" else checkpoint.n_layers):
+    for k in checkpoint.wiring.projection_layers(what):
         folded.append(fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not rotary))
         install(model, k, folded[-1])  # moments must be those of the inputs of the folded weights
     names, sample = names_of(checkpoint, what), sample_batches(batches, _TOKENS_OF_STATISTICS)
@@ -160,7 +160,8 @@ def fitted(
     }
 
     def start(k: int) -> Products:
-        names = [matrix.name for matrix in wiring.layers[k].feed_forward_matrices]
+        layer = wiring.layers[k]
+        names = [matrix.name for matrix in (*layer.latent_matrices, *layer.feed_forward_matrices)]
         inside = {name: factors[name] for name in names if factors.get(name)}
         return (layers[k].products(options[k]) if layers else Products({})).beside(inside)
 

@@ -149,5 +149,5 @@ def inputs_of_text(
     model = (source or SourceModel(checkpoint)).original
     batches = model.batches(text)
     check_tokens(batches, widest_input(checkpoint, what))
-    places = find_places(model, names_of(checkpoint, what), attention=what != "mlp")
+    places = find_places(model, names_of(checkpoint, what), attention=bool(checkpoint.wiring.projection_layers(what)))
     return collect_reads(model, places, sample_batches(batches, _TOKENS), progress)

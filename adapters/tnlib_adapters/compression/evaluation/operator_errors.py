@@ -64,15 +64,17 @@ def compare_attention(
     for layer, module in enumerate(before.wiring.attention_modules):
         progress("measuring errors", layer, before.n_layers)
         matrices = plan.matrices.get(module, ())
+        single = [matrix.name for matrix in before.wiring.layers[layer].latent_matrices]
+        is_compressed = bool(matrices) or any(name in plan.matrices for name in single)
         # scale, rotary embeddings, head norms and attention that is not compressed are copied: equal in OUT
-        old = (before if matrices else after).projections(layer)
+        old = (before if is_compressed else after).projections(layer)
         compressed = after.attention(layer)
         original = replace(compressed, **(_NO_BIASES | per_head(old, before.sizes)))
         reports, qk, ov = compare_layer(layer, original, compressed, _ranks(matrices, before.sizes.n_heads))
         if plan.forecast.measure == RELATIVE:
             squares += _squared_errors(reports, old, after.projections(layer), matrices, before.sizes)
         worst = max(max(head.qk_error, head.ov_error) for head in reports)
-        n_after = plan.numbers.get(module, numbers[layer])
+        n_after = sum(plan.numbers.get(name, 0) for name in (module, *single)) if is_compressed else numbers[layer]
         layers.append(LayerReport(layer, qk, ov, worst, numbers[layer], n_after))
         heads += reports
     progress("measuring errors", before.n_layers, before.n_layers)

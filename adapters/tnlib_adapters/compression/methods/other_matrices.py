@@ -1,4 +1,4 @@
-r"""Feed-forward matrices and embeddings as low-rank products, under one budget with the attention.
+r"""Matrices of attention on latent vectors, of feed-forward layers and embeddings, under one budget with attention.
 
 Components are ordered by calibration data, or by singular values without a text. Fitted factors are stored without
 gauge freedom, those of the plain methods as published.
@@ -15,22 +15,21 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.components import Components, components
-from tnlib_adapters.compression.methods.table import EMBEDDING, FEED_FORWARD
+from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
 
-# tensor names of the heads of BERT and RoBERTa that predict masked tokens by the embeddings
-_MASKED_HEADS = ("cls.predictions.", "lm_head.")
-
 
 def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
-    """Return the modules outside the attention that `what` ("attention", "mlp", "all") selects.
+    """Return the modules that `what` ("attention", "mlp", "all") selects, besides projections of attention.
 
-    Embeddings are not selected if they also make the predictions, are scaled at look-up, or several modules hold them.
+    They include all matrices of attention on latent vectors. Embeddings are not selected if they also make the
+    predictions, are scaled at look-up, or several modules hold them.
     """
-    if what == "attention":
-        return []
-    names = [matrix.name for layer in checkpoint.wiring.layers for matrix in layer.feed_forward_matrices]
+    names = []
+    for layer in checkpoint.wiring.layers:
+        names += [matrix.name for matrix in layer.latent_matrices if what != "mlp"]
+        names += [matrix.name for matrix in layer.feed_forward_matrices if what != "attention"]
     with_table = what == "all" and _has_separate_embedding(checkpoint)
     return [*names, checkpoint.wiring.embedding.table.name] if with_table else names
 
@@ -38,8 +37,8 @@ def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
 def compressed_weights(checkpoint: Checkpoint, what: str) -> set[str]:
     """Return the tensor names of the weights that `what` selects, without biases."""
     wiring = checkpoint.wiring
-    layers = () if what == "mlp" else wiring.layers
-    attention = {linear.weight for layer in layers for linear in layer.attention.projections.values()}
+    layers = wiring.projection_layers(what)
+    attention = {linear.weight for k in layers for linear in wiring.layers[k].attention.projections.values()}
     return attention | {wiring.matrices[name].weight for name in names_of(checkpoint, what)}
 
 
@@ -50,13 +49,13 @@ def _has_separate_embedding(checkpoint: Checkpoint) -> bool:
     if wiring.reads != "tokens" or embedding.shared or embedding.scale != 1:  # scaled ones are another class of module
         return False
     if wiring.unembedding is None:
-        return not any(name.startswith(_MASKED_HEADS) for name in checkpoint.folder.tensors)
+        return wiring.masked_head is None
     return not wiring.unembedding.tied
 
 
 def widest_input(checkpoint: Checkpoint, what: str) -> int:
     """Return the largest input width among the weights of `what`, tables excluded."""
-    widths = [] if what == "mlp" else [checkpoint.sizes.widths["o"]]
+    widths = [checkpoint.sizes.widths["o"]] if checkpoint.wiring.projection_layers(what) else []
     for name in names_of(checkpoint, what):
         weight = checkpoint.locate(f"{name}.weight")
         if weight is not None and not checkpoint.wiring.is_embedding(name):
@@ -113,7 +112,9 @@ class Matrix:
 
 
 def role_of(wiring: Wiring, name: str) -> str:
-    """Return `EMBEDDING` or `FEED_FORWARD`, the role of a module outside the attention."""
+    """Return `ATTENTION`, `FEED_FORWARD` or `EMBEDDING`, the role of a module of `names_of`."""
+    if any(name == matrix.name for layer in wiring.layers for matrix in layer.latent_matrices):
+        return ATTENTION
     return EMBEDDING if wiring.is_embedding(name) else FEED_FORWARD
 
 
