@@ -127,8 +127,8 @@ class _Record(NamedTuple):
 def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _Record) -> Array:
     """Return the stream (batch, n, d_model) after these blocks, which record their attention."""
     for block in blocks:
-        residual, (x, seen) = x, run_block(block, x, memory)
-        for pattern, read, written in seen:
+        residual, (x, attentions) = x, run_block(block, x, memory)
+        for pattern, read, written in attentions:
             record.patterns.append(pattern)
             record.residuals.append(residual)
             record.inputs.append(read)
@@ -200,16 +200,16 @@ def run_block(block: Block, x: Array, memory: Array | None = None) -> tuple[Arra
 
     `memory` (batch, n', d_model) is the output of the encoder, which cross-attention reads.
     """
-    added, seen = np.zeros_like(x), []
+    added, attentions = np.zeros_like(x), []
     for branch in block.branches:
         read = _normed(branch.before, x)
         if isinstance(branch.layer, Attention):
             pattern, written = _attend(branch.layer, read, memory)
-            seen.append((pattern, read, written))
+            attentions.append((pattern, read, written))
         else:
             written = branch.layer(read)
         added += _normed(branch.behind, written)
-    return _normed(block.after, x + added), seen
+    return _normed(block.after, x + added), attentions
 
 
 def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Array]:
