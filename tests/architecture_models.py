@@ -168,6 +168,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3)),
     "phi3_window": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3, sliding_window=3)),
     "phi3_longrope": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**PHI3, **rope("longrope", **LONGROPE))),
+    "starcoder2": lambda: tf.Starcoder2ForCausalLM(tf.Starcoder2Config(**GROUPED, sliding_window=4)),
+    "starcoder2_untied": lambda: tf.Starcoder2ForCausalLM(
+        tf.Starcoder2Config(**GROUPED, use_bias=False, tie_word_embeddings=False)
+    ),
     "falcon": lambda: falcon(),
     "falcon_biases": lambda: falcon(bias=True, multi_query=False),
     "falcon_new": lambda: falcon(bias=True, num_kv_heads=2, new_decoder_architecture=True),

@@ -77,6 +77,7 @@ OLDER: dict[str, dict[str, Any]] = {
         "rope_theta": 100.0,
         "rope_scaling": {"type": "yarn", "mscale": 0.8, "mscale_all_dim": 0.6, **models.YARN},
     },
+    "starcoder2": {"rope_theta": 10000.0},
     "bloom": {"n_head": ..., "num_attention_heads": 4, "hidden_size": ..., "n_embed": 24},
 }
 

@@ -31,6 +31,7 @@ LM += [
     "gemma3",
     "phi",
     "phi3",
+    "starcoder2",
     "falcon",
     "falcon_new",
 ]
@@ -43,6 +44,7 @@ PLAIN = ["llama", "llama_tied", "llama_biases", "mistral_whole", "qwen2", "qwen3
 PLAIN += ["mixtral", "qwen3_moe_normalised", "deepseek_v2_direct", "deepseek_v3"]
 PLAIN += ["deepseek_v2_groups", "deepseek_v3_experts", "t5_untied"]
 LAYER_NORM = ["gpt2_lm", "gpt2_untied", "gptj", "gpt_neox", "opt", "opt_narrow", "phi", "falcon", "falcon_new"]
+LAYER_NORM += ["starcoder2"]
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ KEYS: Mapping[str, Key] = {
     "max_window_layers": _integer(0, 2**16, default=28),
     "layer_types": _list(f"{' or '.join(LAYER_TYPES)}, one per layer", lambda value: value in LAYER_TYPES, at_least=1),
     # -------------------------------------------------------------------------------- norms, feed-forward, order
-    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"), _EPS),
+    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "rms_norm_eps"), _EPS),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation", "activation_function"), _TEXT),
     **dict.fromkeys(("feed_forward_proj", "gated_activation", "dense_act_fn"), _TEXT),
     "norm_topk_prob": _flag(default=False),

@@ -1,4 +1,4 @@
-"""Rows of Llama and of the families derived from it: Mistral, Qwen, Gemma, Phi-3, DeepSeek."""
+"""Rows of Llama and of the families derived from it: Mistral, StarCoder2, Qwen, Gemma, Phi-3, DeepSeek."""
 
 from __future__ import annotations
 
@@ -75,6 +75,20 @@ MIXTRAL = replace(
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+)
+
+STARCODER2 = replace(
+    MISTRAL,
+    model_type="starcoder2",
+    norm="layer",
+    norm_eps="norm_epsilon",
+    mlp=Mlp(
+        up="layers.{layer}.mlp.c_fc",
+        down="layers.{layer}.mlp.c_proj",
+        norm="layers.{layer}.post_attention_layernorm",
+        activation="hidden_act",
+    ),
+    defaults={"sliding_window": None, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
 )
 
 QWEN2 = replace(

@@ -31,6 +31,7 @@ from tnlib_adapters.architectures.llama_family import (
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    STARCODER2,
 )
 
 __all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
@@ -390,7 +391,7 @@ ATTENTION_ONLY = Architecture(
 
 _ROWS = (
     *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE),
-    *(GEMMA, GEMMA2, GEMMA3, PHI, PHI3, FALCON, BLOOM, DEEPSEEK_V2, DEEPSEEK_V3, T5, ATTENTION_ONLY),
+    *(GEMMA, GEMMA2, GEMMA3, PHI, PHI3, FALCON, BLOOM, DEEPSEEK_V2, DEEPSEEK_V3, STARCODER2, T5, ATTENTION_ONLY),
 )
 ARCHITECTURES = {row.model_type: row for row in _ROWS}
 
