@@ -94,9 +94,8 @@ def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
 
 def test_what_is_off_is_refused(folders: Any) -> None:
     checkpoint = open_checkpoint(folders["bert"])
-    with refused(
-        ArgumentError, "compare: with calibrate, method must be one of heads, matrix, ttm, tucker, calibrated", "'cp'"
-    ):
+    wanted = "compare: with calibrate, method must be one of heads, matrix, ttm, tucker, "
+    with refused(ArgumentError, wanted, "calibrated, got 'cp'"):
         compare_on_text(checkpoint, [0.5], made_up_text(), ["cp"])
     with refused(ArgumentError, "at least ten lines"):
         compare_on_text(checkpoint, [0.5], "w1 w2\nw3 w4\n")

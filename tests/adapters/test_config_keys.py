@@ -99,6 +99,15 @@ def test_keys_that_are_missing_or_null_are_read_or_refused(row: str, folder: Cal
 
 
 @pytest.mark.parametrize("row", OF_ROW)
+def test_defaults_of_rows_are_those_of_transformers(row: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    theirs = CONFIG_MAPPING[row]()
+    ours = {key: value for key, value in ARCHITECTURES[row].defaults.items() if hasattr(theirs, key)}
+    assert ours == {key: getattr(theirs, key) for key in ours}
+
+
+@pytest.mark.parametrize("row", OF_ROW)
 def test_keys_that_a_row_does_not_read_stay_as_they_are(
     row: str, folder: Callable[[str], Path], saved: Any, tmp_path: Path
 ) -> None:

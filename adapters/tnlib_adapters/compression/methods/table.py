@@ -37,7 +37,7 @@ class Method:
         What it factorises: "matrix", one weight at a time; "layer", all projections of an attention layer together;
         "model", all weights of a model from calibration data.
     factorise
-        Of unit "matrix": weight (in, out) -> `factorisation.FactorisedMatrix`. Of unit "layer": (`Projections`,
+        Of unit "matrix": weight (in, out) -> `factorise.FactorisedMatrix`. Of unit "layer": (`Projections`,
         `Sizes`) -> `factorisation.Factorised`. Of unit "model": (checkpoint, text, progress, what=, file=,
         source=) -> `Factorisation`, where `source` is its `SourceModel`.
     kinds
@@ -50,8 +50,8 @@ class Method:
         their inputs, and the factors are transformed back, which only `WHITENED_KINDS` can be. "weighted": `weighted`
         takes the moments. "required": it does not run without.
     weighted
-        Of unit "matrix": (weight, moments of its inputs) -> the same as `factorise`. Of unit "layer", for whitened
-        weights, in place of `factorise`.
+        Of unit "matrix": (weight, second moments of its inputs (in, in), or their diagonal (in,)) -> the same as
+        `factorise`, with errors on the inputs. Of unit "layer", for whitened weights, in place of `factorise`.
     rotary
         In place of `factorise` where rotary embeddings or norms act between queries and keys.
     predicts_error
