@@ -183,10 +183,12 @@ def test_nothing_but_attention_changes(
         assert old[name].dtype == new[name].dtype
         np.testing.assert_array_equal(old[name].values, new[name].values)
     assert metadata(out / "model.safetensors") == metadata(source / "model.safetensors")
-    rewritten = {"model.safetensors", "config.json"}
+    rewritten = {"model.safetensors", "config.json", "README.md"}
     for name, content in digest(source).items():
         assert name in rewritten or digest(out)[name] == content
-    assert digest(out).keys() == digest(source).keys() | {REPORT, PAGE}
+    assert digest(out).keys() == digest(source).keys() | {REPORT, PAGE, "README.md"}
+    card = source / "README.md"
+    assert not card.exists() or (out / "README.md").read_bytes().endswith(card.read_bytes()[-20:])
     config = read_config(out)
     config.pop("quantization_config", None)
     assert config == read_config(source)
