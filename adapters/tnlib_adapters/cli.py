@@ -76,8 +76,8 @@ def main() -> None:
               help="Choose the smallest size with a predicted error of at most E: relative error of the weights; with "
               "--calibrate, 1 - cosine of the embeddings or the divergence (nats a token).")  # fmt: skip
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-              help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, and the token "
-              "embeddings.")  # fmt: skip
+              help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
+              "embeddings and the unembedding.")  # fmt: skip
 @click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
               show_default="calibrated with --calibrate, otherwise heads",
               help=methods_help())  # fmt: skip

@@ -60,8 +60,13 @@ def test_matrices_outside_the_attention(name: str, of_a_layer: int, saved: Any) 
     checkpoint = open_checkpoint(saved(name)[1])
     wiring = checkpoint.wiring
     assert [len(layer.feed_forward_matrices) for layer in wiring.layers] == [of_a_layer] * checkpoint.n_layers
-    assert len(wiring.matrices) == of_a_layer * checkpoint.n_layers + 1
-    assert [wiring.is_embedding(name) for name in wiring.matrices] == [False] * (len(wiring.matrices) - 1) + [True]
+    *matrices, table = [name for name in wiring.matrices if not wiring.is_unembedding(name)]
+    assert len(matrices) == of_a_layer * checkpoint.n_layers
+    assert wiring.is_embedding(table)
+    assert not any(wiring.is_embedding(name) for name in matrices)
+    head = [] if name == "gpt2_lm" else ["lm_head"]  # that of GPT-2 is its embedding
+    assert [*wiring.matrices] == [*matrices, table, *head]
+    assert wiring.tied_key == ("wte.unembedding" if name == "gpt2_lm" else None)
 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "llama", "bert", "vit", "opt_narrow", "gemma3"])

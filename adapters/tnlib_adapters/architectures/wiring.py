@@ -305,6 +305,11 @@ class UnembeddingWiring:
         """Map that reads the final stream."""
         return self.narrow or self.linear
 
+    @property
+    def key(self) -> str:
+        """Key of this use of the matrix in calibration statistics: of a shared table, `linear.name` is the look-up."""
+        return f"{self.linear.name}.unembedding" if self.shared else self.linear.name
+
 
 @dataclass(frozen=True)
 class Wiring:
@@ -350,11 +355,33 @@ class Wiring:
     def matrices(self) -> Mapping[str, Linear]:
         """Matrices that are factored one by one, by module name.
 
-        Those of attention on latent vectors, of feed-forward layers, and the embedding.
+        Those of attention on latent vectors, of feed-forward layers, the embedding, and an unembedding of its own.
         """
         matrices = [m for layer in self.layers for m in (*layer.latent_matrices, *layer.feed_forward_matrices)]
-        return {matrix.name: matrix for matrix in (*matrices, self.embedding.table)}
+        head = [] if self.unembedding is None or self.unembedding.shared else [self.unembedding.linear]
+        return {matrix.name: matrix for matrix in (*matrices, self.embedding.table, *head)}
 
     def is_embedding(self, name: str) -> bool:
         """Test if the module of this name, without a prefix, is the table of token embeddings."""
         return name == self.embedding.table.name
+
+    def is_unembedding(self, name: str) -> bool:
+        """Test if a module of this name, without a prefix, is an unembedding with a matrix of its own.
+
+        A loaded model may name it otherwise than its file: "lm_head" and "embed_out" of GPT-NeoX.
+        """
+        return name in self.architecture.unembed and not self.is_embedding(name)
+
+    def is_tied(self, name: str) -> bool:
+        """Test if the module of this name is the embedding, and its matrix makes the predictions as well."""
+        return self.is_embedding(name) and self.tied_key is not None
+
+    def matrix(self, name: str) -> Linear:
+        """Return a matrix outside attention and experts, by its name in a file or in a loaded model."""
+        own = self.unembedding if self.is_unembedding(name) else None
+        return self.matrices[name] if own is None else own.linear
+
+    @property
+    def tied_key(self) -> str | None:
+        """Key of the predictions in calibration statistics if the embedding also makes them, otherwise None."""
+        return self.unembedding.key if self.unembedding is not None and self.unembedding.shared else None

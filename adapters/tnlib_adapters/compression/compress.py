@@ -15,12 +15,12 @@ from tnlib_adapters.compression.calibration.text import hold_out, read_text
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
-from tnlib_adapters.compression.methods.other_matrices import compressed_weights, names_of
+from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report.html import write_page
-from tnlib_adapters.compression.report.report import Report, peak_memory
+from tnlib_adapters.compression.report.report import MatrixReport, Report, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
-from tnlib_adapters.compression.sizes import plain_bytes, stored_bytes
+from tnlib_adapters.compression.sizes import count_matrix, plain_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
@@ -76,10 +76,11 @@ def compress(
         scale for every component; biases are not rounded. With `keep` 1 and method "matrix" this is plain rounding of
         the weights. Scales count as bytes, not as numbers.
     what
-        "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both and the token embeddings
-        (unless they also make the predictions, or are scaled). `keep` refers to the numbers of this part. "matrix",
-        "ttm" and "calibrated" apply to feed-forward weights; with the other methods, "mlp" is refused and "all"
-        factorises feed-forward weights by "matrix".
+        "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both, the token embeddings and the
+        unembedding; if these are one matrix, it is factorised once and counted once. `keep` refers to the numbers of
+        this part. "matrix" and "calibrated" apply to all of it, "ttm" to attention and feed-forward weights; with the
+        other methods, "mlp" is refused and "all" factorises the weights they do not apply to by "matrix". The report
+        names embeddings that stay as they are (`left_dense`).
     calibrate
         Calibration text file in UTF-8, representative of the model's use. Needs torch and transformers. A tenth of
         the text is held out to measure the result on.
@@ -136,7 +137,7 @@ def compress(
     if calibration is not None:  # loaded from there at the end
         check_text_path("compress", "OUT", target)
     request.check(checkpoint)
-    _check_finite(checkpoint, what, progress)
+    _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens)
     plan = make_plan(original, request, calibration, progress)
 
@@ -170,7 +171,8 @@ def measured_report(
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
         squares += compare_modules(before, after, plan, request.in_int8)
-    names = names_of(before, request.what)
+    with_text = request.calibrate is not None
+    names = names_of(before, request.what, with_text=with_text)
     bytes_before, n_other = stored_bytes(before, request.what, names)
     bytes_after, _ = stored_bytes(after, request.what, names)
     return Report(
@@ -199,6 +201,8 @@ def measured_report(
         plain_measured=on_text.rounded.error if on_text else None,
         load=loading_code(after, request.layout),
         curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
+        matrices=[_matrix_report(before, plan, name) for name in names],
+        left_dense=left_dense(before, with_text=with_text) if request.what == "all" else {},
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
     )
@@ -215,6 +219,13 @@ def calibration_summary(model: RunningModel, text: str, held_out: str) -> dict[s
     return summary if model.predicts else summary | {"truncated": model.count_truncated(text)}
 
 
+def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
+    tied = before.wiring.is_tied(name)
+    role = "embedding and unembedding" if tied else role_of(before.wiring, name).replace("_", "-")
+    (matrix,) = plan.matrices[name]
+    return MatrixReport(name, role, matrix.kind, count_matrix(before, name), plan.numbers[name])
+
+
 def _read_calibration(request: Request) -> tuple[str | None, str]:
     """Return the calibration text, or None, and the held-out text."""
     if request.calibrate is None:
@@ -222,9 +233,9 @@ def _read_calibration(request: Request) -> tuple[str | None, str]:
     return hold_out(read_text("compress", "calibrate", request.calibrate))
 
 
-def _check_finite(checkpoint: Checkpoint, what: str, progress: Progress) -> None:
+def _check_finite(checkpoint: Checkpoint, request: Request, progress: Progress) -> None:
     """Refuse NaN and inf in the tensors that are copied, before any work; the others are checked as they are read."""
-    factorised = compressed_weights(checkpoint, what)
+    factorised = compressed_weights(checkpoint, request.what, with_text=request.calibrate is not None)
     tensors = [info for name, info in checkpoint.folder.tensors.items() if name not in factorised]
     for done, info in enumerate(tensors):
         progress("checking weights", done, len(tensors))

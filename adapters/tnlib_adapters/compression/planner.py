@@ -6,12 +6,17 @@ from collections.abc import Mapping
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.whitening import factorise_layer_on, factorise_weight_on, inputs_of_text
+from tnlib_adapters.compression.calibration.whitening import (
+    factorise_layer_on,
+    factorise_tied_on,
+    factorise_weight_on,
+    inputs_of_text,
+)
 from tnlib_adapters.compression.methods.components import Inputs
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, Plan, measure_of_text
 from tnlib_adapters.compression.methods.factorise import ModuleWeight, factorise_layer, factorise_weight
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of
+from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of, weight_of
 from tnlib_adapters.compression.methods.table import TABLE, resolve
 from tnlib_adapters.compression.request import (
     Progress,
@@ -87,7 +92,7 @@ def factorise(
     check_runs("compress", checkpoint, method)
     row, parts = TABLE[method], dict[str, Factorised]()
     layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
-    names = names_of(checkpoint, what)
+    names = names_of(checkpoint, what, with_text=inputs is not None)
     n_before = sum(count_attention(checkpoint)) if layers else 0
     rotary, total = has_rotary_or_norms(checkpoint), len(layers) + len(names)
     for k, module in enumerate(layers):
@@ -102,10 +107,17 @@ def factorise(
         progress("factorising", len(layers) + done, total)
         own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
         weight, n_bias = read_weight(checkpoint, name)
-        factorised = factorise_weight(own, weight) if inputs is None else factorise_weight_on(own, weight, inputs[name])
+        tied_key = checkpoint.wiring.tied_key if checkpoint.wiring.is_tied(name) else None
+        if inputs is None:
+            factorised = factorise_weight(own, weight)
+        elif tied_key is None:
+            factorised = factorise_weight_on(own, weight, inputs[name])
+        else:
+            factorised = factorise_tied_on(own, weight, inputs[name], inputs[tied_key])
         parts[name] = ModuleWeight(weight, factorised, n_bias)
         n_before += weight.size + n_bias
     progress("factorising", total, total)
     predicts = row.predicts_error and inputs is None
     measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
-    return Factorisation(method, parts, n_before, measure, predicts_error=predicts)
+    weights = {name: weight_of(checkpoint, name) for name in names}
+    return Factorisation(method, parts, n_before, measure, predicts_error=predicts, weights=weights)

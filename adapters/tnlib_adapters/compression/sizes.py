@@ -30,6 +30,13 @@ def attention_tensors(checkpoint: Checkpoint, layer: int) -> list[TensorInfo]:
     return [checkpoint.folder.tensors[name] for name in stored if name in checkpoint.folder.tensors]
 
 
+def count_matrix(checkpoint: Checkpoint, name: str) -> int:
+    """Return the numbers in the weight and the bias of a matrix outside the attention."""
+    matrix, tensors = checkpoint.wiring.matrices[name], checkpoint.folder.tensors
+    bias = tensors.get(matrix.bias or "")
+    return tensors[matrix.weight].size + (0 if bias is None else bias.size)
+
+
 def stored_bytes(
     checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()
 ) -> tuple[dict[str, int], int]:
@@ -43,7 +50,7 @@ def stored_bytes(
         for attention in attentions
         for module in (*(linear.module for linear in attention.matrices), f"{attention.parent}.tnlib")
     )
-    other_modules = tuple(f"{checkpoint.prefix}{name}." for name in modules)
+    other_modules = tuple(f"{checkpoint.wiring.matrices[name].module}." for name in modules)
     sums, n_other = {"attention": 0, "other": 0} | ({"matrices": 0} if modules else {}), 0
     for name, info in checkpoint.folder.tensors.items():
         kind = "matrices" if name.startswith(other_modules) else "attention" if name.startswith(bases) else "other"
@@ -74,7 +81,7 @@ def round_weights(
     """Round the weights of the compressed part of a model in memory, one scale per output, and return the model."""
     import torch
 
-    from tnlib_adapters.instrument.running_model import find_module
+    from tnlib_adapters.instrument.running_model import find_matrix
 
     wiring = model.wiring
     weights: list[tuple[Any, int]] = [
@@ -82,7 +89,7 @@ def round_weights(
         for k in wiring.projection_layers(what)
         for held, linear in wiring.layers[k].attention.projections.items()
     ]
-    weights += [(find_module(model.model, name), wiring.matrices[name].output_axis) for name in modules]
+    weights += [(find_matrix(model, name), wiring.matrix(name).output_axis) for name in modules]
     for module, outputs in weights:
         q, scale = round_slices(module.weight.detach().numpy(), outputs, bits)
         with torch.no_grad():

@@ -92,7 +92,7 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
             entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in dense.items()]
         else:
             entries = [
-                _entry(checkpoint.prefix + matrix.describe().tensor_name(part), values, None if keeps_dtype else dtype)
+                _entry(matrix.describe().stored_name(part, checkpoint.wiring), values, None if keeps_dtype else dtype)
                 for matrix in matrices
                 for part, (values, keeps_dtype) in matrix.parts(in_int8=in_int8).items()
             ]

@@ -183,7 +183,7 @@ def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
             continue
         matrix = wiring.matrices[description.module]
         parts = {
-            part: folder.tensors[f"{matrix.module}.{part}"]
+            part: folder.tensors[description.stored_name(part, wiring)]
             for part in (*description.shapes, *map(scale_name, description.scales))
         }
         transposed = matrix.stored == "out_in"

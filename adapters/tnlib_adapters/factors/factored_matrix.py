@@ -80,6 +80,12 @@ class Description:
         """Return the name of a part, without the prefix of the checkpoint."""
         return f"{self.module}.{part_name(self.of, part)}" if self.of else f"{self.module}.{part}"
 
+    def stored_name(self, part: str, wiring: Wiring) -> str:
+        """Return the name of a part in a file; an unembedding often lacks the prefix of the checkpoint."""
+        if self.of:
+            return wiring.prefix + self.tensor_name(part)
+        return f"{wiring.matrices[self.module].module}.{part}"
+
     def read(self, get: Callable[[str], Array]) -> FactoredMatrix:
         """Return the matrix; `get` reads a part, or the scales of one, by its name."""
         arrays = {part: get(part) for part in self.shapes}
@@ -339,7 +345,7 @@ def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
                 f"{description.module!r}; compress again."
             )
         for part, shape in description.shapes.items():
-            name = wiring.prefix + description.tensor_name(part)
+            name = description.stored_name(part, wiring)
             expect(folder, name, shape, ("I8",) if part in description.scales else FLOATS)
         for part, shape in description.scales.items():
-            expect(folder, wiring.prefix + description.tensor_name(scale_name(part)), shape)
+            expect(folder, description.stored_name(scale_name(part), wiring), shape)

@@ -219,6 +219,19 @@ def find_module(model: nn.Module, name: str) -> nn.Module:
     return module
 
 
+def find_matrix(model: RunningModel, name: str) -> nn.Module:
+    """Return the module that holds a matrix outside the attention, by its name in the file.
+
+    Of several that hold the embedding (T5's shared one, and that of the encoder) it is the innermost, which runs.
+    """
+    if model.wiring.is_unembedding(name):
+        return cast(nn.Module, model.model.get_output_embeddings())
+    module = find_module(model.model, name)
+    if not model.wiring.is_embedding(name):
+        return module
+    return [m for m in model.model.modules() if isinstance(m, nn.Embedding) and m.weight is module.weight][-1]
+
+
 def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over tokens, of norm 1."""
     weights = mask[..., None].to(hidden.dtype)

@@ -1,7 +1,8 @@
 """Inputs of the weights of a running model, and gradients of random probes at their outputs.
 
 The key of a weight is its layer and name for a projection, "3.q", and the module name outside the attention. Inputs
-have keys as well, because queries, keys and values share theirs: "3.x"; the input of "3.o" is "3.y".
+have keys as well, because queries, keys and values share theirs: "3.x"; the input of "3.o" is "3.y". A table of
+embeddings that also makes the predictions has two places, one for each use: its module name, and `Wiring.tied_key`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tnlib_adapters.instrument.running_model import (
     Projection,
     RunningModel,
     draw_probe,
-    find_module,
+    find_matrix,
     input_of,
     output_of,
     start_of_gradients,
@@ -29,11 +30,27 @@ from tnlib_adapters.instrument.running_model import (
 
 @dataclass(frozen=True)
 class Place:
-    """A weight of a running model: its module, the key of its input, and its projection if it is in the attention."""
+    """A weight of a running model, in one of its uses.
+
+    Parameters
+    ----------
+    module
+        Module that computes with it.
+    reads
+        Key of its input.
+    projection
+        Its projection, if it is in the attention.
+    scale
+        Factor of what is looked up in a table.
+    predicts
+        True for an unembedding.
+    """
 
     module: nn.Module
     reads: str
     projection: Projection | None = None
+    scale: float = 1.0
+    predicts: bool = False
 
     @property
     def is_table(self) -> bool:
@@ -51,7 +68,17 @@ def find_places(model: RunningModel, modules: Sequence[str] = (), *, attention: 
         for name in NAMES:
             projection = layer.projections[name]
             places[f"{k}.{name}"] = Place(projection.module, f"{k}.{'y' if name == 'o' else 'x'}", projection)
-    return places | {name: Place(find_module(model.model, name), name) for name in modules}
+    wiring = model.wiring
+    for name in modules:
+        module = find_matrix(model, name)
+        if not wiring.is_embedding(name):
+            places[name] = Place(module, name, predicts=wiring.is_unembedding(name))
+            continue
+        # only a module of another class scales what it looks up; other versions of transformers do so elsewhere
+        places[name] = Place(module, name, scale=1.0 if type(module) is nn.Embedding else wiring.embedding.scale)
+        if wiring.tied_key is not None:
+            places[wiring.tied_key] = Place(model.model.get_output_embeddings(), wiring.tied_key, predicts=True)
+    return places
 
 
 def read(model: RunningModel, batch: Batch, places: Places) -> dict[str, Tensor]:
@@ -70,6 +97,7 @@ def observe(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Run one batch; return the inputs of `read`, and the gradient of a random probe at the output of every weight.
 
+    That of a table is with respect to its rows, before they are scaled.
     The probe of an embedding e is v . e with v normal; that of predictions is the log-probability of tokens sampled
     from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
     twice the Kullback-Leibler divergence of the predictions.
@@ -88,7 +116,8 @@ def observe(
     slopes = {}
     for key, place in places.items():
         grad = grads[id(wrote[key])]
-        slopes[key] = _valid(grad if place.projection is None else place.projection.written(grad), batch)
+        grad = grad if place.projection is None else place.projection.written(grad)
+        slopes[key] = _valid(grad if place.scale == 1 else place.scale * grad, batch)
     return _reads(reads, places, batch), slopes
 
 

@@ -180,6 +180,10 @@ class FactoredLinear(nn.Module, ABC):
         """Return the rows W[ids], (..., out_features)."""
         return nn.functional.embedding(ids, self.matrix())
 
+    def transposed_product(self, y: Tensor) -> Tensor:
+        """Return y W^T, for y of shape (..., out_features)."""
+        return y @ self.matrix().mT  # ... [n], m [n]
+
     def to_dense(self) -> nn.Linear:
         """Return a dense layer of the same function, multiplied out in float64."""
         return as_dense(self, self.like())
@@ -222,6 +226,10 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of left, times right."""
         return self.rows_of("left", ids) @ self.part("right")  # ... [r], [r] n
+
+    def transposed_product(self, y: Tensor) -> Tensor:
+        """Return y right^T left^T."""
+        return (y @ self.part("right").mT) @ self.part("left").mT  # ... [n], r [n] -> ... [r], m [r]
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return left right."""

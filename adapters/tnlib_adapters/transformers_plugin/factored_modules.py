@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -236,36 +236,105 @@ def _together(own: str, sizes: Sizes) -> list[str]:
 
 
 class FactoredEmbedding(nn.Module):
-    """Rows of a factored matrix, looked up by token."""
+    """Rows of a factored matrix, looked up by token.
 
-    def __init__(self, described: Description, like: Tensor) -> None:
+    Parameters
+    ----------
+    described
+        Description of the matrix.
+    like
+        Tensor of the dtype and device of new factors.
+    scale
+        Factor of the rows, kept outside the factors.
+    tied
+        Embedding whose factors these are, too; None for factors of its own.
+    """
+
+    def __init__(
+        self, described: Description, like: Tensor, scale: float = 1.0, tied: FactoredEmbedding | None = None
+    ) -> None:
         super().__init__()
-        for part, parameter in empty_parameters(described, like).items():
-            self.register_parameter(part, parameter)
-        # a layer in a tuple is not a submodule: its factors are parameters of this module, as in the file
-        self._layer = (make_layer(described, Borrowed(self, {part: part for part in described.shapes})),)
+        if tied is None:
+            for part, parameter in empty_parameters(described, like).items():
+                self.register_parameter(part, parameter)
+        # modules in a tuple are not submodules: the factors are parameters of one module, as in the file
+        self._tied = () if tied is None else (tied,)
+        self._layer = (make_layer(described, Borrowed(self.embedding, {part: part for part in described.shapes})),)
         self.num_embeddings, self.embedding_dim = self.factors.in_features, self.factors.out_features
+        self.scale = scale
 
     @property
     def factors(self) -> FactoredLinear:
         """The factored matrix, (tokens, width)."""
         return self._layer[0]
 
+    @property
+    def embedding(self) -> nn.Module:
+        """The embedding that holds the factors."""
+        return self._tied[0] if self._tied else self
+
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of these tokens."""
-        return self.factors.look_up(ids)
+        """Return the rows of these tokens, times the scale."""
+        rows = self.factors.look_up(ids)
+        return rows if self.scale == 1 else rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
 
     def to_dense(self) -> nn.Embedding:
-        """Return a dense table of the same rows, multiplied out in float64."""
+        """Return a dense table of the same function, multiplied out in float64."""
         like = self.factors.like()
-        table = nn.Embedding(self.num_embeddings, self.embedding_dim, device=like.device, dtype=like.dtype)
+        table = nn.Embedding if self.scale == 1 else ScaledEmbedding
+        dense = table(self.num_embeddings, self.embedding_dim, device=like.device, dtype=like.dtype)
+        if isinstance(dense, ScaledEmbedding):
+            dense.scale = self.scale
         with torch.no_grad():
-            table.weight.copy_(self.factors.matrix(torch.float64))
-        return table
+            dense.weight.copy_(self.factors.matrix(torch.float64))
+        return dense
 
 
-def factored_module(described: Description, original: nn.Module) -> nn.Module:
-    """Return the empty module of a factored weight with the bias of the module that it replaces."""
+class ScaledEmbedding(nn.Embedding):
+    """Rows of a table times a number, rounded to the dtype of the table."""
+
+    scale = 1.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of these tokens, times the scale."""
+        rows = super().forward(ids)
+        return rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
+
+
+class TiedUnembedding(nn.Module):
+    """Logits by the factors of an embedding: y = x E^T + b. It has no factors of its own, only the bias."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, embedding: FactoredEmbedding, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self._embedding = (embedding,)  # not a submodule, as in `FactoredEmbedding`
+        self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
+        self.register_parameter("bias", bias)
+
+    @property
+    def embedding(self) -> FactoredEmbedding:
+        """The embedding that holds the factors."""
+        return self._embedding[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        y = self.embedding.factors.transposed_product(x)
+        return y if self.bias is None else y + self.bias
+
+    def to_dense(self) -> nn.Linear:
+        """Return a dense layer of the same function, multiplied out in float64."""
+        dense = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        dense.weight = self.embedding.to_dense().weight
+        dense.register_parameter("bias", self.bias)
+        return dense
+
+
+def factored_module(described: Description, original: nn.Module, scale: float) -> nn.Module:
+    """Return the empty module of a factored weight with the bias of the module that it replaces.
+
+    `scale` is that of the embeddings, which only a module of another class than `nn.Embedding` applies.
+    """
     weight = cast(Tensor, original.weight)
     module: nn.Module
     if isinstance(original, nn.Embedding):
@@ -274,7 +343,7 @@ def factored_module(described: Description, original: nn.Module) -> nn.Module:
                 "from_pretrained: a table of embeddings must not be of kind 'interpolative' in config.json; compress "
                 "again."
             )
-        module = FactoredEmbedding(described, weight)
+        module = FactoredEmbedding(described, weight, 1.0 if type(original) is nn.Embedding else scale)
     else:
         parameters = empty_parameters(described, weight)
         layer = make_layer(described, {part: parameters[part] for part in described.shapes})
@@ -284,3 +353,11 @@ def factored_module(described: Description, original: nn.Module) -> nn.Module:
         module = layer
     module.register_parameter("weight", no_numbers(weight))
     return module
+
+
+def tied_module(described: Description, embedding: FactoredEmbedding, original: nn.Module) -> nn.Module:
+    """Return the module that shares the factors of an embedding: another look-up, or the unembedding."""
+    if isinstance(original, nn.Embedding):
+        scale = 1.0 if type(original) is nn.Embedding else embedding.scale
+        return FactoredEmbedding(described, embedding.factors.like(), scale, embedding)
+    return TiedUnembedding(embedding, cast(Any, original).bias)

@@ -26,8 +26,10 @@ from tnlib_adapters.transformers_plugin.factored_modules import (
     FactoredEmbedding,
     LayerFactors,
     SideBySide,
+    TiedUnembedding,
     build,
     factored_module,
+    tied_module,
 )
 
 
@@ -58,7 +60,8 @@ class TnlibQuantizer(HfQuantizer):
     requires_calibration = False
     quantization_config: TnlibConfig
 
-    def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        wiring = _wire(model.config)
         for layer in _layers(model, self.quantization_config):
             modules = layer.projections()
             originals = {name: cast(Any, layer.attention.get_submodule(name)) for name in modules}
@@ -75,10 +78,18 @@ class TnlibQuantizer(HfQuantizer):
             if not layer.attention._non_persistent_buffers_set:
                 layer.attention._is_hf_initialized = True  # type: ignore[assignment]
         for description in _modules(model, self.quantization_config):
-            place, original = find_place(model, description.module)
-            made_of = factored_module(description, original)
-            made_of._is_hf_initialized = True  # type: ignore[assignment]
-            _set_module(model, place, made_of)
+            place = _place(model, wiring, description)
+            if place is None:
+                continue
+            module = factored_module(description, model.get_submodule(place), wiring.embedding.scale)
+            _set_initialized(model, place, module)
+            if isinstance(module, FactoredEmbedding):
+                sources = dict(model.all_tied_weights_keys)
+                tied = [weight for weight, source in sources.items() if source == f"{place}.weight"]
+                for other in (weight.removesuffix(".weight") for weight in tied):
+                    tied_to = tied_module(description, module, model.get_submodule(other))
+                    _set_initialized(model, other, tied_to)
+                    del model.all_tied_weights_keys[f"{other}.weight"]  # there is no parameter of this name any more
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
         for module in model.modules():
@@ -90,7 +101,7 @@ class TnlibQuantizer(HfQuantizer):
         model.is_quantized = False  # type: ignore[assignment]  # factors are ordinary floats: any dtype, any training
         return model
 
-    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         """Multiply all factors out; called by `model.dequantize()`."""
         for layer in _layers(model, self.quantization_config):
             for name, held in layer.projections().items():
@@ -103,10 +114,19 @@ class TnlibQuantizer(HfQuantizer):
             delattr(layer.attention, METHOD)
         wiring = _wire(model.config)
         for description in _modules(model, self.quantization_config):
-            place, module = find_place(model, description.module)
-            dense_module = cast(FactoredLinear | FactoredEmbedding, module).to_dense()
-            is_conv = isinstance(dense_module, nn.Linear) and wiring.matrices[description.module].stored == "in_out"
+            place = _place(model, wiring, description)
+            if place is None:
+                continue
+            module = cast(FactoredLinear | FactoredEmbedding, model.get_submodule(place))
+            dense_module = module.to_dense()
+            is_conv = isinstance(dense_module, nn.Linear) and _is_conv(wiring, description.module)
             _set_module(model, place, _conv1d(cast(nn.Linear, dense_module)) if is_conv else dense_module)
+            for other, tied in list(model.named_modules()):
+                if isinstance(tied, FactoredEmbedding | TiedUnembedding) and tied.embedding is module:
+                    dense_tied = tied.to_dense()
+                    dense_tied.weight = dense_module.weight
+                    _set_module(model, other, dense_tied)
+                    model.all_tied_weights_keys[f"{other}.weight"] = f"{place}.weight"
         return model
 
     def is_serializable(self, *_: Any) -> bool:
@@ -171,6 +191,18 @@ def _described(model: nn.Module, config: TnlibConfig) -> list[Description]:
     return descriptions({KEY: section}, _wire(model.config).attention_modules) or []
 
 
+def _place(model: Any, wiring: Wiring, description: Description) -> str | None:
+    """Return the name of the module of a matrix; None for an unembedding if the model has none."""
+    if not wiring.is_unembedding(description.module):
+        return find_place(model, description.module)[0]
+    head = model.get_output_embeddings()
+    return next((name for name, module in model.named_modules() if module is head), None)
+
+
+def _is_conv(wiring: Wiring, name: str) -> bool:
+    return not wiring.is_unembedding(name) and wiring.matrices[name].stored == "in_out"
+
+
 def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:
     """Return name and module at `path`, also below the base model of a model with a head."""
     for name, module in model.named_modules():
@@ -185,6 +217,11 @@ def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:
 def _find(model: nn.Module, path: str) -> nn.Module:
     """Return the module at `path`."""
     return find_place(model, path)[1]
+
+
+def _set_initialized(root: nn.Module, name: str, module: nn.Module) -> None:
+    module._is_hf_initialized = True  # type: ignore[assignment]
+    _set_module(root, name, module)
 
 
 def _set_module(root: nn.Module, name: str, module: nn.Module) -> None:

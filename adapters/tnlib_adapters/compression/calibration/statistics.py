@@ -43,7 +43,8 @@ class Statistics:
     reads
         By input key: sums over tokens of x x^T; for an embedding table the token counts.
     slopes
-        Sums of p p^T with the gradient p of a probe at the output. Both over `n_read` batches.
+        Sums of p p^T with the gradient p of a probe at the output; for an unembedding at the input, because the output
+        is as wide as the vocabulary. Both over `n_read` batches.
     gates
         Sums of squares of the derivative with respect to a gate on each component, over `n_weighed` batches.
     n_read, n_weighed
@@ -105,6 +106,8 @@ def collect(
         for key, x in reads.items():
             _add(statistics.reads, key, _moments(x, place_of[key]))
         for key, slope in slopes.items():
+            if places[key].predicts:
+                slope = slope @ places[key].module.get_parameter("weight")
             _add(statistics.slopes, key, second_moments(slope.numpy()))
         statistics.n_read = k + 1
     return statistics
@@ -128,6 +131,7 @@ def measure_gates(
     """
     from tnlib_adapters.instrument.weight_inputs import observe
 
+    tied = model.wiring.tied_key
     sides = {key: _sides(component) for key, component in components.items()}
     for k in _saving("measuring gates", statistics.n_weighed, len(batches), progress, lambda: save(statistics)):
         reads, gradients = observe(model, batches[k], places, _generator(2 * k + 1))
@@ -136,6 +140,8 @@ def measure_gates(
             # a table lookup has row -1 at padding, where slopes are 0
             on_left = left[x] if places[key].is_table else x[..., : len(left)] @ left  # b t [m] c
             slopes = (on_left * (gradients[key] @ right.T)).sum(1)  # b [t] c
+            if tied is not None and model.wiring.is_embedding(key):  # the same gate acts on both uses of the table
+                slopes += ((reads[tied] @ right.T) * (gradients[tied] @ left)).sum(1)  # b [t] c
             _add(statistics.gates, key, slopes.double().square().sum(0).numpy())
         statistics.n_weighed = k + 1
     count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)

@@ -22,7 +22,13 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import collect_reads
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
-from tnlib_adapters.compression.methods.components import Inputs, moment_roots, multiply_rows, triangular_root
+from tnlib_adapters.compression.methods.components import (
+    Inputs,
+    moment_roots,
+    multiply_rows,
+    nearest_kronecker_product,
+    triangular_root,
+)
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.factorise import FactorisedMatrix, PerWeight, factorise_layer
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_input
@@ -91,17 +97,33 @@ class Whitened:
 
 
 class WhitenedWeight:
-    """A whitened weight, factorised by a method that writes low-rank products, with its factors transformed back."""
+    """A whitened weight, factorised by a method that writes low-rank products, with its factors transformed back.
 
-    def __init__(self, factorise: Callable[[Array], FactorisedMatrix], weight: Array, moments: Array) -> None:
+    `columns` are second moments by which errors at the output are weighed as well; None for the identity.
+    """
+
+    def __init__(
+        self,
+        factorise: Callable[[Array], FactorisedMatrix],
+        weight: Array,
+        moments: Array,
+        columns: Array | None = None,
+    ) -> None:
         root, self._inverse = moment_roots(moments.astype(np.float64))
-        self._dtype, self._whitened = weight.dtype, factorise(multiply_rows(root, weight.astype(np.float64)))
+        whitened = multiply_rows(root, weight.astype(np.float64))
+        if columns is not None:
+            root, self._inverse_of_columns = triangular_root(columns)
+            whitened = whitened @ root.T
+        self._has_columns = columns is not None
+        self._dtype, self._whitened = weight.dtype, factorise(whitened)
         self.curve = self._whitened.curve
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the factors of one option."""
         factorised = self._whitened.at(option)
         arrays = {**factorised.arrays, "left": multiply_rows(self._inverse, factorised.arrays["left"])}
+        if self._has_columns:
+            arrays["right"] = arrays["right"] @ self._inverse_of_columns.T
         return replace(factorised, arrays={part: a.astype(self._dtype) for part, a in arrays.items()})
 
 
@@ -127,6 +149,24 @@ def factorise_weight_on(method: Method, weight: Array, moments: Array) -> Factor
     return WhitenedWeight(resolve(method.factorise), weight, moments)
 
 
+def factorise_tied_on(method: Method, weight: Array, counts: Array, moments: Array) -> FactorisedMatrix:
+    """Factorise a table of embeddings (vocab, width) that also makes the predictions, in the norms of both inputs.
+
+    With the error D, the look-ups of tokens that occur n times err by |diag(n)^1/2 D|^2, and the logits of inputs of
+    second moments C by |D C^1/2|^2, relative to those of the table itself. Their sum is replaced by the norm of the
+    nearest Kronecker product, (n + a) (x) (C + b 1). The floor a is the share of the logits: those of tokens that do
+    not occur in the text count as much as the others.
+    """
+    squares = weight.astype(np.float64) ** 2
+    looked_up = counts / (counts @ squares.sum(axis=1) or 1.0)
+    read = moments / (np.vdot(moments, weight.T.astype(np.float64) @ weight) or 1.0)
+    rows, columns = nearest_kronecker_product([(looked_up, np.eye(len(read))), (np.ones(len(weight)), read)])
+    if method.calibration == "weighted":
+        factorised: FactorisedMatrix = resolve(method.weighted or "")(weight, rows)
+        return factorised
+    return WhitenedWeight(resolve(method.factorise), weight, rows, columns)
+
+
 def inputs_of_text(
     checkpoint: Checkpoint,
     text: str,
@@ -149,5 +189,6 @@ def inputs_of_text(
     model = (source or SourceModel(checkpoint)).original
     batches = model.batches(text)
     check_tokens(batches, widest_input(checkpoint, what))
-    places = find_places(model, names_of(checkpoint, what), attention=bool(checkpoint.wiring.projection_layers(what)))
+    names = names_of(checkpoint, what, with_text=True)
+    places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
     return collect_reads(model, places, sample_batches(batches, _TOKENS), progress)

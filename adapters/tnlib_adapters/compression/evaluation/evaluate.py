@@ -200,5 +200,5 @@ def measure_on_text(source: SourceModel, after: Checkpoint, what: str, text: str
     from tnlib_adapters.instrument.running_model import open_running
 
     compressed = evaluate_running(source.original, open_running(after.folder.path), text, progress)
-    rounded = round_weights(source.copy(), what, names_of(source.checkpoint, what))
+    rounded = round_weights(source.copy(), what, names_of(source.checkpoint, what, with_text=True))
     return OnText(compressed, evaluate_running(source.original, rounded, text, progress))

@@ -15,6 +15,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import per_head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
+from tnlib_adapters.compression.methods.other_matrices import weight_of
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.compression.sizes import count_attention
@@ -113,16 +114,19 @@ def _squared_errors(
 
 
 def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan, in_int8: bool) -> list[float]:
-    """Return the squared relative errors of the weights outside the attention, 0 for those that are copied."""
+    """Return the squared relative errors of the weights outside the attention, 0 for those that are copied.
+
+    An error is repeated as often as it counts.
+    """
     squares, layers = [], before.wiring.attention_modules
     for module, matrices in plan.matrices.items():
         if module in layers:
             continue
         if not any(is_rewritten(matrix, in_int8) for matrix in matrices):
-            squares.append(0.0)
+            squares += [0.0] * weight_of(before, module)
             continue
         original, compressed = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (before, after))
-        squares.append(_of_weights(original, compressed, [module]))
+        squares += [_of_weights(original, compressed, [module])] * weight_of(before, module)
     return squares
 
 

@@ -13,12 +13,25 @@ L of the output by
 
 Its mean square over texts and probes estimates the loss when the component is dropped, in one unit for all matrices and
 layers, without assuming independence.
+
+The gradients at the output of an unembedding W are as wide as the vocabulary, but P occurs only in W P W^T, the second
+moments G of the gradients at its input. With the table E = W^T (vocab, width) and E' = E M the error is
+|G^1/2 (M - 1) A^1/2|^2, and that of look-ups in a table is |N^1/2 (M - 1) P^1/2|^2, where N = E^T diag(n) E are the
+second moments of the rows, looked up n times. A table with both uses has the sum of both errors,
+
+    (m - 1)^T (N (x) P + G (x) A) (m - 1),        m the entries of M,
+
+whose minimum over M of rank r has no closed form. The nearest Kronecker product (Van Loan and Pitsianis, 1993) of the
+bracket takes its place, which has: its factors are positive sums of N and G, and of P and A. Gates then state the
+loss of each component in both uses together. G makes the rows count that no text looks up: the model gives every token
+a probability, and the errors of all logits meet in the softmax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -134,6 +147,47 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     # the dtype of the weight: single precision takes half the time, and components below its rounding hardly matter
     scaled = (onto / (np.linalg.norm(onto) or 1.0)).astype(dtype)
     gram = scaled.T @ (scaled if reads is None else multiply_rows((reads / (reads.max() or 1.0)).astype(dtype), scaled))
+    return _along_eigenvectors(onto, gram, inverse, dtype)
+
+
+def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Components:
+    """Return the components of a table of embeddings by descending loss.
+
+    Parameters
+    ----------
+    weight
+        (vocab, width); the components have its dtype.
+    uses
+        For look-ups: second moments (width, width) of the rows that are looked up, and of the gradients at these. For
+        predictions: second moments (width, width) of the gradients at the input, and of the input.
+    """
+    rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
+    root, inverse = triangular_root(columns)
+    gram = root @ rows @ root.T
+    return _along_eigenvectors(weight.astype(np.float64) @ root.T, gram / (gram.max() or 1.0), inverse, weight.dtype)
+
+
+def nearest_kronecker_product(terms: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return the factors of the Kronecker product nearest to a sum of Kronecker products, up to their scales.
+
+    Terms are pairs of arrays; moments that are diagonal may be given by their diagonals.
+
+    >>> a, b = nearest_kronecker_product([(np.eye(2), np.array([1.0, 0.0])), (np.eye(2), np.array([0.0, 3.0]))])
+    >>> (b / b[0]).round(12).tolist()
+    [1.0, 3.0]
+    """
+    first, second = (np.array([[np.vdot(a, b) for b in side] for a in side]) for side in zip(*terms, strict=True))
+    # sum_k A_k (x) B_k, rearranged, is the matrix sum_k vec(A_k) vec(B_k)^T; its leading right singular vector is
+    # sum_k c_k vec(B_k) with the leading eigenvector c of the product of both Gram matrices
+    values, vectors = np.linalg.eig(first @ second)
+    c = np.abs(vectors[:, np.argmax(values.real)].real)  # of one sign, because inner products of moments are positive
+    sides = zip(second @ c, c, terms, strict=True)
+    weighed = [(u * a, w * b) for u, w, (a, b) in sides]
+    return sum(a for a, _ in weighed), sum(b for _, b in weighed)
+
+
+def _along_eigenvectors(onto: Array, gram: Array, inverse: Array | None, dtype: Any) -> Components:
+    """Return the components of a weight, given its product with R^T, the matrix to diagonalise and R^-1."""
     values, v = (a.astype(np.float64) for a in np.linalg.eigh(gram))
     losses, v = np.maximum(values[::-1], 0.0), v[:, ::-1]
     left, right = onto @ v, v.T if inverse is None else multiply_rows(inverse, v).T

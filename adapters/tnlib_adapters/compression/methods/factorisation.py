@@ -119,6 +119,8 @@ class Factorisation:
         True if the errors of the blocks predict the measure.
     fit
         Function that fits the factors of the chosen sizes on calibration data, or None.
+    weights
+        Factors of the errors of some parts, in the sum over blocks; 1 for the others.
     """
 
     method: str
@@ -127,6 +129,7 @@ class Factorisation:
     measure: str = RELATIVE
     predicts_error: bool = True
     fit: Fit | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
         """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
@@ -226,17 +229,26 @@ class Factorisation:
 
     @property
     def _curves(self) -> list[Curve]:
-        return [curve for part in self.parts.values() for curve in part.curves]
+        weights = (self.weights.get(name, 1) for name in self.parts)
+        return [
+            curve if weight == 1 else Curve(curve.costs, weight * curve.errors)
+            for weight, part in zip(weights, self.parts.values(), strict=True)
+            for curve in part.curves
+        ]
+
+    @property
+    def _n_blocks(self) -> int:
+        return sum(self.weights.get(name, 1) * len(part.curves) for name, part in self.parts.items())
 
     def _spent(self, choice: Sequence[int]) -> int:
         return self._fixed + spent_by(self._curves, choice)
 
     def _error(self, lost: float) -> float:
         """Return the error of a sum of losses: squared relative errors of blocks, or twice the error of the outputs."""
-        return math.sqrt(lost / len(self._curves)) if self.measure == RELATIVE else lost / 2
+        return math.sqrt(lost / self._n_blocks) if self.measure == RELATIVE else lost / 2
 
     def _lost_within(self, error: float) -> float:
-        return error**2 * len(self._curves) if self.measure == RELATIVE else 2 * error
+        return error**2 * self._n_blocks if self.measure == RELATIVE else 2 * error
 
 
 def _rounded_up(fraction: float) -> str:

@@ -24,14 +24,14 @@ from tnlib_adapters.compression.methods.components import components, triangular
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Sizes
 
-_TALL = 8  # rows per column from which the Gram matrix is used: a table of embeddings costs an eighth of its SVD
+_LONG = 8  # ratio of the legs from which the Gram matrix is used: a table of embeddings costs an eighth of its SVD
 
 
 class TruncatedSVD:
     """The truncated singular value decomposition of a weight."""
 
     def __init__(self, weight: Array) -> None:
-        if len(weight) > _TALL * weight.shape[1]:
+        if max(weight.shape) > _LONG * min(weight.shape):
             gram = components(weight)
             self._left, self._right, lost = gram.left, gram.right, gram.lost
         else:

@@ -1,4 +1,4 @@
-r"""Matrices of attention on latent vectors, of feed-forward layers and embeddings, under one budget with attention.
+r"""Matrices of attention on latent vectors, of feed-forward layers, embedding and unembedding, under one budget.
 
 Components are ordered by calibration data, or by singular values without a text. Fitted factors are stored without
 gauge freedom, those of the plain methods as published.
@@ -6,7 +6,7 @@ gauge freedom, those of the plain methods as published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,49 +14,73 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import Components, components
-from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD
+from tnlib_adapters.compression.methods.components import Components, components, multiply_rows, table_components
+from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
 
 
-def names_of(checkpoint: Checkpoint, what: str) -> list[str]:
+def names_of(checkpoint: Checkpoint, what: str, *, with_text: bool = False) -> list[str]:
     """Return the modules that `what` ("attention", "mlp", "all") selects, besides projections of attention.
 
-    They include all matrices of attention on latent vectors. Embeddings are not selected if they also make the
-    predictions, are scaled at look-up, or several modules hold them.
+    They include all matrices of attention on latent vectors. "all" includes the embedding and the unembedding, which
+    may be one matrix, but for those of `left_dense`.
     """
-    names = []
-    for layer in checkpoint.wiring.layers:
+    wiring, names = checkpoint.wiring, list[str]()
+    for layer in wiring.layers:
         names += [matrix.name for matrix in layer.latent_matrices if what != "mlp"]
         names += [matrix.name for matrix in layer.feed_forward_matrices if what != "attention"]
-    with_table = what == "all" and _has_separate_embedding(checkpoint)
-    return [*names, checkpoint.wiring.embedding.table.name] if with_table else names
+    if what != "all" or wiring.reads != "tokens":
+        return names
+    left = left_dense(checkpoint, with_text=with_text)
+    return [*names, *(name for name in _tables(wiring) if name not in left)]
 
 
-def compressed_weights(checkpoint: Checkpoint, what: str) -> set[str]:
+def left_dense(checkpoint: Checkpoint, *, with_text: bool) -> dict[str, str]:
+    """Return by module name why the embedding or the unembedding of a model of text stays as it is."""
+    wiring, head = checkpoint.wiring, checkpoint.wiring.unembedding
+    if head is not None:
+        copied = head.tied and not head.shared
+        reason = "config.json ties embedding and unembedding, but the file holds both"
+        return dict.fromkeys(_tables(wiring), reason) if copied else {}
+    masked = wiring.masked_head
+    if masked and any(f"{masked}.decoder.weight" in name for name in checkpoint.folder.tensors):
+        return {wiring.embedding.table.name: "the head that predicts masked tokens holds a matrix of the same size"}
+    if masked and with_text:
+        return {wiring.embedding.table.name: "it also predicts masked tokens, which calibration does not run"}
+    return {}
+
+
+def weight_of(checkpoint: Checkpoint, name: str) -> int:
+    """Return how many times the relative error of a matrix outside the attention counts without gradients.
+
+    The final stream of L layers is a sum of 2 L + 1 terms: what each sublayer adds, and the embedding. An error of one
+    term reaches the logits with that share of the stream, an error of the unembedding with the whole stream.
+    """
+    wiring = checkpoint.wiring
+    n_terms = 2 * checkpoint.n_layers + 1
+    if wiring.is_unembedding(name):
+        return n_terms
+    tied = wiring.is_tied(name) or (wiring.is_embedding(name) and wiring.masked_head is not None)
+    return n_terms + 1 if tied else 1
+
+
+def _tables(wiring: Wiring) -> list[str]:
+    return [name for name in wiring.matrices if wiring.is_embedding(name) or wiring.is_unembedding(name)]
+
+
+def compressed_weights(checkpoint: Checkpoint, what: str, *, with_text: bool) -> set[str]:
     """Return the tensor names of the weights that `what` selects, without biases."""
     wiring = checkpoint.wiring
     layers = wiring.projection_layers(what)
     attention = {linear.weight for k in layers for linear in wiring.layers[k].attention.projections.values()}
-    return attention | {wiring.matrices[name].weight for name in names_of(checkpoint, what)}
-
-
-def _has_separate_embedding(checkpoint: Checkpoint) -> bool:
-    """Return True if there are token embeddings, unscaled, that do not make the predictions."""
-    wiring = checkpoint.wiring
-    embedding = wiring.embedding
-    if wiring.reads != "tokens" or embedding.shared or embedding.scale != 1:  # scaled ones are another class of module
-        return False
-    if wiring.unembedding is None:
-        return wiring.masked_head is None
-    return not wiring.unembedding.tied
+    return attention | {wiring.matrices[name].weight for name in names_of(checkpoint, what, with_text=with_text)}
 
 
 def widest_input(checkpoint: Checkpoint, what: str) -> int:
-    """Return the largest input width among the weights of `what`, tables excluded."""
+    """Return the largest input width among the weights of `what` that a text can calibrate, tables excluded."""
     widths = [checkpoint.sizes.widths["o"]] if checkpoint.wiring.projection_layers(what) else []
-    for name in names_of(checkpoint, what):
+    for name in names_of(checkpoint, what, with_text=True):
         weight = checkpoint.locate(f"{name}.weight")
         if weight is not None and not checkpoint.wiring.is_embedding(name):
             widths.append(weight.shape[checkpoint.wiring.matrices[name].input_axis])
@@ -112,10 +136,15 @@ class Matrix:
 
 
 def role_of(wiring: Wiring, name: str) -> str:
-    """Return `ATTENTION`, `FEED_FORWARD` or `EMBEDDING`, the role of a module of `names_of`."""
+    """Return `ATTENTION`, `FEED_FORWARD`, `EMBEDDING` or `UNEMBEDDING`, the role of a module of `names_of`.
+
+    An embedding that also makes the predictions is an embedding.
+    """
     if any(name == matrix.name for layer in wiring.layers for matrix in layer.latent_matrices):
         return ATTENTION
-    return EMBEDDING if wiring.is_embedding(name) else FEED_FORWARD
+    if wiring.is_embedding(name):
+        return EMBEDDING
+    return UNEMBEDDING if wiring.is_unembedding(name) else FEED_FORWARD
 
 
 def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
@@ -125,8 +154,17 @@ def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
     return weight, 0 if bias is None else bias.size
 
 
-def read_matrix(checkpoint: Checkpoint, name: str, reads: Array, slopes: Array) -> Matrix:
-    """Decompose a module's weight into components by second moments of its inputs and of gradients at its output."""
-    weight, n_bias = read_weight(checkpoint, name)
-    gauged = not checkpoint.wiring.is_embedding(name)  # a look-up needs all rows of the left factor
-    return Matrix(name, weight, n_bias, components(weight, reads, slopes), gauged=gauged)
+def read_matrix(checkpoint: Checkpoint, name: str, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> Matrix:
+    """Decompose a module's weight into components, by the statistics of its inputs and of gradients (`Statistics`)."""
+    wiring, (weight, n_bias) = checkpoint.wiring, read_weight(checkpoint, name)
+    if wiring.is_unembedding(name):
+        table = table_components(weight.T, [(slopes[name], reads[name])])
+        return Matrix(name, weight, n_bias, Components(table.right.T, table.left.T, table.losses), gauged=True)
+    if not wiring.is_embedding(name):
+        return Matrix(name, weight, n_bias, components(weight, reads[name], slopes[name]), gauged=True)
+    # not gauged: a look-up needs all rows of the left factor
+    if wiring.tied_key is None:
+        return Matrix(name, weight, n_bias, components(weight, reads[name], slopes[name]))
+    looked_up = weight.T.astype(np.float64) @ multiply_rows(reads[name], weight)
+    predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
+    return Matrix(name, weight, n_bias, table_components(weight, [(looked_up, slopes[name]), predicts]))

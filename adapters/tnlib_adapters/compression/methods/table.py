@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from tnlib import ArgumentError
 
-ATTENTION, FEED_FORWARD, EMBEDDING = "attention", "feed_forward", "embedding"
-EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING)
+ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING = "attention", "feed_forward", "embedding", "unembedding"
+EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING)
 WHITENED_KINDS = ("low_rank", "heads", "tucker", "stack")
 
 Reference = str | Callable[..., Any]  # "module:name", or the object
@@ -43,8 +43,8 @@ class Method:
     kinds
         Kinds of the factored matrices that it writes, besides weights that stay as they are.
     applies_to
-        Weights it factorises: of the attention, of feed-forward layers, of embeddings. Other weights that are
-        compressed beside them are factorised by "matrix".
+        Weights it factorises: of the attention, of feed-forward layers, of embeddings, which may also make the
+        predictions, of unembeddings. Other weights that are compressed beside them are factorised by "matrix".
     calibration
         "none": it ignores calibration data. "whitening": it factorises weights times a root of the second moments of
         their inputs, and the factors are transformed back, which only `WHITENED_KINDS` can be. "weighted": `weighted`

@@ -84,12 +84,22 @@ def write_page(report: Report, file: Path) -> None:
                 for layer in report.layers
             ],
         ),
+        *_matrices(report),
         "<h2>Spectra</h2>",
         "<p>Singular values of the original operators, each divided by its largest. "
         "A head whose line falls early has a low effective rank.</p>",
         svg(spectra(report), "spectra"),
     ]
     file.write_text(page(name, body), encoding="utf-8")
+
+
+def _matrices(report: Report) -> list[str]:
+    """Return the table of the matrices outside the attention, if there are any."""
+    if not report.matrices:
+        return []
+    rows = [[m.module, m.role, m.kind, f"{m.n_before:,}", f"{m.n_after:,}"] for m in report.matrices]
+    head = ["matrix", "role", "factors", "numbers before", "after"]
+    return ["<h2>Other matrices</h2>", table(head, rows)]
 
 
 def _curve(report: Report) -> list[str]:

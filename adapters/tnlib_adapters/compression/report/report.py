@@ -44,6 +44,20 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class MatrixReport:
+    """One compressed matrix outside the attention, and its bias.
+
+    `role` is "feed-forward", "embedding", "unembedding", or "embedding and unembedding" of one matrix with both uses.
+    """
+
+    module: str
+    role: str
+    kind: str  # of its factors; "dense" if no factors are smaller
+    n_before: int
+    n_after: int
+
+
+@dataclass(frozen=True)
 class Report:
     """Report of one compression. Errors are measured on the written checkpoint, rounding to its dtype included.
 
@@ -79,6 +93,8 @@ class Report:
     calibration: dict[str, int] = field(default_factory=dict)  # "tokens" of a line or window, number of "lines", of
     # "truncated" ones (not for windows), of lines "held_out", and of "batches"; empty without a text
     load: str = ""  # Python code that loads OUT, with its path as `folder`
+    matrices: list[MatrixReport] = field(default_factory=list)  # outside the attention
+    left_dense: dict[str, str] = field(default_factory=dict)  # embedding or unembedding -> the reason why it stays
 
     @property
     def subject(self) -> str:
@@ -150,6 +166,12 @@ def _sizes(report: Report) -> list[Line]:
     ]
     if report.layout == "dense":
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
+    lines += [
+        (f"numbers of {matrix.module} ({matrix.role})", f"{matrix.n_before:,}", f"{matrix.n_after:,}")
+        for matrix in report.matrices
+        if "embedding" in matrix.role
+    ]
+    lines += [(f"{module} stays as it is", reason, "") for module, reason in report.left_dense.items()]
     if report.left_out:
         lines.append(("files left out", ", ".join(report.left_out), ""))
     return lines

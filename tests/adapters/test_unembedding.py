@@ -1,0 +1,291 @@
+"""Unembeddings, and embeddings that are tied or scaled, under one budget with all other matrices of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from slow_cases import mostly_slow
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tnlib_adapters  # noqa: E402
+import tnlib_adapters.transformers_plugin  # noqa: E402
+from checkpoint_folders import change_config, change_tensors  # noqa: E402
+from compressed_folders import read_config  # noqa: E402
+from running_models import save_with_tokenizer  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
+from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
+from tnlib_adapters.compression.methods.components import (  # noqa: E402
+    components,
+    nearest_kronecker_product,
+    table_components,
+)
+from tnlib_adapters.compression.methods.table import TABLE  # noqa: E402
+from tnlib_adapters.compression.planner import factorise  # noqa: E402
+from tnlib_adapters.compression.sizes import plain_bytes  # noqa: E402
+from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
+from transformers import AutoModel  # noqa: E402
+from transformers_models import inputs, loaded_like, outputs, random_model  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+TIED = ("gpt2_lm", "gemma", "opt_narrow", "falcon")
+UNTIED = ("llama", "gptj", "gpt_neox")  # the second has a bias, the third has another name in memory
+ROLES = {name: ["embedding and unembedding"] for name in TIED} | {name: ["embedding", "unembedding"] for name in UNTIED}
+ROLES |= {"t5_encoder": ["embedding"]}  # which several modules hold
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+
+
+def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(found, wanted, atol=tolerance * np.abs(wanted).max())
+
+
+def reference(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    forward = run(open_checkpoint(folder), tokens)
+    return forward.hidden if forward.logits is None else forward.logits
+
+
+def names_in(folder: Path) -> set[str]:
+    return set(load_file(folder / "model.safetensors"))
+
+
+def size_of(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# --------------------------------------------------------------------------------------------------------- a folder
+
+
+@pytest.mark.parametrize("store", ["float", "int8"])
+@pytest.mark.parametrize("name", mostly_slow([*ROLES], ("gpt2_lm", "gemma", "llama", "t5_encoder")))
+def test_a_folder_counts_every_matrix_once_and_computes_the_same(
+    name: str, store: str, folders: Any, tmp_path: Path
+) -> None:
+    model, out, keep = random_model(name), tmp_path / "out", 0.1 if name == "gptj" else 0.12
+    report = tnlib_adapters.compress(folders[name], out, keep=keep, what="all", method="matrix", store=store)
+    assert keep - 0.01 <= report.kept <= keep
+    assert report.measured == pytest.approx(report.predicted, abs=0.02)
+    assert report.left_dense == {}
+    tables = [matrix for matrix in report.matrices if matrix.role != "feed-forward"]
+    assert [matrix.role for matrix in tables] == ROLES[name]
+    assert all(matrix.kind == "low_rank" and matrix.n_after < matrix.n_before for matrix in tables)
+    attention = [layer.n_before for layer in report.layers], [layer.n_after for layer in report.layers]
+    assert report.n_before == sum(attention[0]) + sum(matrix.n_before for matrix in report.matrices)
+    assert report.n_after == sum(attention[1]) + sum(matrix.n_after for matrix in report.matrices)
+    n_weights = size_of(model)  # of tied ones once
+    assert report.n_before + report.n_other == n_weights
+
+    tokens = inputs(model)
+    small = loaded_like(model, out)
+    wanted = reference(out, tokens)
+    close(outputs(small, tokens), wanted)
+    assert np.abs(wanted - outputs(model, tokens)).max() > 1e-2 * np.abs(wanted).max()
+    scales = sum(p.numel() for parameter, p in small.named_parameters() if parameter.endswith("_scale"))
+    assert size_of(small) == n_weights - report.n_before + report.n_after + scales
+
+    small.save_pretrained(tmp_path / "again")
+    assert names_in(tmp_path / "again") == names_in(out)
+    close(outputs(loaded_like(model, tmp_path / "again"), tokens), wanted)
+    dense = small.dequantize()
+    assert size_of(dense) == n_weights
+    close(outputs(dense, tokens), wanted)
+    dense.save_pretrained(tmp_path / "dense")
+    assert names_in(tmp_path / "dense") == names_in(folders[name])
+    close(outputs(loaded_like(model, tmp_path / "dense"), tokens), wanted)
+
+
+def test_an_unembedding_counts_as_the_whole_stream(folders: Any, tmp_path: Path) -> None:
+    """Counted like one matrix of a layer, a table of many rows is truncated to next to nothing."""
+    report = tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", keep=0.75, what="all", method="matrix")
+    table = report.matrices[-1]
+    assert (table.role, table.kind) == ("embedding and unembedding", "dense")
+    factorisation = factorise(open_checkpoint(folders["llama"]), "matrix", what="all")
+    weights = {name: factorisation.weights[name] for name in ("layers.0.mlp.up_proj", "embed_tokens", "lm_head")}
+    assert weights == {"layers.0.mlp.up_proj": 1, "embed_tokens": 1, "lm_head": 5}
+
+
+@pytest.mark.parametrize("name", mostly_slow([*TIED, *UNTIED], ("gpt2_lm", "gemma", "llama")))
+@pytest.mark.parametrize("method", ["calibrated", "matrix"])
+def test_with_a_text(method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    model, out = random_model(name), tmp_path / "out"
+    options = {"keep": 0.2, "what": "all", "method": method, "calibrate": text}
+    report = tnlib_adapters.compress(folders[name], out, **options)
+    assert 0.19 <= report.kept <= 0.2
+    kinds = {matrix.role: matrix.kind for matrix in report.matrices if matrix.role != "feed-forward"}
+    assert set(kinds.values()) <= {"low_rank", "interpolative", "dense"}
+    if name in UNTIED:  # a look-up needs all rows of a factor, a product does not
+        assert kinds["embedding"] in ("low_rank", "dense")
+    tokens = inputs(model)
+    close(outputs(loaded_like(model, out), tokens), reference(out, tokens))
+    tnlib_adapters.compress(folders[name], tmp_path / "dense", **options, layout="dense")
+    close(reference(tmp_path / "dense", tokens), reference(out, tokens), 1e-4)
+
+
+def test_tied_factors_train_as_one(folders: Any, tmp_path: Path) -> None:
+    tnlib_adapters.compress(folders["gpt2_lm"], tmp_path / "out", keep=0.1, what="all", method="matrix")
+    small = loaded_like(random_model("gpt2_lm"), tmp_path / "out")
+    left = small.transformer.wte.left
+    assert [name for name, _ in small.named_parameters() if "lm_head" in name] == []
+    tokens = torch.from_numpy(inputs(small))
+    small(input_ids=tokens).logits.square().mean().backward()
+    used = left.grad.abs().sum(-1) > 0
+    assert bool(used.all())  # look-ups alone reach the rows of these tokens only
+    before = small(input_ids=tokens).logits
+    with torch.no_grad():
+        left.mul_(2)
+    assert (small(input_ids=tokens).logits - before).abs().max() > 0.1
+
+
+def test_half_precision_is_scaled_as_transformers_does(tmp_path: Path) -> None:
+    """sqrt(24) is rounded to bfloat16 before it is multiplied."""
+    model = random_model("gemma")
+    folder, tokens = save_with_tokenizer(model.bfloat16(), tmp_path / "in"), inputs(model)
+    tnlib_adapters.compress(folder, tmp_path / "out", keep=0.1, what="all", method="matrix")
+    small = loaded_like(model, tmp_path / "out")
+    ids = torch.from_numpy(tokens)
+    rows = small.get_input_embeddings().factors.look_up(ids)
+    assert torch.equal(small.get_input_embeddings()(ids), rows * torch.tensor(24**0.5, dtype=torch.bfloat16))
+    dense = small.dequantize()
+    assert torch.equal(
+        dense.get_input_embeddings()(ids),
+        dense.get_input_embeddings().weight[ids] * torch.tensor(24**0.5, dtype=torch.bfloat16),
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "llama"])
+def test_the_part_without_a_head_loads(name: str, folders: Any, tmp_path: Path) -> None:
+    tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.12, what="all", method="matrix")
+    tokens = inputs(random_model(name))
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(tmp_path / "out").eval()(torch.from_numpy(tokens)).last_hidden_state
+    close(hidden.numpy(), run(open_checkpoint(tmp_path / "out"), tokens).hidden)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gptj"])
+def test_plain_bytes_are_those_of_the_folder(name: str, folders: Any, tmp_path: Path) -> None:
+    report = tnlib_adapters.compress(folders[name], tmp_path, keep=1, method="matrix", what="all", store="int8")
+    modules = [matrix.module for matrix in report.matrices]
+    assert report.compressed(report.bytes_after) == plain_bytes(open_checkpoint(folders[name]), "all", modules)
+
+
+# -------------------------------------------------------------------------------------------- what stays as it is
+
+
+@pytest.mark.parametrize("name", ["bert_masked", "roberta"])
+def test_predictions_of_masked_tokens_share_the_factors(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    model, options = random_model(name), {"keep": 0.12, "what": "all", "method": "matrix"}
+    report = tnlib_adapters.compress(folders[name], tmp_path / "out", **options)
+    assert (report.matrices[-1].role, report.matrices[-1].kind) == ("embedding", "low_rank")
+    tnlib_adapters.compress(folders[name], tmp_path / "dense", **options, layout="dense")
+    tokens = inputs(model)
+    wanted = outputs(loaded_like(model, tmp_path / "dense"), tokens)
+    small = loaded_like(model, tmp_path / "out")
+    close(outputs(small, tokens), wanted)
+    dense = small.dequantize()
+    close(outputs(dense, tokens), wanted)
+    assert dense.get_output_embeddings().weight is dense.get_input_embeddings().weight
+
+    report = tnlib_adapters.compress(folders[name], tmp_path / "text", **options, calibrate=text)
+    assert report.left_dense == {
+        "embeddings.word_embeddings": "it also predicts masked tokens, which calibration does not run"
+    }
+    assert all(matrix.role == "feed-forward" for matrix in report.matrices)
+    before, after = (open_checkpoint(folder) for folder in (folders[name], tmp_path / "text"))
+    table = before.wiring.embedding.table.weight
+    np.testing.assert_array_equal(after.read(table), before.read(table))
+
+
+def test_two_tables_that_config_json_ties_stay(tmp_path: Path) -> None:
+    folder = save_with_tokenizer(random_model("llama"), tmp_path / "in")
+    change_config(folder, tie_word_embeddings=True)
+    report = tnlib_adapters.compress(folder, tmp_path / "out", keep=0.5, what="all", method="matrix")
+    assert set(report.left_dense) == {"embed_tokens", "lm_head"}
+    change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    report = tnlib_adapters.compress(folder, tmp_path / "one", keep=0.12, what="all", method="matrix")
+    assert report.left_dense == {}
+    assert report.matrices[-1].role == "embedding and unembedding"
+    assert "embed_tokens" in read_config(tmp_path / "one")["quantization_config"]["modules"]
+
+
+def test_attention_and_mlp_have_no_tables(folders: Any, tmp_path: Path) -> None:
+    for what in ("attention", "mlp"):
+        report = tnlib_adapters.compress(folders["llama"], tmp_path / what, keep=0.5, what=what, method="matrix")
+        assert {matrix.role for matrix in report.matrices} == ({"feed-forward"} if what == "mlp" else set())
+        assert report.left_dense == {}
+
+
+# --------------------------------------------------------------------------------------------------- the components
+
+
+def test_a_sum_of_kronecker_products_has_a_nearest_one() -> None:
+    rng = np.random.default_rng(0)
+    a, b, c, d = (x.T @ x for x in rng.standard_normal((4, 9, 5)))
+    left, right = nearest_kronecker_product([(a, b), (c, d)])
+    u, s, vh = np.linalg.svd(np.outer(a, b) + np.outer(c, d))
+    wanted = s[0] * np.outer(u[:, 0], vh[0])
+    found = np.outer(left, right)
+    np.testing.assert_allclose(found / np.linalg.norm(found), wanted / np.linalg.norm(wanted), atol=1e-12)
+    assert np.linalg.eigvalsh(left).min() > 0
+    assert np.linalg.eigvalsh(right).min() > 0
+
+
+def test_components_of_an_unembedding_are_those_of_a_matrix() -> None:
+    """Gradients at its input say as much as those at its output, which are as wide as the vocabulary."""
+    rng = np.random.default_rng(1)
+    w, x, p = rng.standard_normal((6, 30)), rng.standard_normal((80, 6)), rng.standard_normal((90, 30))
+    table = table_components(w.T, [((p @ w.T).T @ (p @ w.T), x.T @ x)])
+    whole = components(w, x.T @ x, p.T @ p)
+    for rank in (1, 4):
+        found = table.left[:, :rank] @ table.right[:rank]
+        np.testing.assert_allclose(found.T, whole.left[:, :rank] @ whole.right[:rank], atol=1e-7)
+    np.testing.assert_allclose(table.losses, whole.losses, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gemma"])
+def test_gates_of_a_tied_table_act_on_both_uses(name: str, folders: Any, text: Path) -> None:
+    """The gates of all components together are a factor of the table: its derivative is found by automatic
+    differentiation of the drawn log-probabilities with respect to the table, whatever uses it."""
+    from tnlib_adapters.compression.calibration.statistics import Statistics, measure_gates
+    from tnlib_adapters.instrument.running_model import draw_probe
+    from tnlib_adapters.instrument.weight_inputs import find_places
+
+    model = open_running(folders[name])
+    table = model.wiring.embedding.table.name
+    (batch,) = model.batches(text.read_text())[:1]
+    rows, columns = model.model.get_input_embeddings().weight.shape
+    one = components(np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32))
+    found = measure_gates(model, find_places(model, [table], attention=False), [batch], {table: one}, Statistics())
+
+    weight = model.model.get_input_embeddings().weight.requires_grad_()
+    total = np.zeros(columns)
+    for k in range(len(batch.ids)):  # one text at a time
+        out = model(batch)
+        slope = draw_probe(model, out, batch, torch.Generator().manual_seed(1))
+        keep = torch.zeros(len(batch.ids), 1, 1)
+        keep[k] = 1
+        (grad,) = torch.autograd.grad(out, weight, slope * keep)
+        total += np.einsum("vc,vd,cd->c", one.left, grad.numpy(), one.right) ** 2
+    np.testing.assert_allclose(found[table], total / batch.n_tokens, rtol=1e-3)
+
+
+def test_rows_that_no_text_looks_up_still_predict() -> None:
+    """Plain truncation with a text: their logits count, at the share of the logits in the error."""
+    rng = np.random.default_rng(3)
+    weight, x = rng.standard_normal((40, 8)), rng.standard_normal((60, 8)) * 2.0 ** -np.arange(8)
+    counts = np.zeros(40)
+    counts[:10] = 6.0
+    fit = factorise_tied_on(TABLE["matrix"], weight, counts, x.T @ x).at(5)
+    error = weight - fit.arrays["left"] @ fit.arrays["right"]
+    absent = np.linalg.norm(x @ error[10:].T) / np.linalg.norm(x @ weight[10:].T)
+    assert absent < 0.2
+    seen = np.linalg.norm(error[:10]) / np.linalg.norm(weight[:10])
+    assert seen < np.linalg.norm(error[10:]) / np.linalg.norm(weight[10:])
