@@ -27,6 +27,7 @@ SYNONYMS = (
     ("num_local_experts", "num_experts"),
     ("rope_parameters", "rope_scaling"),
 )
+_ROPE_SECTION = "rope_parameters"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,6 @@ ROPE_KEYS: Mapping[str, Key] = {
     "truncate": _flag(default=True),
     **dict.fromkeys(("short_factor", "long_factor"), _FACTORS),
 }
-_ROPE_SECTION = "rope_parameters"
 
 
 def read_model_type(config: Config) -> Any:

@@ -12,6 +12,8 @@ from tnlib_adapters.files.tensor_file import TensorInfo
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
+_SCALE = 4  # bytes of the scale of a slice
+
 
 def count_attention(checkpoint: Checkpoint) -> list[int]:
     """Return the numbers in the weights and biases of every layer's attention, of a checkpoint that is not compressed.
@@ -57,9 +59,6 @@ def stored_bytes(
         sums[kind] += info.end - info.begin
         n_other += info.size if kind == "other" or (kind == "attention" and what == "mlp") else 0
     return sums, n_other
-
-
-_SCALE = 4  # bytes
 
 
 def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = (), bits: int = 8) -> int:

@@ -24,6 +24,9 @@ from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, encode, f
 if TYPE_CHECKING:
     from tnlib_adapters.compression.report.report import Report
 
+_CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
+_NOTE = "> Compressed by tnlib"
+
 
 def write_checkpoint(
     checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, *, in_int8: bool = False
@@ -39,9 +42,6 @@ def write_checkpoint(
         yield "writing tensors", done, total
 
 
-_CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
-
-
 def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     """Return the Python code that loads a compressed checkpoint from the path `folder`."""
     wiring = checkpoint.wiring
@@ -52,7 +52,6 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
 
 
-_NOTE = "> Compressed by tnlib"
 _FRONT_MATTER = re.compile(rb"(?:\xef\xbb\xbf)?---[ \t]*\r?\n(?:.*\n)*?---[ \t]*\r?(?:\n|\Z)")
 _OLD_NOTE = re.compile(rb"\s*%b.*\n(?:>.*\n)*" % _NOTE.encode())
 

@@ -38,6 +38,12 @@ from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.reference.weights import Weights
 from tnlib_adapters.transforms.gauge_fixing import head_order
 
+HeadKind: TypeAlias = Literal["previous", "duplicate", "induction"]
+Reader: TypeAlias = Literal["Q", "K", "V"]
+_MOST_READ = 8  # largest number of heads shown in tokens
+_MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
+_MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
+
 
 @dataclass(frozen=True, eq=False)
 class Spectra:
@@ -143,14 +149,6 @@ def _free_scores(layer: Attention) -> int:
 def _free_values(layer: Attention) -> int:
     bias = layer.d_value if layer.b_V is not None and layer.b_O is not None else 0
     return layer.d_value**2 + bias
-
-
-HeadKind: TypeAlias = Literal["previous", "duplicate", "induction"]
-Reader: TypeAlias = Literal["Q", "K", "V"]
-
-_MOST_READ = 8  # largest number of heads shown in tokens
-_MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
-_MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
 
 
 @dataclass(frozen=True, eq=False)

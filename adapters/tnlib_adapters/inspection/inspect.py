@@ -26,6 +26,26 @@ from tnlib_adapters.inspection.tokens import own_tokens, read_tokens
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_SECTIONS = (
+    ("block", "Blocks", block),
+    ("frozen", "Frozen attention patterns", frozen),
+    ("composition", "Composition of heads", composition),
+    ("spectra", "Spectra of heads", spectra),
+    ("heads", "Head scores and heads in tokens", heads),
+    ("gauge", "Gauge freedom", gauge),
+    ("patterns", "Attention patterns on a text", patterns),
+)
+_STYLE = """
+body { max-width: 78rem } nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
+.facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
+figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
+figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
+pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
+.tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
+.tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
+"""
+
 
 def inspect(
     source: str | os.PathLike[str],
@@ -89,27 +109,6 @@ def inspect(
         (partial / PAGE).write_text(page_html, encoding="utf-8")
         check_target("inspect", target, checkpoint.folder.path, force=force)
     return inspection
-
-
-_SECTIONS = (
-    ("block", "Blocks", block),
-    ("frozen", "Frozen attention patterns", frozen),
-    ("composition", "Composition of heads", composition),
-    ("spectra", "Spectra of heads", spectra),
-    ("heads", "Head scores and heads in tokens", heads),
-    ("gauge", "Gauge freedom", gauge),
-    ("patterns", "Attention patterns on a text", patterns),
-)
-_STYLE = """
-body { max-width: 78rem } nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
-.facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
-figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
-figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
-pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
-.tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
-.tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
-"""
 
 
 def page_of(inspection: Inspection, progress: Progress) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MOST_NAMES = 40  # largest number of legible token names on an axis
 _MOST_VALUES = 250  # largest number of heads with printed values
 _NOISE = 1e-8  # smallest plotted value relative to the largest singular value
+Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper limit, label
 
 
 def rank_maps(spectra: Spectra) -> Figure:
@@ -36,9 +37,6 @@ def head_score_maps(shares: Mapping[str, Array], copying: Array | None) -> Figur
         maps["copying"] = copying
         styles.append(("RdBu_r", -1.0, 1.0, "score"))
     return _maps(maps, styles)
-
-
-Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper limit, label
 
 
 def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:

@@ -39,6 +39,8 @@ Draw: TypeAlias = "Callable[[Figure], str]"
 
 STRONGEST = 5  # pairs of heads in a table
 _MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
+_READERS: Mapping[Reader, str] = {"Q": "queries", "K": "keys", "V": "values"}
+_MOST_PANELS = 200  # largest number of heads with a panel of their own
 
 
 def block(inspection: Inspection, draw: Draw) -> list[str]:
@@ -141,10 +143,6 @@ def _titled(title: str, picture: str) -> str:
 
 def _head(head: tuple[int, int]) -> str:
     return "{}.{}".format(*head)
-
-
-_READERS: Mapping[Reader, str] = {"Q": "queries", "K": "keys", "V": "values"}
-_MOST_PANELS = 200  # largest number of heads with a panel of their own
 
 
 def spectra(inspection: Inspection, draw: Draw) -> list[str]:

@@ -30,6 +30,11 @@ from tnlib_adapters.factors.products import Products
 from tnlib_adapters.factors.projections import Projections, join_modules
 from tnlib_adapters.instrument.running_model import Batch, Layer, RunningModel, find_module, input_of, output_of
 
+_RIDGE = 0.03
+_RATE = 0.03  # learning rate, relative to the root mean square of a factor
+_WARM_UP = 10
+_HELD_OUT = 6  # batches on which the factors of a layer are chosen
+
 
 @dataclass(frozen=True)
 class Block:
@@ -97,12 +102,6 @@ def as_tensor(values: Array) -> Tensor:
 
 def _name(block: nn.Module, module: nn.Module) -> str:
     return str(next(name for name, candidate in block.named_modules() if candidate is module))
-
-
-_RIDGE = 0.03
-_RATE = 0.03  # learning rate, relative to the root mean square of a factor
-_WARM_UP = 10
-_HELD_OUT = 6  # batches on which the factors of a layer are chosen
 
 
 @dataclass

@@ -29,6 +29,7 @@ from tnlib_adapters.factors.projections import columns_of_head
 from tnlib_adapters.files.tokenizer import MAX_TOKENS, OFFLINE, load_tokenizer, loaded
 
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
+_TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
 
 
 def load_model(function: str, folder: Path, *, predicts: bool) -> Any:
@@ -73,8 +74,6 @@ def _is_of(model: nn.Module, name: str) -> bool:
     first = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
     return first in dict(base.named_children()) or first in dict(model.named_children())
 
-
-_TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
 
 Key = TypeVar("Key")
 

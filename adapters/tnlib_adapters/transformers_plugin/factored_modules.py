@@ -26,6 +26,8 @@ from tnlib_adapters.transformers_plugin.head_linear import IntoHeads, OutOfHeads
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear
 from tnlib_adapters.transformers_plugin.tucker_cp_linear import CPLinear, TuckerLinear
 
+STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
+
 
 def make_layer(
     described: Description, factors: Factors | Borrowed, names: str = "", sizes: Sizes | None = None
@@ -143,7 +145,6 @@ MAKE: Mapping[str, Callable[[Description, Factors | Borrowed, str, Sizes | None]
     "cp": _cp,
     "stack": _stack,
 }
-STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
 
 
 class LayerFactors(nn.Module):

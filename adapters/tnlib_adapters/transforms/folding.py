@@ -35,6 +35,11 @@ from tnlib_adapters.checkpoints.residual_stream import Leg, read_stream
 from tnlib_adapters.factors.projections import Projections, put_together, take_apart
 
 Changes = dict[str, Callable[[], Array]]
+_WHY = {
+    "post": "its output is the stream itself, which other layers read as well",
+    "output": "it is applied to the output of a layer",
+    "final": "the model ends in it",
+}
 
 
 def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
@@ -115,13 +120,6 @@ def _latent_norms(wiring: Wiring) -> Iterator[tuple[NormWiring, tuple[Linear, ..
             yield latent.norm, (latent.up,)
             if latent.query_norm is not None:
                 yield latent.query_norm, (latent.query_up,)
-
-
-_WHY = {
-    "post": "its output is the stream itself, which other layers read as well",
-    "output": "it is applied to the output of a layer",
-    "final": "the model ends in it",
-}
 
 
 def _fold_norm(checkpoint: Checkpoint, norm: NormWiring, readers: Sequence[Linear], left: list[str]) -> Changes:

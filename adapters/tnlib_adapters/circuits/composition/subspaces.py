@@ -31,6 +31,8 @@ from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm
 
+Side = Literal["Q", "K", "V", "O"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Angles:
@@ -116,9 +118,6 @@ def span(columns: Array) -> Array:
     if not columns.size or not columns.any():
         return columns[:, :0]
     return np.asarray(tnlib.svd(columns).value.u)
-
-
-Side = Literal["Q", "K", "V", "O"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

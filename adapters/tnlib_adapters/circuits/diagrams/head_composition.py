@@ -25,6 +25,10 @@ from tnlib_adapters.circuits.diagrams.heads import (
 )
 from tnlib_adapters.circuits.paths.attention_layer import NAMES
 
+_DROP = 1.4  # distance from the stream down to its pattern
+_OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
+_SIDES = {"Q": "queries", "K": "keys", "V": "values"}
+
 
 def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
     """Return the diagram of one composition term: a head that reads, as query, key or value, an earlier head's output.
@@ -96,10 +100,6 @@ def _composed_scores(kind: str, later: AttentionHead, earlier: AttentionHead) ->
     return Diagram((*nodes,), (*legs,), title)
 
 
-_DROP = 1.4  # distance from the stream down to its pattern
-_OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
-
-
 def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
     """Return the diagram of one of the ten terms of two layers, for a pair of heads.
 
@@ -150,9 +150,6 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Dia
     )
     title += f"; S: all scores of head {h}"
     return replace(_later((later_layer, h), (earlier_layer, g), sides), title=title)
-
-
-_SIDES = {"Q": "queries", "K": "keys", "V": "values"}
 
 
 def _direct(later: Attention) -> Diagram:

@@ -28,6 +28,9 @@ ROW = 2.1  # distance between the wire of positions and that of the stream
 REACH = 0.9  # length of open legs
 
 Piece = tuple[str, Array | None, int, str]  # label, array to classify, its leg at the tip, name of the next bond
+_OUTSIDE = 1.3  # length of an open leg that leaves two bubbles
+_MOST_HEADS = 2  # largest number of heads drawn as separate terms of a sum
+_NEXT_ROW = ROW + 1.6  # distance from a layer to the sum over its heads
 
 
 def to_key_value(
@@ -168,11 +171,6 @@ def score_label(layer: Attention, *, offsets: bool = True) -> str:
         return score
     score += "" if layer.alibi is None else " - slope distance"
     return score + ("" if layer.relative_bias is None else " + bias(distance)")
-
-
-_OUTSIDE = 1.3  # length of an open leg that leaves two bubbles
-_MOST_HEADS = 2  # largest number of heads drawn as separate terms of a sum
-_NEXT_ROW = ROW + 1.6  # distance from a layer to the sum over its heads
 
 
 def qk_diagram(layer: Attention, head: int) -> Diagram:

@@ -17,6 +17,9 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, path_terms, ten_terms_by_heads
 
 By = Literal["greedy", "gradient"]
+Of = Literal["edges", "terms", "paths"]
+_MAKE: dict[str, Any] = {"edges": GatedModel, "terms": ten_terms_by_heads, "paths": path_terms}
+_SHOWN = 30  # parts listed by repr
 
 
 class Gated(Protocol):
@@ -96,10 +99,6 @@ def _by_gradient(model: Gated, limit: float) -> Pruned:
     return Pruned(gates, removed, losses)
 
 
-Of = Literal["edges", "terms", "paths"]
-_MAKE: dict[str, Any] = {"edges": GatedModel, "terms": ten_terms_by_heads, "paths": path_terms}
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
     """A circuit: the terms that remain after pruning, returned by `find_circuit`.
@@ -146,9 +145,6 @@ class Circuit:
         order = np.argsort(-self.effects, kind="stable")
         lines += [f"  {self.kept[k]:24}{self.loss + self.effects[k]:15.3f}" for k in order[:_SHOWN]]
         return "\n".join(lines + (["  ..."] if len(order) > _SHOWN else []))
-
-
-_SHOWN = 30
 
 
 @single_threaded_blas

@@ -34,6 +34,9 @@ from tnlib_adapters.reference.layers import Unembedding, log_softmax, softmax
 from tnlib_adapters.reference.model import Forward, check_mask, run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
+SIDES = ("Q", "K", "V")
+_MOST = 5000  # largest number of paths; each holds its own stream in memory
+
 
 @dataclass(frozen=True, eq=False)
 class Targets:
@@ -83,9 +86,6 @@ def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> T
         )
     tokens = weights.embedding.check(function, tokens, weights.context)
     return Targets(tokens, check_mask(function, mask, tokens), weights.unembed)
-
-
-SIDES = ("Q", "K", "V")
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +258,6 @@ def attention_only(model: Checkpoint, function: str) -> Checkpoint:
 def attention_layers(weights: Weights) -> list[Attention]:
     """Return the layers of an attention-only model."""
     return [b.layer for block in weights.blocks for b in block.branches if isinstance(b.layer, Attention)]
-
-
-_MOST = 5000  # largest number of paths; each holds its own stream in memory
 
 
 class AdditiveTerms:

@@ -28,6 +28,8 @@ from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import read_norm
 
+_LONGEST = 256  # positions
+
 
 @dataclass(frozen=True, eq=False)
 class StreamHead:
@@ -83,9 +85,6 @@ def _read_through(attention: Attention, norm: Norm) -> Attention:
 def _wide(attention: Attention) -> Attention:
     wide: dict[str, Array] = {n: a.astype(np.float64) for n, a in vars(attention).items() if isinstance(a, np.ndarray)}
     return replace(attention, **wide)  # type: ignore[arg-type]
-
-
-_LONGEST = 256  # positions
 
 
 @dataclass(frozen=True, eq=False)

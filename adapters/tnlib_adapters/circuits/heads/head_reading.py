@@ -18,6 +18,7 @@ from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import Norm
 
 Tokens = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
+_DRAWN = 2048  # tokens sampled for copying accuracy: standard error 0.011
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,6 @@ def _top(sizes: Array, count: int) -> Tokens:
     near = np.argpartition(-sizes, count - 1)[:count]
     order = near[np.argsort(-sizes[near], kind="stable")]
     return tuple((int(token), float(sizes[token])) for token in order)
-
-
-_DRAWN = 2048  # tokens sampled for copying accuracy: standard error 0.011
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -34,6 +34,9 @@ from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
+_LONGEST = 96  # positions of the sampled sequences
+_CLEAR = 0.4  # smallest share of attention that makes an induction head
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToyInduction:
@@ -108,10 +111,6 @@ def toy_induction(x: Array) -> ToyInduction:
     pattern = softmax(np.where(np.tri(n, dtype=bool), s, -np.inf))
     head = tnlib.KroneckerTerms(pattern[None], [copy])
     return ToyInduction(scores, pattern, head, head.apply(x))
-
-
-_LONGEST = 96  # positions of the sampled sequences
-_CLEAR = 0.4  # smallest share of attention that makes an induction head
 
 
 @dataclass(frozen=True, eq=False, repr=False)

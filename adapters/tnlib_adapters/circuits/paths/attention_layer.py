@@ -27,6 +27,7 @@ from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.weights import read_weights
 
 Names = Sequence[str] | None
+NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -214,9 +215,6 @@ def _project(parts: Array, weight: Array, bias: Array | None) -> Array:
     if bias is not None:
         out[0] += bias[:, None]
     return out
-
-
-NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 
 _CELLS = 1 << 23  # logits in memory at a time
 _BLOCK = 1 << 12  # tokens per block converted to float64
+_SHOWN = 12  # tokens listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -199,9 +200,6 @@ def _ends_in_logits(function: str, model: Checkpoint, vocabulary: Vocabulary | N
             "states; load one with a head for tokens."
         )
     return words
-
-
-_SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _SEED = 0
 _SAVED_EVERY = 10.0  # seconds
+_FORMAT, _VERSION = "tnlib statistics", "4"
+_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
+_BLOCK = 1 << 24  # bytes hashed at a time
 
 
 @dataclass
@@ -186,11 +189,6 @@ def _generator(seed: int) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(_SEED + seed)
-
-
-_FORMAT, _VERSION = "tnlib statistics", "4"
-_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
-_BLOCK = 1 << 24
 
 
 def _origin(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> dict[str, str]:

@@ -34,6 +34,8 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.tensor_file import STORED_AS
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]
+# baselines, all weights rounded: name -> bits
+ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,6 @@ class Bench:
             projections = self.checkpoint.projections(layer).updated(expand(matrices[module], self.checkpoint.sizes))
             install(model, layer, projections)
         return evaluate_running(self.source.original, model, self.text)
-
-
-# baselines, all weights rounded: name -> bits
-ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
 
 
 def comparison_rows() -> dict[str, str]:

@@ -15,6 +15,7 @@ from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
 from tnlib_adapters.compression.request import Progress, check_runs
 
 Row = TypeVar("Row")
+Table = tuple[str, list[str], list[list[list[str]]]]  # title, columns, groups of rows of cells
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,6 @@ def _named(progress: Progress, name: str) -> Progress:
 
 def _reason(problem: ArgumentError) -> str:
     return str(problem).partition(": ")[2]  # drop the function name
-
-
-Table = tuple[str, list[str], list[list[list[str]]]]  # title, columns, groups of rows of cells
 
 
 def write_rows(file: Path, kind: type, rows: Sequence[Any]) -> None:

@@ -24,6 +24,8 @@ from tnlib_adapters.reference.model import loss
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
+_SEQUENCES = 200  # on which the built-in model is measured
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -152,9 +154,6 @@ def evaluate_running(before: RunningModel, after: RunningModel, text: str, progr
         return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
     loss_before, loss_after, divergence = (sums / n_predicted).tolist()
     return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
-
-
-_SEQUENCES = 200
 
 
 def _loss_on_repeats(checkpoint: Checkpoint) -> float:

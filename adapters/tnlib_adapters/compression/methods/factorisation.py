@@ -19,6 +19,8 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 RELATIVE = "relative error"
 COSINE = "1 - cosine"
 DIVERGENCE = "divergence (nats a token)"
+_POINTS = 200  # of a drawn curve
+Fit = Callable[[Sequence[Sequence[int]]], list[list[FactoredMatrix]]]  # options of every part -> its matrices
 
 
 def measure_of_text(checkpoint: Checkpoint) -> str:
@@ -79,11 +81,6 @@ class Plan:
     def kept(self) -> float:
         """Fraction of the numbers that is stored."""
         return self.n_after / self.n_before
-
-
-_POINTS = 200  # of a drawn curve
-
-Fit = Callable[[Sequence[Sequence[int]]], list[list[FactoredMatrix]]]  # options of every part -> its matrices
 
 
 class Factorised(Protocol):

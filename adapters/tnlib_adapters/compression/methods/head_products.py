@@ -19,6 +19,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 PAIRS = (("q", "k"), ("v", "o"))
+_SVD = tuple[Array, Array, Array]
 
 
 class Heads:
@@ -80,9 +81,6 @@ class ValueHeads:
         """Return the factors for one option of W_Q, of W_K, and of every key and value head."""
         count = len(self._matrices.curves)
         return [*self._matrices.matrices(choice[:count]), *self._heads.matrices(choice[count:])]
-
-
-_SVD = tuple[Array, Array, Array]
 
 
 def _factors(projections: Projections, pair: tuple[str, str], group: int, sizes: Sizes) -> tuple[Array, Array]:

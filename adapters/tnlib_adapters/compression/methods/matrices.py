@@ -25,6 +25,8 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Sizes
 
 _LONG = 8  # ratio of the legs from which the Gram matrix is used: a table of embeddings costs an eighth of its SVD
+_STEPS = 100  # of the descent at the chosen rank; the error after 40 is 3 to 8 % larger
+_SAMPLES, _SAMPLE_STEPS = 6, 10  # ranks at which the curve is measured, and steps of the descent at each
 
 
 class TruncatedSVD:
@@ -88,10 +90,6 @@ def refuse_unsplittable(sizes: Sizes) -> str | None:
     if split_evenly(sizes.d_model)[0] > 1:
         return None
     return f"its width {sizes.d_model} is prime and does not split into two legs"
-
-
-_STEPS = 100  # of the descent at the chosen rank; the error after 40 is 3 to 8 % larger
-_SAMPLES, _SAMPLE_STEPS = 6, 10  # ranks at which the curve is measured, and steps of the descent at each
 
 
 class WeightedTTMatrix:

@@ -19,6 +19,8 @@ EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING)
 WHITENED_KINDS = ("low_rank", "heads", "tucker", "stack")
 
 Reference = str | Callable[..., Any]  # "module:name", or the object
+_HERE = "tnlib_adapters.compression"
+TABLE: dict[str, Method] = {}
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,6 @@ class Method:
 def resolve(reference: Reference) -> Any:
     """Return the object that a row names."""
     return pkgutil.resolve_name(reference) if isinstance(reference, str) else reference
-
-
-_HERE = "tnlib_adapters.compression"
-
-TABLE: dict[str, Method] = {}
 
 
 def register(method: Method) -> Method:

@@ -21,6 +21,7 @@ from tnlib_adapters.factors.projections import Projections, Sizes, rows_of_stack
 OF = "qkvo"
 _CANDIDATES = 128  # ranks considered per leg
 _SWEEPS = 20  # of alternating least squares; more reduce the error of a trained layer by less than 1 %
+_STACKED = "qk"  # projections in one stack
 
 
 class TuckerStack:
@@ -94,9 +95,6 @@ class CPStack:
             value = tnlib.cp(self._stack, option + 1, n_iter=_SWEEPS).value
         factors = {f"factor{k}": factor for k, factor in enumerate(value.factors)}
         return [FactoredMatrix("cp", OF, {"weights": value.weights, **factors})]
-
-
-_STACKED = "qk"
 
 
 class SharedBases:
