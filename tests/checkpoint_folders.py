@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
-from tnlib_adapters.data.builtin import builtin_path
+from tnlib_adapters.data import builtin_path
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 

@@ -18,7 +18,7 @@ from .compression.compare.by_layer import compare as compare
 from .compression.compress import compress as compress
 from .compression.evaluation.evaluate import Evaluation as Evaluation
 from .compression.evaluation.evaluate import evaluate as evaluate
-from .data.builtin import builtin_path as builtin_path
+from .data import builtin_path as builtin_path
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
 from .transforms.folding import Folded as Folded

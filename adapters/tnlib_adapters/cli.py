@@ -178,7 +178,7 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 
 
 def _folder(source: str) -> Path:
-    from tnlib_adapters.data.builtin import builtin_path
+    from tnlib_adapters.data import builtin_path
 
     return builtin_path(BUILTIN[source]) if source in BUILTIN and not Path(source).exists() else Path(source)
 

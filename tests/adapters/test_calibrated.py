@@ -22,9 +22,8 @@ from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_ru
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
-from tnlib_adapters.factors.products import Products  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
-from tnlib_adapters.factors.projections import Projections  # noqa: E402
+from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import fit_layers, install  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402

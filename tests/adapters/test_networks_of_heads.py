@@ -11,7 +11,7 @@ import quimb.tensor as qtn
 from tnlib_adapters import open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.data.builtin import builtin_path
+from tnlib_adapters.data import builtin_path
 
 from tnlib.interop import quimb as network
 

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.products import Products
-from tnlib_adapters.factors.projections import Projections, join_modules
+from tnlib_adapters.factors.projections import Products, Projections, join_modules
 from tnlib_adapters.instrument.running_model import Batch, Layer, RunningModel, find_module, input_of, output_of
 
 _RIDGE = 0.03

@@ -20,7 +20,7 @@ from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.products import Products
+from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel

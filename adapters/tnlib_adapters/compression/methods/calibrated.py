@@ -11,8 +11,7 @@ from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.components import Components, Moments, components
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.interpolative import pack
-from tnlib_adapters.factors.products import Products
-from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
+from tnlib_adapters.factors.projections import NAMES, Products, Projections, Sizes
 
 
 class CalibratedLayer:
