@@ -79,6 +79,7 @@ def test_the_folder_is_small_and_of_the_stated_shape() -> None:
     assert layer.context == WINDOW
 
 
+@pytest.mark.slow
 def test_transformers_loads_it_without_a_warning() -> None:
     """In a process of its own, since warnings are shown once."""
     script = (

@@ -130,7 +130,7 @@ def test_keep_counts_every_number_that_is_stored(
     assert sum(layer["n_after"] for layer in report["layers"]) == after
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, ["factored"]))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_everything_kept_is_the_same_model(
@@ -310,7 +310,7 @@ def test_shards_stay_shards(layout: str, tmp_path: Path) -> None:
     assert digest(tmp_path / "out").keys() == digest(source).keys() | {REPORT, PAGE}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, ["factored"]))
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 def test_half_precision_stays_half_precision(dtype: str, layout: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -17,6 +17,7 @@ from checkpoint_folders import builtin_copy
 from click.testing import CliRunner, Result
 from html_pages import check_page, pictures
 from oracles import normal
+from slow_cases import mostly_slow
 from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.compression.request import quiet
@@ -54,7 +55,7 @@ def sections(page: str) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
-@pytest.mark.parametrize("model", ["builtin", "llama"])
+@pytest.mark.parametrize("model", mostly_slow(["builtin", "llama"], ["builtin"]))
 def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(model)
     page = found.page.read_text(encoding="utf-8")
@@ -125,6 +126,7 @@ def test_what_depends_on_the_distance_is_shown_at_several(llama: Any) -> None:
     assert any("depend on the distance" in note for note in llama.notes)
 
 
+@pytest.mark.slow
 def test_the_same_model_and_text_give_the_same_page(builtin: Any, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(builtin.tokens.names))
@@ -297,6 +299,7 @@ def tnlib_(*arguments: object) -> Result:
     return CliRunner().invoke(cli.main, ["inspect", *map(str, arguments)], env={"COLUMNS": "120"})
 
 
+@pytest.mark.slow
 def test_the_command_replaces_files_only_by_force(tmp_path: Path) -> None:
     source, out = builtin_copy(tmp_path / "<b>&amp;<script>"), tmp_path / "out"
     out.mkdir()

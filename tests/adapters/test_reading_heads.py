@@ -207,7 +207,7 @@ def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str],
 def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tnlib_adapters.circuits.tokens.token_circuits import circuit_copying
+    from tnlib_adapters.circuits.tokens.copying_and_bigrams import circuit_copying
 
     random_model("gpt2_untied").double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

@@ -11,7 +11,7 @@ from oracles import normal
 from tnlib_adapters import Attention, Rotary
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.circuits import OpenLayer, StreamParts, composition_diagram, split_stream, ten_terms, term_diagram
-from tnlib_adapters.circuits.paths.attention_layer import NAMES
+from tnlib_adapters.circuits.paths.attention_terms import NAMES
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 

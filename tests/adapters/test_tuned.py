@@ -37,7 +37,7 @@ def error(before, model) -> float:
     return evaluate_running(open_running(before), model, made_up_text()).error
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[:1]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, []))
 def test_tuning_moves_the_attention_alone_and_nearer_to_the_original(folders, name):
     before, after = folders[name]
     model, untouched = open_running(after), open_running(after)

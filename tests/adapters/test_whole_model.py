@@ -221,7 +221,11 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("what", "method"), [("mlp", "calibrated"), ("all", "calibrated"), ("mlp", "matrix"), ("all", "heads")]
+    ("what", "method"),
+    mostly_slow(
+        [("mlp", "calibrated"), ("all", "calibrated"), ("mlp", "matrix"), ("all", "heads")],
+        [("all", "calibrated"), ("mlp", "matrix")],
+    ),
 )
 def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     source, out = folders[name], tmp_path / "out"
@@ -235,7 +239,7 @@ def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
 
 
-@pytest.mark.parametrize("store", ["float", "int8"])
+@pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
 @pytest.mark.parametrize("name", NAMES)
 def test_fitted_factors_reload_and_compute_the_same(
     name: str, store: str, folders: Any, text: Path, tmp_path: Path

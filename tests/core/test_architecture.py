@@ -212,7 +212,7 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
     """
     rows = {
         f"tnlib_adapters.architectures.{name}"
-        for name in ("architecture", "table", "config_keys", "config_rules", "rope")
+        for name in ("architecture", "table", "config_keys", "layer_settings", "rope")
     }
     allowed = ("tnlib_adapters.architectures.", "tnlib_adapters.checkpoints.checkpoint")
     readers = []

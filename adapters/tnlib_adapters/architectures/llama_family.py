@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tnlib_adapters.architectures.architecture import Architecture, Experts, Latent, Mlp, Rope
-from tnlib_adapters.architectures.config_rules import (
+from tnlib_adapters.architectures.layer_settings import (
     deepseek_experts,
     deepseek_v2_routing,
     deepseek_v3_routing,

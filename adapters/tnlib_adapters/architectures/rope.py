@@ -13,7 +13,7 @@ from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.architecture import Architecture, Rope, Settings
 from tnlib_adapters.architectures.config_keys import LAYER_TYPES
-from tnlib_adapters.architectures.config_rules import layer_type
+from tnlib_adapters.architectures.layer_settings import layer_type
 
 
 @dataclass(frozen=True)

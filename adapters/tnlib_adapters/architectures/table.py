@@ -8,7 +8,7 @@ from reprlib import repr as short_repr
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture, CrossAttention, Mlp, RelativeBias, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
-from tnlib_adapters.architectures.config_rules import (
+from tnlib_adapters.architectures.layer_settings import (
     bloom_alibi,
     falcon_alibi,
     falcon_kv_heads,

@@ -42,10 +42,10 @@ from .heads.spectral_reduction import SpectralReduction as SpectralReduction
 from .heads.spectral_reduction import spectral_reduction as spectral_reduction
 from .heads.weight_scores import WeightScores as WeightScores
 from .heads.weight_scores import weight_scores as weight_scores
-from .paths.attention_layer import OpenLayer as OpenLayer
-from .paths.attention_layer import TenTerms as TenTerms
-from .paths.attention_layer import pair_effects as pair_effects
-from .paths.attention_layer import ten_terms as ten_terms
+from .paths.attention_terms import OpenLayer as OpenLayer
+from .paths.attention_terms import TenTerms as TenTerms
+from .paths.attention_terms import pair_effects as pair_effects
+from .paths.attention_terms import ten_terms as ten_terms
 from .paths.contributions import PathContributions as PathContributions
 from .paths.contributions import Paths as Paths
 from .paths.contributions import path_contributions as path_contributions
@@ -54,11 +54,11 @@ from .paths.path_ablation import PathLosses as PathLosses
 from .paths.path_ablation import path_losses as path_losses
 from .paths.stream_parts import StreamParts as StreamParts
 from .paths.stream_parts import split_stream as split_stream
-from .tokens.token_circuits import Bigrams as Bigrams
-from .tokens.token_circuits import Copying as Copying
-from .tokens.token_circuits import bigrams as bigrams
-from .tokens.token_circuits import copying as copying
-from .tokens.token_circuits import copying_scores as copying_scores
+from .tokens.copying_and_bigrams import Bigrams as Bigrams
+from .tokens.copying_and_bigrams import Copying as Copying
+from .tokens.copying_and_bigrams import bigrams as bigrams
+from .tokens.copying_and_bigrams import copying as copying
+from .tokens.copying_and_bigrams import copying_scores as copying_scores
 from .tokens.vocabulary import Vocabulary as Vocabulary
 from .tokens.vocabulary import read_vocabulary as read_vocabulary
 

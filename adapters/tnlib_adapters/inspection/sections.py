@@ -20,7 +20,7 @@ from tnlib_adapters.circuits import (
     model_diagram,
     term_diagram,
 )
-from tnlib_adapters.circuits.paths.attention_layer import NAMES
+from tnlib_adapters.circuits.paths.attention_terms import NAMES
 from tnlib_adapters.compression.report.html import table
 from tnlib_adapters.inspection.head_measurements import HeadKind, Reader
 from tnlib_adapters.inspection.measure import Inspection

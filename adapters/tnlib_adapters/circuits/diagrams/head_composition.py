@@ -23,7 +23,7 @@ from tnlib_adapters.circuits.diagrams.heads import (
     stream_copy,
     turned,
 )
-from tnlib_adapters.circuits.paths.attention_layer import NAMES
+from tnlib_adapters.circuits.paths.attention_terms import NAMES
 
 _DROP = 1.4  # distance from the stream down to its pattern
 _OPEN_LEG = 1.4  # length of an open leg that leaves the bubble

@@ -28,7 +28,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
-from tnlib_adapters.circuits.paths.attention_layer import NAMES, OpenLayer, composed
+from tnlib_adapters.circuits.paths.attention_terms import NAMES, OpenLayer, composed
 from tnlib_adapters.circuits.paths.stream_parts import split_stream
 from tnlib_adapters.reference.layers import Unembedding, log_softmax, softmax
 from tnlib_adapters.reference.model import Forward, check_mask, run

@@ -13,7 +13,7 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, check_form
 from tnlib_adapters.circuits.heads.effective_head import stream_head
 from tnlib_adapters.circuits.heads.singular_vectors import Maximum, SingularVectors, form_maximum, singular_vectors
-from tnlib_adapters.circuits.tokens.token_circuits import Copying, circuit_copying
+from tnlib_adapters.circuits.tokens.copying_and_bigrams import Copying, circuit_copying
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import Norm
 

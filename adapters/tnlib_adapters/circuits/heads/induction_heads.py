@@ -28,7 +28,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.composition.head_pairs import compositions
 from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, attention_only
 from tnlib_adapters.circuits.heads.pattern_scores import pattern_scores
-from tnlib_adapters.circuits.tokens.token_circuits import copying_scores
+from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.model import run

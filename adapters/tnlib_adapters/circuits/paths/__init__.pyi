@@ -1,7 +1,7 @@
-from .attention_layer import OpenLayer as OpenLayer
-from .attention_layer import TenTerms as TenTerms
-from .attention_layer import pair_effects as pair_effects
-from .attention_layer import ten_terms as ten_terms
+from .attention_terms import OpenLayer as OpenLayer
+from .attention_terms import TenTerms as TenTerms
+from .attention_terms import pair_effects as pair_effects
+from .attention_terms import ten_terms as ten_terms
 from .contributions import PathContributions as PathContributions
 from .contributions import Paths as Paths
 from .contributions import path_contributions as path_contributions

@@ -1,4 +1,4 @@
-"""Config-dependent attributes of architectures: score scales, windows, ALiBi slopes, key-value head counts."""
+"""Settings of single layers by the config: score scales, windows, ALiBi slopes, routing of experts."""
 
 from __future__ import annotations
 
