@@ -22,14 +22,15 @@ PASSING = {
     "weights": 40,
     "index": 100,
     "config": 200,
+    "statistics": 100,
 }
 
 
 @pytest.mark.parametrize("share", mostly_slow([0.2, 1.0], [0.2]))
 @pytest.mark.parametrize("reader", PASSING)
 def test_mutated_files_are_read_or_refused(reader: str, share: float) -> None:
-    if reader in ("itensor", "tenpy"):
-        pytest.importorskip({"itensor": "h5py", "tenpy": "tenpy"}[reader])
+    if needed := {"itensor": "h5py", "tenpy": "tenpy", "statistics": "torch"}.get(reader):
+        pytest.importorskip(needed)
     count = int(share * PASSING[reader])
     result = fuzz(reader, count=count)
     assert result.n_files == count
