@@ -346,6 +346,7 @@ def test_tokenizers_come_along_and_other_weights_do_not(tmp_path: Path) -> None:
     assert not any((tmp_path / "out" / name).exists() for name in report.left_out)
 
 
+@pytest.mark.slow
 def test_zero_weights_are_compressed_too(tmp_path: Path) -> None:
     source = builtin_copy(tmp_path / "in")
     change_tensors(source, lambda t: [t[n].fill(0) for n in t if "layers.0.attention" in n])
@@ -477,6 +478,7 @@ def test_what_is_compressed_already_is_refused(compressed: Compressed, tmp_path:
     assert compress(compressed("builtin", layout="dense"), tmp_path / "out", keep=0.5).kept <= 0.5
 
 
+@pytest.mark.slow
 def test_the_least_that_a_refusal_names_suffices(tmp_path: Path) -> None:
     for method in METHODS:
         with pytest.raises(ArgumentError, match="keep must be at least") as caught:

@@ -137,6 +137,7 @@ def test_the_same_model_and_text_give_the_same_page(builtin: Any, tmp_path: Path
 NASTY = ("<script>alert('&')</script>", "&amp;", "$x_1^", '"', "\N{CJK UNIFIED IDEOGRAPH-4E00}", "]]>", "-->", "w" * 40)
 
 
+@pytest.mark.slow
 def test_tokens_with_markup_stay_text(builtin: Any) -> None:
     tokens = Tokens(builtin.tokens.ids[:8], NASTY, cut=True)
     few = tuple(of_layer[:, :8, :8] for of_layer in builtin.patterns)

@@ -112,6 +112,7 @@ def test_what_is_written_is_read(
         assert got.center == value.center
 
 
+@pytest.mark.slow
 @given(shapes, st.sampled_from(oracles.DTYPES), st.sampled_from(["MPS", "MPO"]), st.randoms(), st.booleans())
 def test_any_order_of_legs(
     tmp_path_factory: pytest.TempPathFactory, shape: Any, dtype: Any, kind: str, random: Any, cpp: bool

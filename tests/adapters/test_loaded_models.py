@@ -218,6 +218,7 @@ def test_loaded_in_half_precision(model: str, method: str, folders: Folders) -> 
     assert_same_state(state(half), state(load(folders(model, method, "dense"), cls)), 16 * 2.0**-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["factored", "dense"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["bert", "gpt2_lm"])
@@ -235,6 +236,7 @@ def test_sources_in_half_precision(
     assert_same_state(state(loaded), state(load(folders(name, "matrix", "dense"), cls)), 40 * step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["bert_masked", "gpt2_lm"])
 def test_sources_in_shards(

@@ -38,6 +38,7 @@ def points(report: Report) -> dict[str, Any]:
     return {str(line.get_label()).partition(":")[0]: line for line in ax.lines}
 
 
+@pytest.mark.slow
 def test_the_curve_and_three_points(on_text: Report) -> None:
     found = points(on_text)
     np.testing.assert_array_equal(found["predicted"].get_xydata(), np.column_stack(list(CURVE.values())))

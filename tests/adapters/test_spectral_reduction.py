@@ -114,6 +114,7 @@ def test_of_matrices_it_is_the_singular_value_decomposition() -> None:
     assert abs(one.fitness.max() ** 2 - np.abs(np.linalg.eigvalsh(symmetric)).max()) < 1e-8
 
 
+@pytest.mark.slow
 def test_with_numbers_for_matrices_it_is_the_best_term_of_rank_one() -> None:
     """And with matrices as large as the tensor has legs too: they can carry one vector per leg in a cycle."""
     for seed in range(3):

@@ -143,6 +143,7 @@ def test_statistics_without_a_weight_are_refused(folders, text, tmp_path):
         compress(folders[0], tmp_path / "b", text, file)
 
 
+@pytest.mark.slow
 def test_statistics_of_another_version_are_refused(folders, text, tmp_path):
     file = tmp_path / "seen"
     compress(folders[0], tmp_path / "a", text, file)

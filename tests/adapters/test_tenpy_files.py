@@ -159,6 +159,7 @@ def test_a_file_cut_short_is_refused_wherever_it_is_cut(stored: Path) -> None:
             read(stored)
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_does_more_than_raise(stored: Path) -> None:
     whole = stored.read_bytes()
     rng, refused = np.random.default_rng(0), 0

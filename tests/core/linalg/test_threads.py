@@ -281,6 +281,7 @@ for k, fit in enumerate(found):  # LAPACK may have had one thread or two, and ro
     run(BESIDE + script, OPENBLAS_NUM_THREADS="2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_to_leave", ["first", "second"])
 def test_calls_that_overlap_restore_the_count_once_the_last_one_ends(first_to_leave: str) -> None:
     script = """

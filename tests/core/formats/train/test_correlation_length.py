@@ -41,6 +41,7 @@ def test_correlation_length_of_a_large_bond_and_in_another_gauge(dtype: Any) -> 
     assert tnlib.correlation_length(large) == pytest.approx(length, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [28, 73])
 def test_correlation_length_of_moduli_that_lie_close(seed: int) -> None:
     a = oracles.normal((33, 2, 33), np.complex128, seed)
