@@ -121,11 +121,13 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
-class CrossAttention:
-    """Attention of a decoder to the output of the encoder, between its own attention and the feed-forward layer."""
+class Decoder:
+    """Second stack, whose layers also attend to the output of the encoder, before their feed-forward layer."""
 
-    attention: str  # parent module of its projections, named as those of the other attention
-    norm: str
+    stack: Architecture  # names and settings of its layers, its final norm and the unembedding
+    cross_attention: str  # parent module of the projections, named as those of the other attention
+    cross_norm: str
+    scaled_logits: str  # config key: logits are divided by sqrt(d_model); if missing, where embeddings are tied
 
 
 @dataclass(frozen=True)
@@ -174,12 +176,10 @@ class Architecture:
     mlp: Mlp | Callable[[Settings], Mlp] | None = None
     experts: Experts | None = None
     parallel: bool | Callable[[Settings], bool] = False  # attention and MLP read the same stream
-    decoder: Architecture | None = None  # second stack, which reads the output of this one, if `is_encoder_decoder`
-    cross: CrossAttention | None = None  # of a decoder
+    decoder: Decoder | None = None  # if `is_encoder_decoder`
     final_norm: str | Callable[[Settings], str | None] | None = None
     narrow: tuple[str, str] | None = None  # maps from narrower embeddings to d_model and back, if any
     unembed: Names = ()  # alternatives for the weight (vocab, d_model); () for a model without unembedding
-    unembed_scaled: str | None = None  # key: logits are divided by sqrt(d_model); if missing, where embeddings are tied
     logit_cap: str | None = None  # key
     masked_head: str | None = None  # parent module of a head that predicts masked tokens by the embeddings
     reads: Literal["tokens", "images"] = "tokens"
@@ -198,7 +198,7 @@ class Architecture:
     def config_keys(self) -> tuple[str, ...]:
         """Config keys that the row reads, apart from those of `required`."""
         keys = [self.n_layers, self.n_heads, self.d_model, self.d_head, self.context, self.softcap, self.norm_eps]
-        keys += [self.logit_cap, self.unembed_scaled, self.kv_heads if isinstance(self.kv_heads, str) else None]
+        keys += [self.logit_cap, self.kv_heads if isinstance(self.kv_heads, str) else None]
         if self.rope is not None:
             rope = self.rope
             keys += [rope.theta, rope.sliding_theta, rope.fraction, rope.n_columns, rope.unless]
@@ -212,7 +212,8 @@ class Architecture:
             keys += [self.experts.n_experts, self.experts.n_chosen, self.experts.expert.activation]
         keys += [self.mlp.activation] if isinstance(self.mlp, Mlp) else []
         keys += ["tie_word_embeddings"] if self.unembed else []
-        keys += ["is_encoder_decoder", *self.decoder.config_keys] if self.decoder is not None else []
+        if self.decoder is not None:
+            keys += ["is_encoder_decoder", self.decoder.scaled_logits, *self.decoder.stack.config_keys]
         return tuple(dict.fromkeys(key for key in (*keys, *self.rule_keys) if key is not None))
 
 

@@ -43,7 +43,7 @@ def read_sizes(row: Architecture, settings: Settings, where: str, function: str)
     """Return the sizes stated in a config, checked against each other."""
     n_layers, n_heads, d_model = settings[row.n_layers], settings[row.n_heads], settings[row.d_model]
     if row.decoder is not None and settings["is_encoder_decoder"]:
-        n_layers += 2 * (settings[row.decoder.n_layers] or n_layers)
+        n_layers += 2 * (settings[row.decoder.stack.n_layers] or n_layers)
     if row.latent is not None:
         keys = (row.latent.d_plain, row.latent.d_rotated, row.latent.d_value)
         plain, rotated, d_value = (settings[key] for key in keys)

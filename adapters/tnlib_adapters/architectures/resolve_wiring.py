@@ -11,6 +11,7 @@ from typing import Literal
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import (
     Architecture,
+    Decoder,
     Experts,
     Latent,
     Mlp,
@@ -126,13 +127,15 @@ class _Resolver:
     def wiring(self) -> Wiring:
         """Return the wiring of the model."""
         row, encoder, last = self.row, None, self  # the stack that ends in the unembedding
-        if row.decoder is not None and self.settings["is_encoder_decoder"]:
-            n_encoder, last = self.settings[row.n_layers], replace(self, row=row.decoder)
-            encoder = EncoderWiring(n_encoder, self.norm(by_config(row.final_norm, self.settings), "pre"))
-            layers = (*self.layers(n_encoder), *last.decoder_layers((self.sizes.n_layers - n_encoder) // 2))
-        else:
+        decoder = row.decoder if row.decoder is not None and self.settings["is_encoder_decoder"] else None
+        if decoder is None:
             layers = self.layers(self.sizes.n_layers)
-        unembedding = last.unembedding()
+        else:
+            n_encoder, last = self.settings[row.n_layers], replace(self, row=decoder.stack)
+            encoder = EncoderWiring(n_encoder, self.norm(by_config(row.final_norm, self.settings), "pre"))
+            decoder_layers = last.decoder_layers(decoder, (self.sizes.n_layers - n_encoder) // 2)
+            layers = (*self.layers(n_encoder), *decoder_layers)
+        unembedding = last.unembedding(None if decoder is None else decoder.scaled_logits)
         return Wiring(
             architecture=row,
             reads=row.reads,
@@ -143,19 +146,21 @@ class _Resolver:
             encoder=encoder,
             final_norm=self.norm(by_config(last.row.final_norm, self.settings), "pre" if unembedding else "final"),
             unembedding=unembedding,
-            masked_head=row.masked_head if any(map(self.is_of_masked_head, self.tensors)) else None,
+            masked_head=self.masked_head(),
             in_memory=row.in_memory,
         )
 
-    def is_of_masked_head(self, tensor: str) -> bool:
-        """Test if a tensor belongs to the head that predicts masked tokens."""
-        return self.row.masked_head is not None and tensor.startswith(f"{self.row.masked_head}.")
+    def masked_head(self) -> str | None:
+        """Return the head that predicts masked tokens, None if it is not stored."""
+        head = self.row.masked_head
+        return head if head is not None and any(name.startswith(f"{head}.") for name in self.tensors) else None
 
     # -------------------------------------------------------------------------------------------------- names
 
     def tensor(self, name: str) -> str | None:
         """Return the full name of a tensor, None if it is missing; heads often stand outside the prefix."""
-        return next((full for full in (self.prefix + name, name) if full in self.tensors), None)
+        full = self.prefix + name
+        return full if full in self.tensors else name if name in self.tensors else None
 
     def required(self, name: str) -> str:
         """Return the full name of a tensor, also if it is missing."""
@@ -230,15 +235,15 @@ class _Resolver:
             shared=row.embedding_shared,
         )
 
-    def unembedding(self) -> UnembeddingWiring | None:
-        """Return the unembedding, None for a model that ends in hidden states."""
+    def unembedding(self, scaled_logits: str | None) -> UnembeddingWiring | None:
+        """Return the unembedding, None for a model that ends in hidden states; `scaled_logits` is a config key."""
         row, table = self.row, self.row.embeddings[0]
         name = next((name for name in row.unembed if self.tensor(f"{name}.weight")), None)
         tied = table in row.unembed and self.settings["tie_word_embeddings"]
         if name is None or (name == table and not tied):
             return None
-        scaled = None if row.unembed_scaled is None else self.settings[row.unembed_scaled]
-        is_scaled = row.unembed_scaled is not None and bool(tied if scaled is None else scaled)
+        stated = None if scaled_logits is None else self.settings[scaled_logits]
+        is_scaled = scaled_logits is not None and (tied if stated is None else stated)
         return UnembeddingWiring(
             linear=self.linear(name, "out_in"),
             tied=tied,
@@ -247,7 +252,6 @@ class _Resolver:
             narrow=self.linear_if_stored(row.narrow and row.narrow[1]),
             logit_cap=None if row.logit_cap is None else self.settings[row.logit_cap],
             scale=1 / math.sqrt(self.sizes.d_model) if is_scaled else 1.0,
-            scale_key=row.unembed_scaled,
         )
 
     # ------------------------------------------------------------------------------------------------- layers
@@ -256,11 +260,11 @@ class _Resolver:
         """Return the layers of a stack of `n` blocks."""
         return tuple(self.layer(k) for k in range(n))
 
-    def decoder_layers(self, n: int) -> tuple[LayerWiring, ...]:
+    def decoder_layers(self, decoder: Decoder, n: int) -> tuple[LayerWiring, ...]:
         """Return the layers of a decoder of `n` blocks, two of each."""
         blocks = self.layers(n)
         own = (replace(block, feed_forward=None, experts=None) for block in blocks)
-        crossed = (replace(block, attention=self.cross_attention(k)) for k, block in enumerate(blocks))
+        crossed = (replace(block, attention=self.cross_attention(decoder, k)) for k, block in enumerate(blocks))
         return tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair)
 
     def layer(self, k: int) -> LayerWiring:
@@ -272,7 +276,7 @@ class _Resolver:
         return LayerWiring(
             module=self.prefix + self.module(before + number, k),
             attention=self.attention(k),
-            feed_forward=None if mlp is None or experts else self.feed_forward(mlp, k),
+            feed_forward=None if mlp is None or experts else self.feed_forward(mlp, k, *self.norms(mlp, k)),
             experts=None if experts is None else self.experts(experts, k),
             parallel=bool(by_config(row.parallel, self.settings)),
         )
@@ -313,12 +317,10 @@ class _Resolver:
             frequencies=functools.partial(read_frequencies, row, settings, sizes.d_head, layer=k),
         )
 
-    def cross_attention(self, k: int) -> AttentionWiring:
+    def cross_attention(self, decoder: Decoder, k: int) -> AttentionWiring:
         """Return the attention of block k of a decoder to the output of the encoder."""
-        row, cross = self.row, self.row.cross
-        if cross is None:
-            raise FileFormatError(f"{self.function}: a {row.model_type} has no cross-attention; remove its decoder.")
-        of_cross = replace(self, row=replace(row, attention=cross.attention, attention_norm=cross.norm))
+        row = replace(self.row, attention=decoder.cross_attention, attention_norm=decoder.cross_norm)
+        of_cross = replace(self, row=row)
         return replace(of_cross.attention(k), causal=False, relative_bias=None, cross=True)
 
     def relative_bias(self, bias: RelativeBias) -> RelativeBiasWiring:
@@ -364,13 +366,14 @@ class _Resolver:
                 f"{experts.n_experts}, got {n_chosen} of {n}; repair it."
             )
         routing = self.routing(experts.routing(self.settings), n, n_chosen)  # before anything is made for each expert
+        norms = self.norms(experts.expert, k)
         return ExpertsWiring(
             router=self.linear(experts.router, self.row.stored, k),
-            experts=tuple(self.feed_forward(experts.expert, k, expert) for expert in range(n)),
+            experts=tuple(self.feed_forward(experts.expert, k, *norms, expert) for expert in range(n)),
             n_chosen=n_chosen,
             routing=routing,
             correction=None if experts.correction is None else self.required(self.module(experts.correction, k)),
-            shared=None if experts.shared is None else self.feed_forward(experts.shared, k),
+            shared=None if experts.shared is None else self.feed_forward(experts.shared, k, *norms),
         )
 
     def routing(self, routing: Routing, n: int, n_chosen: int) -> Routing:
@@ -385,7 +388,13 @@ class _Resolver:
             )
         return routing
 
-    def feed_forward(self, mlp: Mlp, k: int, expert: int | None = None) -> FeedForwardWiring:
+    def norms(self, mlp: Mlp, k: int) -> tuple[NormWiring | None, NormWiring | None]:
+        """Return the norm and the output norm of the feed-forward layer, or the experts, of layer k."""
+        return self.sublayer_norm(mlp.norm, k), self.norm(mlp.norm_after, "output", k)
+
+    def feed_forward(
+        self, mlp: Mlp, k: int, norm: NormWiring | None, output_norm: NormWiring | None, expert: int | None = None
+    ) -> FeedForwardWiring:
         """Return the feed-forward layer of layer k, or one of its experts."""
         return FeedForwardWiring(
             up=self.linear(mlp.up, self.row.stored, k, expert),
@@ -393,6 +402,6 @@ class _Resolver:
             gate=None if mlp.gate is None else self.linear(mlp.gate, self.row.stored, k, expert),
             activation=self.settings[mlp.activation],
             activation_key=mlp.activation,
-            norm=self.sublayer_norm(mlp.norm, k),
-            output_norm=self.norm(mlp.norm_after, "output", k),
+            norm=norm,
+            output_norm=output_norm,
         )

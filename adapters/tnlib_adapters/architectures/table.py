@@ -6,7 +6,7 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.architecture import Architecture, CrossAttention, Mlp, RelativeBias, Rope
+from tnlib_adapters.architectures.architecture import Architecture, Decoder, Mlp, RelativeBias, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.layer_settings import (
     bloom_alibi,
@@ -352,24 +352,25 @@ _T5_ENCODER = Architecture(
 
 T5 = replace(
     _T5_ENCODER,
-    decoder=replace(
-        _T5_ENCODER,
-        n_layers="num_decoder_layers",
-        attention="decoder.block.{layer}.layer.0.SelfAttention",
-        causal=True,
-        relative_bias=RelativeBias(
-            table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-            n_bins="relative_attention_num_buckets",
-            max_distance="relative_attention_max_distance",
+    decoder=Decoder(
+        stack=replace(
+            _T5_ENCODER,
+            n_layers="num_decoder_layers",
+            attention="decoder.block.{layer}.layer.0.SelfAttention",
+            causal=True,
+            relative_bias=RelativeBias(
+                table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+                n_bins="relative_attention_num_buckets",
+                max_distance="relative_attention_max_distance",
+            ),
+            attention_norm="decoder.block.{layer}.layer.0.layer_norm",
+            mlp=t5_decoder_feed_forward,
+            final_norm="decoder.final_layer_norm",
+            unembed=("lm_head", "shared"),
         ),
-        attention_norm="decoder.block.{layer}.layer.0.layer_norm",
-        cross=CrossAttention(
-            attention="decoder.block.{layer}.layer.1.EncDecAttention", norm="decoder.block.{layer}.layer.1.layer_norm"
-        ),
-        mlp=t5_decoder_feed_forward,
-        final_norm="decoder.final_layer_norm",
-        unembed=("lm_head", "shared"),
-        unembed_scaled="scale_decoder_outputs",
+        cross_attention="decoder.block.{layer}.layer.1.EncDecAttention",
+        cross_norm="decoder.block.{layer}.layer.1.layer_norm",
+        scaled_logits="scale_decoder_outputs",
     ),
 )
 

@@ -298,7 +298,6 @@ class UnembeddingWiring:
     narrow: Linear | None  # map of the final stream to the width of narrower embeddings
     logit_cap: float | None
     scale: float  # factor of the logits
-    scale_key: str | None  # config key that says if they are scaled
 
     @property
     def reader(self) -> Linear:
@@ -380,6 +379,13 @@ class Wiring:
         """Return a matrix outside attention and experts, by its name in a file or in a loaded model."""
         own = self.unembedding if self.is_unembedding(name) else None
         return self.matrices[name] if own is None else own.linear
+
+    @property
+    def untied_config(self) -> dict[str, bool]:
+        """Config values of the same model with an unembedding of its own: the logits keep their scale."""
+        decoder, unembedding = self.architecture.decoder, self.unembedding
+        scaled = {decoder.scaled_logits: unembedding.scale != 1} if decoder is not None and unembedding else {}
+        return {"tie_word_embeddings": False} | scaled
 
     @property
     def tied_key(self) -> str | None:

@@ -26,7 +26,6 @@ from tnlib_adapters.architectures.wiring import (
     AttentionWiring,
     Linear,
     NormWiring,
-    UnembeddingWiring,
     Wiring,
 )
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
@@ -82,13 +81,7 @@ def untied(checkpoint: Checkpoint, left: list[str]) -> Checkpoint:
         left.append("the final norm: the maps that read it are unknown, or are the embeddings")
         return checkpoint
     changes = {unembedding.own_weight: functools.partial(wide, checkpoint, unembedding.linear.weight)}
-    return with_tensors(checkpoint, changes, _untied_config(unembedding))
-
-
-def _untied_config(unembedding: UnembeddingWiring) -> dict[str, bool]:
-    """Return the config of embeddings that are not tied, with the scale of the logits as it was."""
-    scaled = {unembedding.scale_key: unembedding.scale != 1} if unembedding.scale_key else {}
-    return {"tie_word_embeddings": False} | scaled
+    return with_tensors(checkpoint, changes, wiring.untied_config)
 
 
 def fold_norms(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Checkpoint:
@@ -107,7 +100,7 @@ def fold_norms(checkpoint: Checkpoint, done: list[str], left: list[str]) -> Chec
             count += bool(changes_of_norm)
             if norm == wiring.final_norm and changes_of_norm and wiring.unembedding and not wiring.unembedding.shared:
                 # a checkpoint may hold a copy of tied weights, which must not be tied again
-                config |= _untied_config(wiring.unembedding)
+                config |= wiring.untied_config
     if count:
         done.append(f"{count} norms, into the weights that read from them")
     return with_tensors(checkpoint, changes, config)
