@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, cast
 
 import click
 
@@ -277,6 +277,25 @@ def _refuse(sentence: str, status: int = 2) -> NoReturn:
     sys.exit(status)
 
 
+class _Display:
+    """A stream whose failures to write are ignored: standard error may be full, or closed, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 @contextlib.contextmanager
 def _progress(check: Callable[[], None]) -> Iterator[Progress]:
     """Yield a function that calls `check` and shows (stage, done, total) as a bar on standard error."""
@@ -291,7 +310,7 @@ def _progress(check: Callable[[], None]) -> Iterator[Progress]:
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
-    bars = Bars(*columns, console=Console(stderr=True))
+    bars = Bars(*columns, console=Console(file=cast(TextIO, _Display(sys.stderr or io.StringIO()))))
     tasks: dict[str, Any] = {}
 
     def show(stage: str, done: int, total: int) -> None:

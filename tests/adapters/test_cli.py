@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -521,10 +521,39 @@ def test_python_does_not_complain_about_a_full_device_at_its_end() -> None:
     assert refused.returncode == 2
 
 
-def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
+def full_device() -> TextIO:
+    return FULL.open("w")
+
+
+def pipe_without_a_reader() -> TextIO:
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as gone:
+    return open(writer, "w")
+
+
+def no_stream() -> None:
+    """Standard error of a program without a console."""
+
+
+@pytest.mark.parametrize("refusing", [pytest.param(full_device, marks=on_linux), pipe_without_a_reader, no_stream])
+def test_standard_error_that_refuses_the_bars_does_not_end_the_work(
+    refusing: Callable[[], TextIO | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = refusing()
+    monkeypatch.setattr(sys, "stderr", stream)
+    cli.main([*COMPARED, str(tmp_path / "out")], standalone_mode=False)
+    assert "written to" in capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path / "out")) == ["compare.csv", "compare.png"]
+    if stream is not None:
+        with pytest.raises(OSError, match=r"No space left|Broken pipe"):  # the bars were written to it
+            stream.close()
+
+
+def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
+    with pipe_without_a_reader() as gone:
         done = subprocess.run(**of_a_process("compress", "--help"), stdout=gone, check=False)
     assert (done.returncode, done.stderr) == (1, "")
 
