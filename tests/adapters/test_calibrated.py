@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from oracles import refused
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -18,6 +21,7 @@ from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.calibration.text import hold_out  # noqa: E402
+from tnlib_adapters.compression.compare.comparison_folder import write_comparison  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
@@ -28,7 +32,7 @@ from tnlib_adapters.instrument.layer_fit import fit_layers, install  # noqa: E40
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
 
-from tnlib import ArgumentError, MissingFileError, TnlibError  # noqa: E402
+from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
 
 NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
 SOME = ("bert", "gpt2_lm", "llama", "phi")
@@ -278,6 +282,31 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
         with pytest.raises(error, match=words):
             tnlib_adapters.compress(source, tmp_path / "out", keep=0.5, **arguments)
         assert not (tmp_path / "out").exists()
+
+
+def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Path, tmp_path: Path) -> None:
+    short, one_token_held_out = tmp_path / "short", tmp_path / "one_token_held_out"
+    short.write_text("w1\n" * 10)
+    lines = text.read_text(encoding="utf-8").splitlines()[:19]
+    held_out = hold_out("\n".join(lines))[1]
+    one_token_held_out.write_text("\n".join("x" if line == held_out else line for line in lines))
+    damaged = Path(shutil.copytree(folders["gpt2_lm"], tmp_path / "damaged"))
+    (damaged / "tokenizer.json").write_text("{}")
+    for function, call in (
+        ("compress", functools.partial(tnlib_adapters.compress, out=tmp_path / "out", keep=0.5, method="matrix")),
+        ("compare", functools.partial(write_comparison, out=tmp_path / "out", keeps=[0.5], methods=["matrix"])),
+    ):
+        with refused(FileFormatError, f"{function}: the tokenizer of {damaged} must load"):
+            call(damaged, calibrate=text)
+        with refused(ArgumentError, f"{function}: the text of calibrate must have at least", "too few"):
+            call(folders["gpt2_lm"], calibrate=short)
+        with refused(ArgumentError, f"{function}: text must have at least one line of two tokens"):
+            call(tnlib_adapters.builtin_path("llama"), calibrate=one_token_held_out)
+    with refused(FileFormatError, f"evaluate: the tokenizer of {damaged} must load"):
+        evaluate(damaged, damaged, text)
+    (damaged / "tokenizer.json").write_text("{")
+    with refused(FileFormatError, f"inspect: {damaged / 'tokenizer.json'} must be JSON"):
+        tnlib_adapters.inspect(damaged, tmp_path / "out", text=lines[0])
 
 
 def test_models_that_do_not_belong_together_are_not_compared(folders, text):

@@ -300,5 +300,5 @@ def test_wrong_arguments_are_refused(model: Checkpoint, opened: Callable[[str], 
     random_model("vit").save_pretrained(tmp_path)
     with refused(ValueError, "repeat_scores: model must read tokens", "vit"):
         repeat_scores(open_checkpoint(tmp_path))
-    with refused(ValueError, "read_vocabulary: checkpoint must read tokens", "vit"):
+    with refused(ValueError, "score_shares: model must read tokens", "vit"):
         score_shares(open_checkpoint(tmp_path), 0, 0)

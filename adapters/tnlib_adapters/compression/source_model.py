@@ -27,10 +27,12 @@ class SourceModel:
         Of a model of text, with its tokenizer.
     max_tokens
         Tokens that are read of each line of a text, or in each window.
+    function
+        Calling function, for messages.
     """
 
-    def __init__(self, checkpoint: Checkpoint, max_tokens: int = MAX_TOKENS) -> None:
-        self.checkpoint, self.max_tokens = checkpoint, max_tokens
+    def __init__(self, checkpoint: Checkpoint, max_tokens: int = MAX_TOKENS, function: str = "compress") -> None:
+        self.checkpoint, self.max_tokens, self.function = checkpoint, max_tokens, function
 
     @cached_property
     def original(self) -> RunningModel:
@@ -44,7 +46,7 @@ class SourceModel:
         from tnlib_adapters.instrument.running_model import open_running
 
         folder = self.checkpoint.folder.path
-        model = open_running(folder, max_tokens=self.max_tokens)
+        model = open_running(folder, self.function, self.max_tokens)
         for name, parameter in model.model.named_parameters():
             check_finite(name, folder, parameter.numpy())
         return model
@@ -53,7 +55,7 @@ class SourceModel:
         """Return a copy of the original, whose weights may be changed."""
         from tnlib_adapters.instrument.running_model import running
 
-        return running(copy.deepcopy(self.original.model), self.original.tokenizer, self.max_tokens)
+        return running(copy.deepcopy(self.original.model), self.original.tokenizer, self.max_tokens, self.function)
 
 
 class _Vector(TensorInfo):

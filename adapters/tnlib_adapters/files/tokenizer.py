@@ -23,8 +23,10 @@ MAX_TOKENS = 256  # of a line of text, or of a window for a model that predicts 
 OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 
 
-def token_names(folder: Path) -> dict[int, str] | None:
+def token_names(folder: Path, function: str = "token_names") -> dict[int, str] | None:
     """Return the text of every token by its number; None if the folder holds no known tokenizer.
+
+    Messages begin with `function`.
 
     Raises
     ------
@@ -33,7 +35,7 @@ def token_names(folder: Path) -> dict[int, str] | None:
     """
     for name, read in ((TOKENIZER, _from_tokenizer), (_WORDS, _from_words), (_LINES, _from_lines)):
         if (folder / name).is_file():
-            return read(JsonFile("token_names", folder / name, "save the tokenizer again, or take the file away"))
+            return read(JsonFile(function, folder / name, "save the tokenizer again, or take the file away"))
     return None
 
 

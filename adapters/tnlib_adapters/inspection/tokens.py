@@ -40,7 +40,7 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
         raise ArgumentError(
             f"inspect: text must be left out for a model of images, got one for a {checkpoint.wiring.model_type}."
         )
-    names = token_names(checkpoint.folder.path) or {}
+    names = token_names(checkpoint.folder.path, "inspect") or {}
     limit, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
     if tokenizer is None:
         numbers = _numbers(checkpoint, text)

@@ -124,7 +124,7 @@ class Batch:
 class RunningModel:
     """A transformers model in float32, its tokenizer, and the modules of its attention.
 
-    Texts are read up to `max_tokens` tokens, if the model has as many positions.
+    Texts are read up to `max_tokens` tokens, if the model has as many positions. Errors on texts begin with `function`.
     """
 
     model: Any
@@ -132,6 +132,7 @@ class RunningModel:
     wiring: Wiring
     layers: tuple[Layer, ...]
     max_tokens: int = MAX_TOKENS
+    function: str = "evaluate"
 
     @property
     def sizes(self) -> Sizes:
@@ -188,17 +189,18 @@ def open_running(
     Raises
     ------
     FileFormatError
-        If the architecture is not known, or the folder does not hold the whole model; messages begin with `function`.
+        If the architecture is not known, or the folder does not hold the whole model; messages on the latter begin
+        with `function`.
     """
     path = Path(folder)
     predicts = open_checkpoint(path).wiring.unembedding is not None  # a folder without a head gets one at random
     tokenizer = load_tokenizer(function, path)
-    return running(load_model(function, path, predicts=predicts), tokenizer, max_tokens)
+    return running(load_model(function, path, predicts=predicts), tokenizer, max_tokens, function)
 
 
-def running(model: Any, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> RunningModel:
+def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> RunningModel:
     """Return a model in memory with the modules of its attention."""
-    wiring = wire_model(model, "calibrate")
+    wiring = wire_model(model, function)
     sizes, modules, layers = wiring.sizes, dict(model.named_modules()), []
     for layer in wiring.layers:
         projections = {}
@@ -209,7 +211,7 @@ def running(model: Any, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> Running
                 columns = torch.tensor([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)
         layers.append(Layer(modules[layer.module], projections))
-    return RunningModel(model, tokenizer, wiring, tuple(layers), max_tokens)
+    return RunningModel(model, tokenizer, wiring, tuple(layers), max_tokens, function)
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module:

@@ -245,7 +245,7 @@ def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | Non
     """Return the given vocabulary, validated, or load that of the model."""
     as_one_stream(function, model, "model")
     if vocabulary is None:
-        return read_vocabulary(model)
+        return _read(function, model, "model")
     if not isinstance(vocabulary, Vocabulary):
         raise ArgumentTypeError(
             f"{function}: vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; "
@@ -288,10 +288,14 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     >>> words, words.name(309)
     (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
     """
-    wiring = as_one_stream("read_vocabulary", checkpoint).wiring
+    return _read("read_vocabulary", checkpoint, "checkpoint")
+
+
+def _read(function: str, checkpoint: Checkpoint, parameter: str) -> Vocabulary:
+    wiring = as_one_stream(function, checkpoint, parameter).wiring
     if wiring.reads != "tokens":
         raise ArgumentError(
-            f"read_vocabulary: checkpoint must read tokens, got a {wiring.model_type}, which reads {wiring.reads}; "
+            f"{function}: {parameter} must read tokens, got a {wiring.model_type}, which reads {wiring.reads}; "
             "its heads have no token space."
         )
     info = checkpoint.locate(wiring.embedding.table.weight)
@@ -316,7 +320,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         cap=None if head is None else head.cap,
         final=None if head is None else read_norm(checkpoint, wiring.final_norm),
         positions=embedding.positions,
-        names=token_names(checkpoint.folder.path),
+        names=token_names(checkpoint.folder.path, function),
         ends_in_logits=head is not None,
     )
 

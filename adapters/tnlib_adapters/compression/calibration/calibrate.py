@@ -61,7 +61,7 @@ def calibrated_parts(
     from tnlib_adapters.instrument.layer_fit import install
     from tnlib_adapters.instrument.weight_inputs import find_places
 
-    check_tokens(batches, widest_input(checkpoint, what))
+    check_tokens(model.function, batches, widest_input(checkpoint, what))
     rotary, folded = has_rotary_or_norms(checkpoint), []
     for k in checkpoint.wiring.projection_layers(what):
         folded.append(fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not rotary))

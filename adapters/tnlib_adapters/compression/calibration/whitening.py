@@ -188,7 +188,7 @@ def inputs_of_text(
 
     model = (source or SourceModel(checkpoint)).original
     batches = model.batches(text)
-    check_tokens(batches, widest_input(checkpoint, what))
+    check_tokens(model.function, batches, widest_input(checkpoint, what))
     names = names_of(checkpoint, what, with_text=True)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
     return collect_reads(model, places, sample_batches(batches, _TOKENS), progress)

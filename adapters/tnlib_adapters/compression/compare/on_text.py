@@ -198,7 +198,7 @@ def compare_on_text(
         raise ArgumentError(
             "compare: the text of calibrate must have at least ten lines, because a tenth is held out; add text."
         )
-    source = SourceModel(checkpoint)
+    source = SourceModel(checkpoint, function="compare")
     bench = Bench(source, held_out)
     candidates = [
         candidate

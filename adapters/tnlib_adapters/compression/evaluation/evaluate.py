@@ -126,13 +126,15 @@ def evaluate_running(before: RunningModel, after: RunningModel, text: str, progr
 
     if before.wiring.model_type != after.wiring.model_type or before.sizes != after.sizes:
         raise ArgumentError(
-            f"evaluate: both checkpoints must be of one architecture and size, got {before.wiring.model_type} with "
-            f"{before.sizes} and {after.wiring.model_type} with {after.sizes}; compare a model with its own "
-            "compression."
+            f"{before.function}: both checkpoints must be of one architecture and size, got "
+            f"{before.wiring.model_type} with {before.sizes} and {after.wiring.model_type} with {after.sizes}; "
+            "compare a model with its own compression."
         )
     batches = before.batches(text)
     if not batches:
-        raise ArgumentError("evaluate: text must have at least one line of two tokens, got none; name another file.")
+        raise ArgumentError(
+            f"{before.function}: text must have at least one line of two tokens, got none; name another file."
+        )
     cosines: list[Array] = []
     sums, n_predicted = np.zeros(3), 0
     for done, batch in enumerate(batches):
@@ -198,6 +200,6 @@ def measure_on_text(source: SourceModel, after: Checkpoint, what: str, text: str
     """Evaluate the compressed checkpoint, and the source with the compressed part in int8, against the source."""
     from tnlib_adapters.instrument.running_model import open_running
 
-    compressed = evaluate_running(source.original, open_running(after.folder.path), text, progress)
+    compressed = evaluate_running(source.original, open_running(after.folder.path, source.function), text, progress)
     rounded = round_weights(source.copy(), what, names_of(source.checkpoint, what, with_text=True))
     return OnText(compressed, evaluate_running(source.original, rounded, text, progress))
