@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
-from tnlib_adapters.instrument import running_model as running  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
@@ -32,11 +33,16 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Few steps, many batches, and a file after every one of them."""
+def few_steps(monkeypatch):
     monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.statistics._SAVED_EVERY", 0.0)
-    monkeypatch.setattr(running, "_TOKENS", 128)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Text of several batches."""
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(500), encoding="utf-8")
+    return file
 
 
 @pytest.fixture
@@ -80,7 +86,9 @@ def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.8], ids=["moments", "gates"])
-def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share):
+def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share, monkeypatch):
+    minutes = itertools.count(step=60.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(minutes))  # the file is saved after every batch
     compress(folders[0], tmp_path / "whole", text, tmp_path / "seen")
     observed, runs.count = runs.count, 0
     runs.at = int(share * observed)
