@@ -66,7 +66,7 @@ class Experts:
     n_chosen: str
     routing: Callable[[Settings], Routing] = normalised_routing
     correction: str | None = None  # tensor added to the scores for the choice of experts, not to their weights
-    shared: Mlp | None = None  # feed-forward layer of all positions, added to the experts
+    shared: Mlp | None = None  # feed-forward layer of all positions, added to the experts; with the norms of `expert`
     in_layer: Callable[[Settings, int], bool] = all_layers  # other layers have the feed-forward layer of the row
 
 
