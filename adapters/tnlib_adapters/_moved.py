@@ -31,7 +31,7 @@ MOVED = {
     "tnlib_adapters.checkpoints.bf16": "tnlib_adapters.files.tensor_file",
     "tnlib_adapters.checkpoints.factored": "tnlib_adapters.factors.factored_matrix",
     "tnlib_adapters.checkpoints.folder": "tnlib_adapters.files.folder",
-    "tnlib_adapters.checkpoints.int8": "tnlib_adapters.factors.int8",
+    "tnlib_adapters.checkpoints.int8": "tnlib_adapters.factors.integers",
     "tnlib_adapters.checkpoints.interpolative": "tnlib_adapters.factors.interpolative",
     "tnlib_adapters.checkpoints.modules": "tnlib_adapters.factors.expansion",
     "tnlib_adapters.checkpoints.products": "tnlib_adapters.factors.projections",

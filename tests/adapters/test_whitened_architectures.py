@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.planner import factorise  # noqa: E402
+from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
@@ -26,15 +26,16 @@ Saved = Callable[[str], tuple[Any, Path]]
 NAMES = ["bert", "gpt2_lm", "llama_biases", "phi3", "falcon_new", "bloom", "qwen3_biases"]
 
 
-def write(source: Path, out: Path, method: str, *, layout: str = "factored", in_int8: bool = False) -> Any:
+def write(source: Path, out: Path, method: str, *, layout: str = "factored", bits: int | None = None) -> Any:
     """Write the folder of a model compressed by made-up inputs; return its plan."""
     checkpoint = open_checkpoint(source)
     widths = (checkpoint.sizes.d_model + 1, checkpoint.sizes.widths["o"])
     x, y = (normal((200, n), seed=n) @ np.diag(0.9 ** np.arange(n)) for n in widths)
     seen = {f"{k}.{part}": a.T @ a for k in range(checkpoint.n_layers) for part, a in (("x", x), ("y", y))}
     plan = factorise(checkpoint, method, inputs=seen).plan(0.5)
+    stored = plan if bits is None else round_plan(plan, checkpoint.wiring, bits)
     out.mkdir()
-    for _ in write_checkpoint(checkpoint, plan, layout, out, in_int8=in_int8):
+    for _ in write_checkpoint(checkpoint, stored, layout, out):
         pass
     return plan
 
@@ -65,7 +66,7 @@ def test_factors_compute_what_their_product_does(name: str, method: str, saved: 
 @pytest.mark.parametrize("name", ["bert", "phi3", "falcon_new"])
 def test_in_one_byte_a_number(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
     model, source = saved(name)
-    write(source, tmp_path / "int8", method, in_int8=True)
+    write(source, tmp_path / "int8", method, bits=8)
     write(source, tmp_path / "wide", method)
     narrow, wide = (open_checkpoint(tmp_path / folder) for folder in ("int8", "wide"))
     for layer in range(narrow.n_layers):

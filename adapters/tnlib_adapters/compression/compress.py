@@ -16,7 +16,7 @@ from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_te
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
-from tnlib_adapters.compression.planner import make_plan
+from tnlib_adapters.compression.planner import make_plan, round_plan
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
@@ -73,8 +73,9 @@ def compress(
         "factored" stores the factors; "dense" their products under the original names.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
-        scale for every component; biases are not rounded. With `keep` 1 and method "matrix" this is plain rounding of
-        the weights. Scales count as bytes, not as numbers.
+        scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
+        64 numbers. Biases are not rounded. With `keep` 1 and method "matrix" this is plain rounding of the weights.
+        Scales count as bytes, not as numbers. With layout "dense" the products of the rounded factors are written.
     what
         "attention", "mlp" for the matrices of the feed-forward layers, or "all" for both, the token embeddings and the
         unembedding; if these are one matrix, it is factorised once and counted once. `keep` refers to the numbers of
@@ -140,9 +141,11 @@ def compress(
     _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens)
     plan = make_plan(original, request, calibration, progress)
+    if request.bits is not None:
+        plan = round_plan(plan, checkpoint.wiring, request.bits)
 
     with whole_folder(target) as partial:
-        for step in write_checkpoint(checkpoint, plan, layout, partial, in_int8=request.in_int8):
+        for step in write_checkpoint(checkpoint, plan, layout, partial):
             progress(*step)
         written = open_checkpoint(partial)
         quality = measure_quality(checkpoint, written)
@@ -170,7 +173,7 @@ def measured_report(
     """Measure the written checkpoint and return the report of a compression that began at `started`."""
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
-        squares += compare_modules(before, after, plan, request.in_int8)
+        squares += compare_modules(before, after, plan)
     with_text = request.calibrate is not None
     names = names_of(before, request.what, with_text=with_text)
     bytes_before, n_other = stored_bytes(before, request.what, names)

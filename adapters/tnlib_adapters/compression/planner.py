@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.whitening import (
     factorise_layer_on,
@@ -29,6 +31,7 @@ from tnlib_adapters.compression.request import (
 )
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.factors.factored_matrix import rounded
 
 
 def make_plan(source: SourceModel, request: Request, text: str | None, progress: Progress) -> Plan:
@@ -41,6 +44,15 @@ def make_plan(source: SourceModel, request: Request, text: str | None, progress:
     """
     factorisation = _factorise(source, request, text, progress)
     return factorisation.plan_of(factorisation.select(request.keep, request.max_error), progress)
+
+
+def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
+    """Return a plan with all factors rounded to the nearest integers of `bits` bits."""
+    matrices = {
+        module: [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in own]
+        for module, own in plan.matrices.items()
+    }
+    return replace(plan, matrices=matrices)
 
 
 def _factorise(source: SourceModel, request: Request, text: str | None, progress: Progress) -> Factorisation:

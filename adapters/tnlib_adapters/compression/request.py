@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WHAT = ("attention", "mlp", "all")
 LAYOUTS = ("factored", "dense")
-STORES = ("float", "int8")
+STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
 
 # files of OUT beside those of the checkpoint
 REPORT = "tnlib_report.json"
@@ -69,18 +69,16 @@ class Request:
             object.__setattr__(self, "keep", check_keep("compress", self.keep))
         if self.max_error is not None:
             object.__setattr__(self, "max_error", _check_error(self.max_error))
-        for name, known in (("layout", LAYOUTS), ("store", STORES), ("what", WHAT)):
+        for name, known in (("layout", LAYOUTS), ("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
-        if self.in_int8 and self.layout == "dense":
-            raise ArgumentError("compress: store='int8' needs layout 'factored', got 'dense'; leave one of them out.")
         self._check_method()
         self._check_statistics()
         self._check_tokens()
 
     @property
-    def in_int8(self) -> bool:
-        """True if factors are stored in one byte per number."""
-        return self.store == "int8"
+    def bits(self) -> int | None:
+        """Bits of a stored number; None if factors are stored as floats."""
+        return STORES[self.store]
 
     @property
     def fits_model(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.factors.int8 import round_slices
+from tnlib_adapters.factors.integers import round_slices
 from tnlib_adapters.files.tensor_file import TensorInfo
 
 if TYPE_CHECKING:

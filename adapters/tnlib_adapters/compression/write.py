@@ -16,10 +16,10 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, describe
+from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, StoredPart, describe
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, encode, from_bf16
+from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, decode, encode
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.report.report import Report
@@ -28,16 +28,14 @@ _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is ne
 _NOTE = "> Compressed by tnlib"
 
 
-def write_checkpoint(
-    checkpoint: Checkpoint, plan: Plan, layout: str, out: Path, *, in_int8: bool = False
-) -> Iterator[tuple[str, int, int]]:
+def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
     """Write the compressed checkpoint into the empty folder `out`; yields (stage, done, total)."""
-    new = _replaced(checkpoint, plan, layout, in_int8)
+    new = _replaced(checkpoint, plan, layout)
     tensors = {file.name: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     config = dict(checkpoint.config)
     if layout == "factored":
-        matrices = [matrix for own in plan.matrices.values() for matrix in own if is_rewritten(matrix, in_int8)]
-        config[KEY] = describe(matrices, checkpoint.wiring.attention_modules, plan.method, in_int8=in_int8)
+        matrices = [matrix for own in plan.matrices.values() for matrix in own if is_rewritten(matrix)]
+        config[KEY] = describe(matrices, checkpoint.wiring.attention_modules, plan.method)
     for done, total in write_folder(checkpoint.folder, tensors, config, out, skip=(REPORT, PAGE)):
         yield "writing tensors", done, total
 
@@ -77,11 +75,11 @@ def write_note(out: Path, report: Report) -> None:
     file.write_bytes(head + note.encode() + (b"\n" + body.lstrip(b"\r\n") if body.strip() else b""))
 
 
-def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) -> dict[str, list[Entry]]:
+def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list[Entry]]:
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
     new: dict[str, list[Entry]] = {}
     for module, own in plan.matrices.items():
-        matrices = [matrix for matrix in own if is_rewritten(matrix, in_int8)]
+        matrices = [matrix for matrix in own if is_rewritten(matrix)]
         if not matrices:
             continue
         names = _replaced_names(checkpoint, module, matrices)
@@ -91,9 +89,9 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
             entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in dense.items()]
         else:
             entries = [
-                _entry(matrix.describe().stored_name(part, checkpoint.wiring), values, None if keeps_dtype else dtype)
+                _entry(matrix.describe().stored_name(part, checkpoint.wiring), stored, dtype)
                 for matrix in matrices
-                for part, (values, keeps_dtype) in matrix.parts(in_int8=in_int8).items()
+                for part, stored in matrix.parts().items()
             ]
             # Empty tensors under the names of the weights: software that does not know factors refuses the folder
             # instead of initialising the weights at random.
@@ -103,9 +101,9 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str, in_int8: bool) ->
     return new
 
 
-def is_rewritten(matrix: FactoredMatrix, in_int8: bool) -> bool:
-    """Return False for a dense weight outside the attention, whose tensor is copied."""
-    return bool(matrix.of) or in_int8 or matrix.kind != "dense"
+def is_rewritten(matrix: FactoredMatrix) -> bool:
+    """Return False for a dense weight outside the attention that is not rounded, whose tensor is copied."""
+    return bool(matrix.of or matrix.integers) or matrix.kind != "dense"
 
 
 def _replaced_names(checkpoint: Checkpoint, module: str, matrices: Sequence[FactoredMatrix]) -> list[str]:
@@ -137,23 +135,28 @@ def _attention(checkpoint: Checkpoint, module: str) -> AttentionWiring | None:
     return layers[module].attention if module in layers else None
 
 
-def _entry(name: str, values: Array, dtype: str | None) -> Entry:
-    """Return a tensor in this dtype; None keeps the dtype of int8 numbers and their scales."""
-    if dtype is None:
-        return Entry(name, "I8" if values.dtype == np.int8 else "F32", values)
-    return Entry(name, dtype, _encoded(name, values, dtype))
+def _entry(name: str, stored: StoredPart, dtype: str) -> Entry:
+    """Return a tensor, in this dtype unless it is of integers or their scales."""
+    if stored.dtype is None:
+        return Entry(name, dtype, _encoded(name, stored.values, dtype))
+    _check_range(name, stored.values, stored.values, stored.dtype)
+    return Entry(name, stored.dtype, stored.values)
 
 
 def _encoded(name: str, values: Array, dtype: str) -> Array:
     """Return `values` as a dtype of safetensors stores them, refusing numbers beyond its range."""
     with np.errstate(over="ignore"):  # refused below, with the name of the tensor
         stored = encode(values, dtype)
-    if not np.isfinite(from_bf16(stored) if dtype == "BF16" else stored).all():
+    _check_range(name, values, stored, dtype)
+    return stored
+
+
+def _check_range(name: str, values: Array, stored: Array, dtype: str) -> None:
+    if not np.isfinite(decode(stored, dtype)).all():
         raise ArgumentError(
             f"compress: tensor {name!r} would hold {np.abs(values).max():.3g}, out of range for its dtype {dtype}; "
             "use another method or layout, or convert the checkpoint to F32 first."
         )
-    return stored
 
 
 def _entries(checkpoint: Checkpoint, file: Path, new: Mapping[str, list[Entry]]) -> list[Entry]:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from tnlib import FileFormatError
+import numpy as np
+
+from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.int8 import narrow, scale_shapes, widen
+from tnlib_adapters.factors.integers import (
+    BITS,
+    GROUP,
+    IntegerFormat,
+    Integers,
+    int8_format,
+    part_format,
+    round_to_nearest,
+)
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS
+from tnlib_adapters.files.tensor_file import FLOATS, from_bf16, to_bf16
 
 KEY = "quantization_config"  # section of config.json in which transformers looks for storage formats
 MODULES = "modules"  # of this section: factored matrices outside the attention
@@ -27,6 +37,9 @@ METHOD = "tnlib"
 VERSION = 1
 
 Shape = tuple[int, ...]
+
+_ROW_INDEX = 32  # bits of a row index
+_FIELDS = ("bits", "axis", "group")  # of an integer format in config.json
 
 
 @dataclass(frozen=True)
@@ -49,8 +62,8 @@ class Description:
         For kind "interpolative": the rows of the left factor that form a unit matrix; otherwise ().
     biases
         For this kind: the projections whose biases are among the factors.
-    in_int8
-        If True, parts with at least two axes are stored in int8, each with its scales.
+    formats
+        Part name -> integer format, for the parts that are stored as integers with scales.
     """
 
     kind: str
@@ -60,12 +73,26 @@ class Description:
     ranks: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     biases: str = ""
-    in_int8: bool = False
+    formats: Mapping[str, IntegerFormat] = field(default_factory=dict)
 
     @property
     def scales(self) -> dict[str, Shape]:
-        """Part name -> shape of its scales, for parts in int8."""
-        return {k: tuple(shape) for k, shape in scale_shapes(self.shapes).items()} if self.in_int8 else {}
+        """Part name -> shape of its scales, for parts that are stored as integers."""
+        return {part: form.scale_shape(self.shapes[part]) for part, form in self.formats.items()}
+
+    @property
+    def stored_shapes(self) -> dict[str, Shape]:
+        """Part name -> shape of its tensor in a file, where integers are packed."""
+        formats = self.formats
+        return {part: formats[part].stored_shape(s) if part in formats else s for part, s in self.shapes.items()}
+
+    def n_bits(self, float_bits: int) -> int:
+        """Return the bits of all parts, scales and row indices, with `float_bits` bits for a number without format."""
+        formats = self.formats
+        return _ROW_INDEX * len(self.rows) + sum(
+            formats[part].n_bits(shape) if part in formats else float_bits * math.prod(shape)
+            for part, shape in self.shapes.items()
+        )
 
     @property
     def shape(self) -> Shape:
@@ -89,8 +116,12 @@ class Description:
     def read(self, get: Callable[[str], Array]) -> FactoredMatrix:
         """Return the matrix; `get` reads a part, or the scales of one, by its name."""
         arrays = {part: get(part) for part in self.shapes}
-        arrays = widen(arrays, {part: get(scale_name(part)) for part in self.scales})
-        return FactoredMatrix(self.kind, self.of, arrays, self.ranks, self.rows, self.biases, self.module)
+        integers = {
+            part: Integers.from_stored(arrays[part], get(scale_name(part)), form, self.shapes[part])
+            for part, form in self.formats.items()
+        }
+        matrix = FactoredMatrix(self.kind, self.of, arrays, self.ranks, self.rows, self.biases, self.module)
+        return matrix.with_integers(integers)
 
     def held_biases(self, d_model: int) -> str:
         """Return the projections whose biases are among the factors: a part of their own, or a last row or column."""
@@ -112,14 +143,29 @@ class Description:
             entry["ranks"] = list(self.ranks)
         if self.kind == "interpolative":
             entry |= {"rows": list(self.rows)} | ({"biases": self.biases} if self.of else {})
-        return entry | ({"scales": scale_shapes(self.shapes)} if self.in_int8 else {})
+        in_int8 = [part for part, form in self.formats.items() if form == int8_format(part, self.shapes[part])]
+        scales = {part: list(self.scales[part]) for part in in_int8}
+        integers = {
+            part: {name: getattr(form, name) for name in _FIELDS}
+            for part, form in self.formats.items()
+            if part not in in_int8
+        }
+        return entry | ({"scales": scales} if scales else {}) | ({"integers": integers} if integers else {})
+
+
+class StoredPart(NamedTuple):
+    """A tensor of a factored matrix as written to a file."""
+
+    values: Array
+    dtype: str | None  # of safetensors; None for floats in the dtype of the checkpoint
 
 
 @dataclass(frozen=True)
 class FactoredMatrix:
     """Factors of a weight, or of one or more projections, with the fields of `Description`.
 
-    `arrays` maps part names to factors. `module` is "" before the matrix is assigned to a module.
+    `arrays` maps part names to factors. `module` is "" before the matrix is assigned to a module. `integers` maps the
+    names of rounded parts to their integers, whose values `arrays` holds; see `with_integers`.
     """
 
     kind: str
@@ -129,29 +175,68 @@ class FactoredMatrix:
     rows: tuple[int, ...] = ()
     biases: str = ""
     module: str = ""
+    integers: Mapping[str, Integers] = field(default_factory=dict)
 
-    def describe(self, *, in_int8: bool = False) -> Description:
+    def describe(self) -> Description:
         """Return the description of the stored form."""
         shapes = {part: a.shape for part, a in self.arrays.items()}
-        return Description(self.kind, self.module, self.of, shapes, self.ranks, self.rows, self.biases, in_int8)
+        formats = {part: integers.format for part, integers in self.integers.items()}
+        return Description(self.kind, self.module, self.of, shapes, self.ranks, self.rows, self.biases, formats)
 
-    def parts(self, *, in_int8: bool) -> dict[str, tuple[Array, bool]]:
-        """Return the stored arrays by name, and whether each keeps its dtype (int8 and scales) in the file."""
-        if not in_int8:
-            return {part: (a, False) for part, a in self.arrays.items()}
-        stored, scales = narrow(self.arrays)
-        parts = {part: (a, part in scales) for part, a in stored.items()}
-        return parts | {scale_name(part): (scale, True) for part, scale in scales.items()}
+    def parts(self) -> dict[str, StoredPart]:
+        """Return the stored tensors by name."""
+        parts = {part: StoredPart(a, None) for part, a in self.arrays.items()}
+        for part, integers in self.integers.items():
+            is_packed = integers.format.is_packed
+            parts[part] = StoredPart(integers.stored(), "U8" if is_packed else "I8")
+            scales = to_bf16(integers.scales) if is_packed else integers.scales
+            if is_packed and not np.array_equal(from_bf16(scales), integers.scales):
+                raise ArgumentError(
+                    f"FactoredMatrix.parts: the scales of {part!r} must be values of bfloat16, got others; round the "
+                    "scales before the codes."
+                )
+            parts[scale_name(part)] = StoredPart(scales, "BF16" if is_packed else "F32")
+        return parts
 
-    def rounded(self) -> FactoredMatrix:
-        """Return the matrix after rounding to int8 and back."""
-        stored, scales = narrow(self.arrays)
-        return replace(self, arrays=widen(stored, scales))
+    def with_integers(self, integers: Mapping[str, Integers]) -> FactoredMatrix:
+        """Return the matrix with these parts rounded, `arrays` included."""
+        values = {part: rounded.values() for part, rounded in integers.items()}
+        return replace(self, arrays={**self.arrays, **values}, integers={**self.integers, **integers})
 
     @property
     def n_parameters(self) -> int:
-        """Number of stored numbers."""
+        """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
+
+
+def rounded(matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False) -> FactoredMatrix:
+    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`."""
+    formats = integer_formats(matrix, bits, group, by_row=by_row)
+    return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
+
+
+def integer_formats(
+    matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False
+) -> dict[str, IntegerFormat]:
+    """Return the integer formats of all parts of a matrix but vectors.
+
+    Parameters
+    ----------
+    matrix
+        Factored matrix.
+    bits, group
+        Bits of a number, and numbers per scale; in 8 bits a slice has one scale, see `int8_format`.
+    by_row
+        True for a table of embeddings: groups lie within rows, so that a row is read without the others.
+    """
+    shapes = {part: a.shape for part, a in matrix.arrays.items() if a.ndim > 1}
+    formats = {part: part_format(part, shape, bits, group) for part, shape in shapes.items()}
+    if bits < 8 and matrix.kind == "heads" and matrix.of[-1:] != "o":
+        formats["right"] = IntegerFormat(bits, 1, group)  # applied as its transpose
+    first = next(iter(formats), "")  # holds the rows of a table
+    if bits < 8 and by_row and first in ("left", whole_part("")):
+        formats[first] = IntegerFormat(bits, 1, group)
+    return formats
 
 
 def whole_part(of: str) -> str:
@@ -160,7 +245,7 @@ def whole_part(of: str) -> str:
 
 
 def scale_name(part: str) -> str:
-    """Return the name of the scales of a part in int8."""
+    """Return the name of the scales of a part that is stored as integers."""
     return f"{part}_scale"
 
 
@@ -232,11 +317,9 @@ SHAPES: Mapping[str, Callable[[Mapping[str, Shape], Sequence[int]], Shape]] = {
 # ------------------------------------------------------------------------------------------ the section of config.json
 
 
-def describe(
-    matrices: Sequence[FactoredMatrix], layers: Sequence[str], method: str, *, in_int8: bool = False
-) -> dict[str, Any]:
+def describe(matrices: Sequence[FactoredMatrix], layers: Sequence[str], method: str) -> dict[str, Any]:
     """Return the section of config.json for these matrices; `layers` are the attention modules, first to last."""
-    stored = [matrix.describe(in_int8=in_int8) for matrix in matrices]
+    stored = [matrix.describe() for matrix in matrices]
     section = {"quant_method": METHOD, "version": VERSION, "method": method}
     section["layers"] = [
         [description.to_json() for description in stored if description.of and description.module == layer]
@@ -295,9 +378,11 @@ def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Descript
             "compress again."
         )
     shapes = {part: tuple(shape) for part, shape in fields["shapes"].items()}
-    ranks, rows, in_int8 = tuple(fields["ranks"]), tuple(fields.get("rows", ())), fields.get("scales") is not None
+    ranks, rows = tuple(fields["ranks"]), tuple(fields.get("rows", ()))
+    formats = {part: int8_format(part, shapes[part]) for part in fields.get("scales") or ()}
+    formats |= {part: IntegerFormat(**form) for part, form in fields.get("integers", {}).items()}
     described = Description(
-        fields["kind"], module, fields["of"], shapes, ranks, rows, fields.get("biases", ""), in_int8=in_int8
+        fields["kind"], module, fields["of"], shapes, ranks, rows, fields.get("biases", ""), formats
     )
     try:
         described.shape  # noqa: B018  raises if the parts do not fit together
@@ -321,7 +406,39 @@ def _is_entry(entry: Any) -> bool:
         and _are_counts(entry.get("rows", []))
         and isinstance(entry.get("biases", ""), str)
         and set(entry.get("biases", "")) <= set(NAMES)
-        and entry.get("scales") in (None, scale_shapes(entry["shapes"]))
+        and _are_scales(entry.get("scales"), entry["shapes"])
+        and _are_formats(entry.get("integers"), entry["shapes"])
+        and not {*(entry.get("scales") or ())} & {*entry.get("integers", ())}
+    )
+
+
+def _are_scales(scales: Any, shapes: Mapping[str, list[int]]) -> bool:
+    if scales is None:
+        return True
+    return (
+        isinstance(scales, dict)
+        and len(scales) > 0
+        and all(len(shapes.get(part, ())) > 1 and _are_counts(shape) for part, shape in scales.items())
+        and all((*shape,) == int8_format(p, shapes[p]).scale_shape(shapes[p]) for p, shape in scales.items())
+    )
+
+
+def _are_formats(formats: Any, shapes: Mapping[str, list[int]]) -> bool:
+    return formats is None or (
+        isinstance(formats, dict)
+        and len(formats) > 0
+        and all(_is_format(form, shapes.get(part, [])) for part, form in formats.items())
+    )
+
+
+def _is_format(form: Any, shape: list[int]) -> bool:
+    return (
+        isinstance(form, dict)
+        and set(form) == set(_FIELDS)
+        and _are_counts([*form.values()])
+        and form["bits"] in BITS
+        and form["axis"] < len(shape)
+        and len(shape) > 1
     )
 
 
@@ -344,8 +461,9 @@ def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
                 f"open_checkpoint: the modules of {KEY} in config.json must be matrices of a {wiring.model_type}, got "
                 f"{description.module!r}; compress again."
             )
-        for part, shape in description.shapes.items():
-            name = description.stored_name(part, wiring)
-            expect(folder, name, shape, ("I8",) if part in description.scales else FLOATS)
+        for part, shape in description.stored_shapes.items():
+            form = description.formats.get(part)
+            dtypes = FLOATS if form is None else ("U8",) if form.is_packed else ("I8",)
+            expect(folder, description.stored_name(part, wiring), shape, dtypes)
         for part, shape in description.scales.items():
             expect(folder, description.stored_name(scale_name(part), wiring), shape)

@@ -30,7 +30,7 @@ from tnlib_adapters.compression.request import (
 from tnlib_adapters.compression.sizes import attention_tensors, plain_bytes, round_weights, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
 from tnlib_adapters.files.tensor_file import STORED_AS
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]
@@ -92,9 +92,9 @@ class Bench:
         matrices = [matrix for own in plan.matrices.values() for matrix in own]
         width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
         fixed = width * sum(part.fixed for part in trial.factorisation.parts.values())
-        stored = [matrix.parts(in_int8=True) for matrix in matrices]
-        evaluation = self._run(plan.matrices)
-        rounded = self._run({module: [matrix.rounded() for matrix in own] for module, own in plan.matrices.items()})
+        in_int8 = {module: [rounded(matrix, 8) for matrix in own] for module, own in plan.matrices.items()}
+        stored = [matrix.parts() for own in in_int8.values() for matrix in own]
+        evaluation, evaluation_int8 = self._run(plan.matrices), self._run(in_int8)
         return TextRow(
             method=trial.name,
             keep=trial.keep,
@@ -103,8 +103,8 @@ class Bench:
             error=evaluation.error,
             worst=None if evaluation.cosine is None else 1 - float(evaluation.cosine.min()),
             n_bytes_int8=fixed
-            + sum(a.nbytes if is_own else width * a.size for arrays in stored for a, is_own in arrays.values()),
-            error_int8=rounded.error,
+            + sum(a.nbytes if dtype else width * a.size for parts in stored for a, dtype in parts.values()),
+            error_int8=evaluation_int8.error,
             seconds=factorising + trial.planning,
         )
 

@@ -113,7 +113,7 @@ def _squared_errors(
     return squares
 
 
-def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan, in_int8: bool) -> list[float]:
+def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[float]:
     """Return the squared relative errors of the weights outside the attention, 0 for those that are copied.
 
     An error is repeated as often as it counts.
@@ -122,7 +122,7 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan, in_int8: 
     for module, matrices in plan.matrices.items():
         if module in layers:
             continue
-        if not any(is_rewritten(matrix, in_int8) for matrix in matrices):
+        if not any(is_rewritten(matrix) for matrix in matrices):
             squares += [0.0] * weight_of(before, module)
             continue
         original, compressed = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (before, after))

@@ -60,7 +60,7 @@ def write_page(report: Report, file: Path) -> None:
     body = [
         f"<h1>{html.escape(name)}, {report.kept:.1%} of its {report.subject} kept by method {report.method}</h1>",
         f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
-        f"{', factors in int8' if report.store == 'int8' else ''}.</p>",
+        f"{'' if report.store == 'float' else f', factors in {report.store}'}.</p>",
         f"<p>Load it, <code>folder</code> being its path: <code>{html.escape(report.load)}</code></p>",
         table(["", "before", "after"], summarise(report)),
         *([f"<p>Compared with rounding: {html.escape(comparison)}.</p>"] if (comparison := verdict(report)) else []),

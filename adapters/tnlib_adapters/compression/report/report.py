@@ -149,7 +149,7 @@ def verdict(report: Report) -> str | None:
             False,
         ): "plain int8 is both smaller and nearer to the original: prefer it, or store these factors in it",
     }[smaller, closer]
-    if (smaller, closer) == (False, False) and report.store == "int8":
+    if (smaller, closer) == (False, False) and report.store != "float":
         conclusion = "plain int8 is both smaller and nearer to the original: prefer it"
     rounded = f"{plain_bytes / 1e6:.2f} MB with {report.measure} {report.plain_measured:.2g}"
     compressed = f"{n_bytes / 1e6:.2f} MB with {report.measured:.2g}"
@@ -164,6 +164,8 @@ def _sizes(report: Report) -> list[Line]:
         ("the same in plain int8", "", _mb(report.plain_bytes)),
         ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
     ]
+    if report.store != "float":
+        lines.insert(1, ("factors stored in", "", report.store))
     if report.layout == "dense":
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
     lines += [

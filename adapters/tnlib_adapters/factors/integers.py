@@ -1,0 +1,356 @@
+r"""Integers of 2 to 8 bits with shared scales: formats, rounding to nearest, and packing into bytes.
+
+Numbers along one axis in groups share a scale. The grid of 8 bits is symmetric, value = scale * q with q from -127 to
+127, so that 0 is exact. With few bits a level for 0 is a large part of all levels; the grid of fewer bits is mid-rise,
+
+    value  =  scale * (code - (2^bits - 1) / 2),    code from 0 to 2^bits - 1,
+
+symmetric without a zero point, and all levels are used. The scales of 8 bits are float32, those of fewer bits bfloat16:
+in groups of 64 they take a quarter of a bit per number.
+
+Packed codes: the axis of the groups is moved last and padded with zeros to a multiple of 8 numbers; number k occupies
+the bits [bits k, bits (k + 1)) of a little-endian bit stream, so that 8 numbers take `bits` bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP = 64  # numbers that share a scale, unless another number is given
+
+Shape = Sequence[int]
+
+_LOWEST_CLIP = {2: 0.35, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75}  # of the largest modulus, by bits
+_N_CLIPS = 16
+_BLOCK = 2**16  # numbers rounded at once, so that intermediate arrays stay in the cache
+_FIRST = ("right", "core1")  # parts in int8 with slices along the first axis
+_LARGEST = ("core", "stack")  # parts in int8 with slices along the largest axis; of all others it is the last
+
+
+@dataclass(frozen=True)
+class IntegerFormat:
+    """Bits of a number, and the numbers that share a scale.
+
+    Parameters
+    ----------
+    bits
+        One of `BITS`.
+    axis
+        Axis along which `group` consecutive numbers share a scale; for 8 bits also several axes, which share one.
+    group
+        Numbers per scale; 0, or at least the length of the axis, for the whole axis. The last group may be shorter.
+
+    Examples
+    --------
+    >>> IntegerFormat(4, axis=0, group=64).scale_shape((200, 3))
+    (4, 3)
+    """
+
+    bits: int
+    axis: int | tuple[int, ...]
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ArgumentError(
+                f"IntegerFormat: bits must be one of {', '.join(map(str, BITS))}, got {self.bits!r}; choose one."
+            )
+        if self.group < 0 or min(self.axes, default=-1) < 0:
+            raise ArgumentError(
+                f"IntegerFormat: axis and group must not be negative, got {self.axis!r} and {self.group!r}; count the "
+                "axis from the first."
+            )
+        if isinstance(self.axis, tuple) and (self.bits < 8 or self.group):
+            raise ArgumentError(
+                f"IntegerFormat: axis must be one number for {self.bits} bits in groups of {self.group}, got "
+                f"{self.axis!r}; several axes share one scale in 8 bits only."
+            )
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which numbers share scales."""
+        return self.axis if isinstance(self.axis, tuple) else (self.axis,)
+
+    @property
+    def is_packed(self) -> bool:
+        """True if several numbers are packed into bytes."""
+        return self.bits < 8
+
+    @property
+    def centre(self) -> float:
+        """The code of 0, between two codes if they are packed."""
+        return (2**self.bits - 1) / 2 if self.is_packed else 0.0
+
+    def n_groups(self, length: int) -> int:
+        """Return the number of groups of an axis of this length."""
+        return -(-length // self.group) if 0 < self.group < length else 1
+
+    def group_sizes(self, length: int) -> list[int]:
+        """Return the sizes of all groups of an axis of this length."""
+        if not 0 < self.group < length:
+            return [length]
+        whole, rest = divmod(length, self.group)
+        return [self.group] * whole + [rest] * (rest > 0)
+
+    def fits(self, shape: Shape) -> bool:
+        """Return True if an array of this shape has the axes."""
+        return max(self.axes) < len(shape)
+
+    def scale_shape(self, shape: Shape) -> tuple[int, ...]:
+        """Return the shape of the scales of an array of this shape."""
+        return tuple(self.n_groups(n) if axis in self.axes else n for axis, n in enumerate(shape))
+
+    def stored_shape(self, shape: Shape) -> tuple[int, ...]:
+        """Return the shape of the codes of an array of this shape as stored."""
+        if not self.is_packed:
+            return tuple(shape)
+        (axis,) = self.axes
+        return (*shape[:axis], *shape[axis + 1 :], -(-shape[axis] // 8) * self.bits)
+
+    def n_bits(self, shape: Shape) -> int:
+        """Return the number of bits that an array of this shape takes, with padding and scales."""
+        scale = 16 if self.is_packed else 32
+        return 8 * math.prod(self.stored_shape(shape)) + scale * math.prod(self.scale_shape(shape))
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Rounded array.
+
+    Parameters
+    ----------
+    codes
+        uint8, or int8 for 8 bits, of the shape of the array.
+    scales
+        float32, with as many entries along the axis as groups; values of bfloat16 for fewer bits than 8.
+    format
+        Bits and groups.
+
+    Examples
+    --------
+    >>> Integers(np.array([0, 3], np.uint8), np.array([2.0], np.float32), IntegerFormat(2, axis=0)).values()
+    array([-3.,  3.], dtype=float32)
+    """
+
+    codes: Array
+    scales: Array
+    format: IntegerFormat
+
+    def __post_init__(self) -> None:
+        dtype = np.uint8 if self.format.is_packed else np.int8
+        shape = self.format.scale_shape(self.codes.shape)
+        if self.codes.dtype != dtype or self.scales.shape != shape or not self.format.fits(self.codes.shape):
+            raise ArgumentError(
+                f"Integers: codes must be {np.dtype(dtype)} with scales of shape {shape} for {self.format}, got codes "
+                f"of {self.codes.dtype} and shape {self.codes.shape}, scales of shape {self.scales.shape}; round the "
+                "array in this format."
+            )
+
+    @classmethod
+    def from_stored(cls, stored: Array, scales: Array, format: IntegerFormat, shape: Shape) -> Integers:
+        """Return an array of this shape from its codes as stored."""
+        codes = stored
+        if format.is_packed:
+            (axis,) = format.axes
+            codes = unpack(stored, format.bits, axis, shape[axis])
+        return cls(codes, scales.astype(np.float32), format)
+
+    def stored(self) -> Array:
+        """Return the codes as stored, packed if they have fewer bits than 8."""
+        return pack(self.codes, self.format.bits, self.format.axes[0]) if self.format.is_packed else self.codes
+
+    def values(self, dtype: Any = np.float32) -> Array:
+        """Return the values of the codes, exactly."""
+        scales, axes, shape = self.scales.astype(dtype), self.format.axes, self.codes.shape
+        if len(axes) == 1:
+            scales = np.repeat(scales, self.format.group_sizes(shape[axes[0]]), axes[0])
+        codes = self.codes.astype(dtype)
+        codes -= self.format.centre
+        codes *= scales
+        return codes
+
+
+def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) -> Integers:
+    """Return an array rounded to the nearest values of a format.
+
+    Parameters
+    ----------
+    a
+        Real array with the axes of the format.
+    format
+        Bits and groups.
+    search
+        If True, the scale of a group has the smallest squared error among 16 that clip its largest entries more or
+        less; if False, none is clipped. In 8 bits none is clipped.
+
+    Returns
+    -------
+    Integers
+        Codes and scales. A group of zeros has the scale 0, or 1 in 8 bits.
+
+    Examples
+    --------
+    >>> a = np.array([0.9, -0.3, 0.2, -1.0], np.float32)
+    >>> round_to_nearest(a, IntegerFormat(2, axis=0)).codes.tolist()
+    [3, 1, 2, 0]
+    """
+    if not format.is_packed:
+        return _round_symmetric(a, format)
+    (axis,) = format.axes
+    rows = np.moveaxis(a, axis, -1)
+    sizes = format.group_sizes(rows.shape[-1])
+    codes = np.zeros(rows.shape, np.uint8)
+    scales = np.zeros((*rows.shape[:-1], len(sizes)), np.float32)
+    factors = np.linspace(1.0, _LOWEST_CLIP[format.bits], _N_CLIPS) if search else np.ones(1)
+    n_equal = sizes.count(sizes[0])  # the last group may be shorter
+    for first, last in ((0, n_equal), (n_equal, len(sizes))):
+        if first < last and sizes[first] > 0:
+            numbers = slice(first * sizes[0], first * sizes[0] + (last - first) * sizes[first])
+            groups = rows[..., numbers].reshape(-1, sizes[first])
+            own_codes, own_scales = np.empty(groups.shape, np.uint8), np.empty(len(groups), np.float32)
+            for block in _blocks(groups.shape):
+                own_codes[block], own_scales[block] = _round_groups(groups[block], format, factors)
+            codes[..., numbers] = own_codes.reshape(*rows.shape[:-1], -1)
+            scales[..., first:last] = own_scales.reshape(*rows.shape[:-1], -1)
+    return Integers(np.moveaxis(codes, -1, axis), np.moveaxis(scales, -1, axis), format)
+
+
+def pack(codes: Array, bits: int, axis: int) -> Array:
+    """Return codes packed along an axis, which becomes the last one: uint8, `bits` bytes for 8 numbers.
+
+    >>> pack(np.array([1, 2, 3], np.uint8), 4, axis=0).tolist()  # padded to 8 numbers
+    [33, 3, 0, 0]
+    """
+    if codes.size and codes.max() >= 2**bits:
+        raise ArgumentError(f"pack: codes must be below {2**bits} for {bits} bits, got {codes.max()}; clip them.")
+    rows = np.moveaxis(codes, axis, -1)
+    n, others = rows.shape[-1], rows.shape[:-1]
+    padded = np.zeros((*others, -(-n // 8) * 8), np.uint8)
+    padded[..., :n] = rows
+    eights = padded.reshape(math.prod(others), -1, 8) if padded.size else padded.reshape(0, 0, 8)
+    packed = np.zeros((*eights.shape[:-1], bits), np.uint8)
+    for k in range(8):
+        byte, shift = divmod(bits * k, 8)
+        packed[..., byte] |= eights[..., k] << shift  # bits above the eighth are lost here
+        if shift + bits > 8:
+            packed[..., byte + 1] |= eights[..., k] >> (8 - shift)
+    return packed.reshape(*others, padded.shape[-1] // 8 * bits)
+
+
+def unpack(packed: Array, bits: int, axis: int, length: int) -> Array:
+    """Undo `pack` for an axis of this length.
+
+    >>> unpack(np.array([33, 3, 0, 0], np.uint8), 4, axis=0, length=3).tolist()
+    [1, 2, 3]
+    """
+    others = packed.shape[:-1]
+    blocks = packed.reshape(*others, packed.shape[-1] // bits, bits)
+    eights = np.empty((*blocks.shape[:-1], 8), np.uint8)
+    for k in range(8):
+        byte, shift = divmod(bits * k, 8)
+        code = blocks[..., byte] >> shift
+        if shift + bits > 8:
+            code |= blocks[..., byte + 1] << (8 - shift)
+        np.bitwise_and(code, 2**bits - 1, out=eights[..., k])
+    return np.moveaxis(eights.reshape(*others, blocks.shape[-2] * 8)[..., :length], -1, axis)
+
+
+def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:
+    """Return integers of `bits` bits and a float32 scale per slice along an axis; their product approximates `a`.
+
+    The integers run from -127 to 127, or from -7 to 7 for 4 bits: symmetric, so that 0 is exact.
+
+    >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
+    >>> q.tolist(), scale.shape
+    ([[127, 127], [-64, 32]], (1, 2))
+    """
+    others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
+    return _symmetric(a, others, 2 ** (bits - 1) - 1)
+
+
+def int8_format(part: str, shape: Shape) -> IntegerFormat:
+    """Return the format of a part in int8: one scale per slice.
+
+    A slice belongs to one component of a product, or to one output of a dense weight, so that its scale absorbs the
+    norm of the component in any gauge: a column of `left` (m, r), a row of `right` (r, n), a column of `weight`
+    (in, out). The core of a Tucker has slices along its largest axis.
+    """
+    slices = int(np.argmax(shape)) if part in _LARGEST else 0 if part in _FIRST else len(shape) - 1
+    axes = tuple(axis for axis in range(len(shape)) if axis != slices)
+    return IntegerFormat(8, axes[0] if len(axes) == 1 else axes)
+
+
+def part_format(part: str, shape: Shape, bits: int, group: int = GROUP) -> IntegerFormat:
+    """Return the format of a part of a product: `int8_format` for 8 bits, otherwise groups along one axis.
+
+    The axis is the one that a product with rows contracts: the first of `left`, `right` and `weight`. Cores of a
+    TT-matrix have groups along the longer of their legs, input or output, and parts of a Tucker or CP and stacks along
+    their longest axis, because short groups spend bits on scales.
+    """
+    if bits == 8:
+        return int8_format(part, shape)
+    if part in _LARGEST or part.startswith("factor"):
+        return IntegerFormat(bits, int(np.argmax(shape)), group)
+    return IntegerFormat(bits, 1 + int(np.argmax(shape[1:3])) if part.startswith("core") else 0, group)
+
+
+def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple[Array, Array]:
+    """Return the codes of groups (n, size) and their scales (n,), the best of those that clip at these factors."""
+    top = np.abs(groups).max(axis=1)
+    exponents = np.frexp(top)[1]
+    # in units of a power of two, so that no square overflows or underflows
+    unit, top = np.ldexp(groups, -exponents[:, None]).astype(np.float32), np.ldexp(top, -exponents)
+    best, least = np.zeros(len(groups), np.float32), np.full(len(groups), np.inf, np.float32)
+    for factor in factors:
+        scale = from_bf16(to_bf16(top * (factor / format.centre)))  # codes follow the rounded scale
+        difference = _nearest(unit, scale, format)
+        difference -= np.float32(format.centre)
+        difference *= scale[:, None]
+        difference -= unit
+        error = np.einsum("ij,ij->i", difference, difference)
+        better = error < least
+        best[better], least[better] = scale[better], error[better]
+    codes = _nearest(unit, best, format).astype(np.uint8)
+    with np.errstate(over="ignore", under="ignore"):  # beyond float32: refused by name when they are written
+        return codes, from_bf16(to_bf16(np.ldexp(best, exponents)))
+
+
+def _nearest(unit: Array, scale: Array, format: IntegerFormat) -> Array:
+    q = unit / np.where(scale == 0, np.float32(1), scale)[:, None]
+    q += np.float32(format.centre)
+    np.rint(q, out=q)
+    return np.clip(q, 0, 2**format.bits - 1, out=q)
+
+
+def _round_symmetric(a: Array, format: IntegerFormat) -> Integers:
+    """Return an array in 8 bits, without clipping."""
+    axes = format.axes
+    sizes = format.group_sizes(a.shape[axes[0]])
+    if len(sizes) == 1:
+        return Integers(*_symmetric(a, axes, 127), format)
+    ends = np.cumsum(sizes)[:-1]
+    parts = [_symmetric(part, axes, 127) for part in np.split(a, ends, axes[0])]
+    codes, scales = (np.concatenate(arrays, axes[0]) for arrays in zip(*parts, strict=True))
+    return Integers(codes, scales, format)
+
+
+def _symmetric(a: Array, axes: tuple[int, ...], top: int) -> tuple[Array, Array]:
+    """Return integers from -top to top, and float32 scales shared along these axes."""
+    scale = (np.max(np.abs(a), axis=axes, keepdims=True, initial=0.0) / top).astype(np.float32)
+    scale[scale == 0] = 1.0
+    return np.clip(np.rint(a / scale.astype(np.float64)), -top, top).astype(np.int8), scale
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    step = max(1, _BLOCK // shape[1])
+    return (slice(first, first + step) for first in range(0, shape[0], step))

@@ -1,0 +1,347 @@
+"""Factors in integers of 2 to 8 bits: their errors, their bytes, on disk, in numpy and in a running model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import change_tensors
+from compressed_folders import read_config
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from oracles import refused
+from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
+from tnlib_adapters.factors.integers import (
+    BITS,
+    IntegerFormat,
+    Integers,
+    int8_format,
+    pack,
+    round_slices,
+    round_to_nearest,
+    unpack,
+)
+from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.reference.model import run
+
+from tnlib import ArgumentError, FileFormatError
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+PACKED = [bits for bits in BITS if bits < 8]
+
+
+def weights(folder: Path) -> list[Any]:
+    checkpoint = open_checkpoint(folder)
+    return [checkpoint.projections(layer).weights for layer in range(checkpoint.n_layers)]
+
+
+@given(
+    st.data(),
+    array_shapes(min_dims=1, max_dims=4, max_side=5),
+)
+def test_no_entry_is_off_by_more_than_half_a_step(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    a = data.draw(arrays(np.float64, shape, elements=st.floats(-1e30, 1e30, allow_subnormal=False)))
+    leg = data.draw(st.integers(0, a.ndim - 1))
+    q, scale = round_slices(a, leg)
+    assert q.dtype == np.int8
+    assert scale.dtype == np.float32
+    assert scale.size == shape[leg]
+    largest = np.abs(np.moveaxis(a, leg, 0).reshape(shape[leg], -1)).max(axis=1)
+    step = largest.reshape(scale.shape) / 127
+    assert np.all(np.abs(q * scale.astype(np.float64) - a) <= 0.5001 * step + 1e-37)
+
+
+def test_slices_do_not_see_each_other() -> None:
+    """A column a million times larger than the next costs the next nothing."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((50, 3))
+    q, _ = round_slices(a * [1, 1e6, 1e-6], 1)
+    plain, _ = round_slices(a, 1)
+    assert np.array_equal(q, plain)
+
+
+def test_every_component_of_two_factors_has_a_scale() -> None:
+    rng = np.random.default_rng(1)
+    left, right = rng.standard_normal((6, 3)) * [1, 1e3, 1e-3], rng.standard_normal((3, 5)) * [[1e-2], [1], [1e2]]
+    arrays = {"left": left, "right": right, "bias": np.ones(5)}
+    matrix = rounded(FactoredMatrix("low_rank", "q", arrays), 8)
+    assert matrix.describe().scales == {"left": (1, 3), "right": (3, 1)}
+    wide = matrix.arrays
+    assert np.all(np.abs(wide["left"] - left) <= 0.501 * np.abs(left).max(axis=0) / 127)
+    assert np.all(np.abs(wide["right"] - right) <= 0.501 * np.abs(right).max(axis=1, keepdims=True) / 127)
+    assert wide["bias"] is arrays["bias"]
+
+
+def as_bits(codes: np.ndarray, bits: int) -> list[int]:
+    """Return the bytes of the codes of one row, by the definition of the bit stream."""
+    stream = sum(int(code) << (bits * k) for k, code in enumerate(codes))
+    return list(stream.to_bytes(-(-len(codes) // 8) * bits, "little"))
+
+
+@given(st.data(), st.sampled_from(PACKED), array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=11))
+def test_packed_codes_are_a_bit_stream_and_come_back(data: st.DataObject, bits: int, shape: tuple[int, ...]) -> None:
+    codes = data.draw(arrays(np.uint8, shape, elements=st.integers(0, 2**bits - 1)))
+    axis = data.draw(st.integers(0, codes.ndim - 1))
+    packed = pack(codes, bits, axis)
+    assert packed.shape == IntegerFormat(bits, axis).stored_shape(shape)
+    rows = np.moveaxis(codes, axis, -1)
+    for index in np.ndindex(rows.shape[:-1]):
+        assert packed[index].tolist() == as_bits(rows[index], bits)
+    np.testing.assert_array_equal(unpack(packed, bits, axis, shape[axis]), codes)
+
+
+def test_a_code_too_large_is_not_packed() -> None:
+    with refused(ArgumentError, "pack: codes must be below 8 for 3 bits, got 8"):
+        pack(np.array([8], np.uint8), 3, 0)
+
+
+@given(
+    st.data(),
+    st.sampled_from(PACKED),
+    array_shapes(min_dims=1, max_dims=3, max_side=9),
+    st.integers(0, 10),
+    st.sampled_from([1e-30, 1.0, 1e30]),
+)
+def test_rounding_clips_only_where_that_is_better(
+    data: st.DataObject, bits: int, shape: tuple[int, ...], group: int, unit: float
+) -> None:
+    seed, axis = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(0, len(shape) - 1))
+    rng = np.random.default_rng(seed)
+    a = (unit * rng.standard_normal(shape) * rng.choice([0, 1, 1e-4, 100], shape)).astype(np.float32)
+    form = IntegerFormat(bits, axis, group)
+    best, plain = (round_to_nearest(a, form, search=search) for search in (True, False))
+    assert best.scales.shape == form.scale_shape(shape)
+    np.testing.assert_array_equal(from_bf16(to_bf16(best.scales)), best.scales)
+
+    sizes = form.group_sizes(shape[axis])
+    ends = np.cumsum([0, *sizes])[:-1]
+    of_best, of_plain = (
+        np.add.reduceat(((rounded.values(np.float64) - a) / unit) ** 2, ends, axis) for rounded in (best, plain)
+    )
+    assert np.all(of_best <= of_plain * (1 + 1e-5) + 1e-12)
+    largest = np.maximum.reduceat(np.abs(a), ends, axis)
+    step = 2 * largest.astype(np.float64) / (2**bits - 1)  # min-max rounding is off by half of it at most
+    limit = np.repeat(step, sizes, axis)
+    assert np.all(np.abs(plain.values(np.float64) - a) <= 0.51 * limit + 2**-8 * np.abs(a))
+    assert not best.values()[a == 0][np.repeat(largest, sizes, axis)[a == 0] == 0].any()
+
+
+@pytest.mark.parametrize("bits", PACKED)
+def test_codes_are_the_nearest_levels_of_the_rounded_scale(bits: int) -> None:
+    a = np.random.default_rng(3).standard_normal((130, 3)).astype(np.float32)
+    rounded_a = round_to_nearest(a, IntegerFormat(bits, 0, 64))
+    assert rounded_a.scales.shape == (3, 3)
+    levels = rounded_a.scales[..., None] * (np.arange(2**bits) - (2**bits - 1) / 2)  # group, column, level
+    nearest = np.abs(np.repeat(levels, [64, 64, 2], axis=0) - a[..., None]).argmin(axis=-1)
+    np.testing.assert_array_equal(rounded_a.codes, nearest)
+    assert (rounded_a.codes.min(), rounded_a.codes.max()) == (0, 2**bits - 1)
+    np.testing.assert_array_equal(
+        rounded_a.values(), np.take_along_axis(np.repeat(levels, [64, 64, 2], axis=0), nearest[..., None], -1)[..., 0]
+    )
+
+
+@pytest.mark.parametrize("bits", PACKED)
+def test_clipping_gains_on_normal_numbers(bits: int) -> None:
+    a = np.random.default_rng(4).standard_normal((640, 20))
+    best, plain = (round_to_nearest(a, IntegerFormat(bits, 0, 64), search=search) for search in (True, False))
+    off, plain_off = (np.linalg.norm(rounded.values() - a) / np.linalg.norm(a) for rounded in (best, plain))
+    assert off < {2: 0.70, 3: 0.87, 4: 0.95, 5: 0.98, 6: 0.99}[bits] * plain_off
+    # the smallest errors of uniform grids for normal numbers: 0.345, 0.193, 0.107, 0.059, 0.032 (Max 1960)
+    assert off < {2: 0.345, 3: 0.194, 4: 0.107, 5: 0.059, 6: 0.032}[bits]
+
+
+@pytest.mark.parametrize("group", [0, 4])
+def test_eight_bits_round_as_slices_do(group: int) -> None:
+    a = np.random.default_rng(5).standard_normal((10, 3))
+    rounded_a = round_to_nearest(a, IntegerFormat(8, 0, group))
+    parts = [round_slices(part, 1) for part in (np.split(a, [4, 8]) if group else [a])]
+    np.testing.assert_array_equal(rounded_a.codes, np.concatenate([codes for codes, _ in parts]))
+    np.testing.assert_array_equal(rounded_a.scales, np.concatenate([scales for _, scales in parts]))
+    core = np.random.default_rng(6).standard_normal((2, 3, 4, 5))
+    np.testing.assert_array_equal(
+        round_to_nearest(core, int8_format("core0", core.shape)).codes, round_slices(core, 3)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: IntegerFormat(7, 0), "bits must be one of 2, 3, 4, 5, 6, 8, got 7"),
+        (lambda: IntegerFormat(4, -1), "axis and group must not be negative, got -1"),
+        (lambda: IntegerFormat(4, (0, 1)), "axis must be one number for 4 bits"),
+        (lambda: Integers(np.zeros(9, np.uint8), np.zeros(1, np.float32), IntegerFormat(4, 0, 4)), "scales of shape"),
+        (lambda: Integers(np.zeros(9, np.int8), np.zeros(1, np.float32), IntegerFormat(4, 0)), "codes must be uint8"),
+    ],
+)
+def test_formats_that_do_not_exist(make: Any, said: str) -> None:
+    with refused(ArgumentError, said):
+        make()
+
+
+def test_scales_beyond_bfloat16_are_not_written() -> None:
+    integers = Integers(np.zeros((4, 2), np.uint8), np.full((1, 2), 1.001, np.float32), IntegerFormat(4, 0))
+    matrix = FactoredMatrix("dense", "q", {"weight": np.zeros((4, 2))}).with_integers({"weight": integers})
+    with refused(ArgumentError, "the scales of 'weight' must be values of bfloat16"):
+        matrix.parts()
+
+
+def test_bits_are_those_of_the_stored_parts() -> None:
+    rng = np.random.default_rng(7)
+    parts = {"left": rng.standard_normal((70, 5)), "right": rng.standard_normal((5, 9)), "bias": np.ones(9)}
+    matrix = FactoredMatrix("interpolative", "", parts, rows=(3, 1, 4, 2, 0))
+    assert matrix.describe().n_bits(16) == 16 * (350 + 45 + 9) + 5 * 32
+    for bits in BITS:
+        stored = rounded(matrix, bits).parts()
+        n_bits = sum(8 * part.values.nbytes for name, part in stored.items() if name != "bias") + 9 * 16 + 5 * 32
+        assert rounded(matrix, bits).describe().n_bits(16) == n_bits
+    assert rounded(matrix, 3).n_parameters == matrix.n_parameters
+
+
+def test_axes_of_groups() -> None:
+    def axes(matrix: FactoredMatrix, **options: Any) -> dict[str, Any]:
+        formats = rounded(matrix, 4, **options).describe().formats
+        return {part: form.axis for part, form in formats.items()}
+
+    two = {"left": np.ones((6, 3)), "right": np.ones((3, 8))}
+    assert axes(FactoredMatrix("low_rank", "q", two | {"bias": np.ones(8)})) == {"left": 0, "right": 0}
+    assert axes(FactoredMatrix("low_rank", "", two), by_row=True) == {"left": 1, "right": 0}
+    assert axes(FactoredMatrix("dense", "", {"whole": np.ones((6, 3))}), by_row=True) == {"whole": 1}
+    assert axes(FactoredMatrix("dense", "q", {"weight": np.ones((6, 3))})) == {"weight": 0}
+    assert axes(FactoredMatrix("heads", "qk", two, (1, 2))) == {"left": 0, "right": 1}  # keys are x @ right.T
+    assert axes(FactoredMatrix("heads", "vo", two, (1, 2))) == {"left": 0, "right": 0}
+    cores = {"core0": np.ones((1, 4, 3, 5)), "core1": np.ones((5, 2, 3, 1))}
+    assert axes(FactoredMatrix("ttm", "q", cores)) == {"core0": 1, "core1": 2}
+    tucker = {"core": np.ones((2, 2, 7, 3)), "factor0": np.ones((4, 2)), "factor1": np.ones((2, 7))}
+    assert axes(FactoredMatrix("tucker", "qkvo", tucker)) == {"core": 2, "factor0": 0, "factor1": 1}
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_description_reads_what_it_wrote(bits: int) -> None:
+    rng = np.random.default_rng(8)
+    parts = {"left": rng.standard_normal((70, 5)), "right": rng.standard_normal((5, 9))}
+    matrix = rounded(FactoredMatrix("low_rank", "q", parts), bits)
+    stored = {
+        name: from_bf16(part.values) if part.dtype == "BF16" else part.values for name, part in matrix.parts().items()
+    }
+    description = matrix.describe()
+    assert {name: part.shape for name, part in stored.items() if "scale" not in name} == description.stored_shapes
+    again = description.read(stored.__getitem__)
+    for part, values in matrix.arrays.items():
+        np.testing.assert_array_equal(again.arrays[part], values)
+        np.testing.assert_array_equal(again.integers[part].codes, matrix.integers[part].codes)
+    entry = description.to_json()
+    assert ("scales" in entry) == (bits == 8)
+    assert ("integers" in entry) == (bits < 8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_in_a_quarter_of_the_bytes(method: str, tmp_path: Path) -> None:
+    wide = compress(builtin_path(), tmp_path / "float", keep=0.5, method=method)
+    report = compress(builtin_path(), tmp_path / "int8", keep=0.5, method=method, store="int8")
+    assert report.store == "int8"
+    assert report.n_after == wide.n_after
+    assert report.bytes_after["other"] == wide.bytes_after["other"]
+    assert wide.bytes_after["attention"] / 4 < report.bytes_after["attention"] < wide.bytes_after["attention"] / 3
+    assert report.measured is not None
+    assert wide.measured is not None
+    assert abs(report.measured - wide.measured) < 0.02
+    tensors = open_checkpoint(tmp_path / "int8").folder.tensors
+    assert {info.dtype for name, info in tensors.items() if "tnlib" in name} == {"I8", "F32"}
+    for before, after in zip(*(weights(tmp_path / name) for name in ("float", "int8")), strict=True):
+        for name, weight in before.items():
+            limit = (0.06 if method == "tucker" else 0.03) * np.linalg.norm(weight)
+            assert 0 < np.linalg.norm(weight - after[name]) < limit
+
+
+def test_the_whole_of_a_matrix_in_int8_is_plain_rounding(tmp_path: Path) -> None:
+    compress(builtin_path(), tmp_path / "out", keep=1, method="matrix", store="int8")
+    for before, after in zip(weights(builtin_path()), weights(tmp_path / "out"), strict=True):
+        for name, weight in before.items():
+            q, scale = round_slices(weight, 1)  # (in, out): a scale for every output
+            np.testing.assert_allclose(after[name], q * scale.astype(float), rtol=1e-6)
+
+
+def test_it_runs_and_is_nearly_what_it_was(tmp_path: Path) -> None:
+    compress(builtin_path(), tmp_path / "out", keep=1, method="matrix", store="int8")
+    tokens = np.random.default_rng(0).integers(1, 50, size=(2, 11))
+    a, b = (run(open_checkpoint(folder), tokens).hidden for folder in (builtin_path(), tmp_path / "out"))
+    assert 0 < np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2_lm", "llama"])
+@pytest.mark.parametrize("method", ["heads", "matrix", "ttm", "tucker", "cp"])
+def test_transformers_computes_the_same_as_numpy(method: str, name: str, saved: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import tnlib_adapters.transformers_plugin  # noqa: F401
+    from transformers import AutoModel
+
+    compress(saved(name)[1], tmp_path / "out", keep=0.5, method=method, store="int8")
+    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    wanted = run(open_checkpoint(tmp_path / "out"), tokens).hidden
+    model = AutoModel.from_pretrained(tmp_path / "out").eval()
+    assert any(p.dtype == torch.int8 for p in model.parameters())
+    with torch.no_grad():
+        found = model(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+    again = tmp_path / "again"
+    model.save_pretrained(again)
+    assert (
+        read_config(again)["quantization_config"]["layers"]
+        == read_config(tmp_path / "out")["quantization_config"]["layers"]
+    )
+    reloaded = AutoModel.from_pretrained(again).eval()
+    with torch.no_grad():
+        same = reloaded(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+    np.testing.assert_array_equal(same, found)
+
+    dense = model.dequantize().eval()
+    with torch.no_grad():
+        multiplied = dense(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+    np.testing.assert_allclose(multiplied, wanted, atol=1e-4 * np.abs(wanted).max())
+    assert not any(p.dtype == torch.int8 for p in dense.parameters())
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    with refused(ArgumentError, "compress: store must be one of float, int8", "'int4'"):
+        compress(builtin_path(), tmp_path / "out", keep=0.5, store="int4")
+    with refused(ArgumentError, "store='int8' needs layout 'factored'"):
+        compress(builtin_path(), tmp_path / "out", keep=0.5, store="int8", layout="dense")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_scales_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compress(builtin_path(), out, keep=0.5, store="int8")
+    config = read_config(out)
+    piece = config["quantization_config"]["layers"][0][0]
+    piece["scales"]["left"] = [7, 7]
+    (out / "config.json").write_text(json.dumps(config))
+    with refused(FileFormatError, "are damaged"):
+        open_checkpoint(out)
+    piece["scales"] = {}
+    (out / "config.json").write_text(json.dumps(config))
+    with refused(FileFormatError, "are damaged"):
+        open_checkpoint(out)
+    del piece["scales"]
+    (out / "config.json").write_text(json.dumps(config))
+    with refused(FileFormatError, "must be of F16, BF16, F32, F64, got I8"):
+        open_checkpoint(out)
+
+
+def test_a_scale_that_is_missing_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compress(builtin_path(), out, keep=0.5, store="int8")
+
+    def drop(tensors: dict[str, Any]) -> None:
+        del tensors[next(name for name in tensors if name.endswith("left_scale"))]
+
+    change_tensors(out, drop)
+    with refused(FileFormatError, "left_scale", "is missing"):
+        open_checkpoint(out)
