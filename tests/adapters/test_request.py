@@ -14,7 +14,7 @@ from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
-from tnlib_adapters.compression.request import WHAT, Request
+from tnlib_adapters.compression.request import STORES, WHAT, Request
 
 from tnlib import ArgumentError
 
@@ -45,9 +45,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "keep beside an error": ({"keep": 0, "max_error": 0.1}, ("keep must lie in (0, 1]",)),
     "max_error": ({"max_error": math.nan}, ("max_error must be a number from 0 on", "nan")),
     "layout": ({"keep": 0.5, "layout": "sparse"}, ("layout must be one of factored, dense", "'sparse'")),
-    "store": ({"keep": 0.5, "store": "int4"}, ("store must be one of float, int8", "'int4'")),
+    "store": ({"keep": 0.5, "store": "int7"}, ("store must be one of", ", ".join(STORES), "'int7'")),
     "what": ({"keep": 0.5, "what": "heads"}, ("what must be one of", *WHAT, "'heads'")),
-    "dense int8": ({"keep": 0.5, "store": "int8", "layout": "dense"}, ("store='int8'", "'dense'", "leave one")),
     "method": ({"keep": 0.5, "method": "fourier"}, ("method must be one of", *METHODS, "'fourier'")),
     "needs a text": ({"keep": 0.5, "method": "calibrated"}, ("needs a text", "'calibrated'", "calibrate")),
     "no text": ({"keep": 0.5, "method": "cp", "calibrate": TEXT}, ("calibrate works with", *BY_TEXT, "'cp'")),

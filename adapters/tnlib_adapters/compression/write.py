@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.report.report import Report
 
 _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # as config.json names them
 _NOTE = "> Compressed by tnlib"
 
 
@@ -35,6 +36,9 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     config = dict(checkpoint.config)
     if layout == "factored":
         matrices = [matrix for own in plan.matrices.values() for matrix in own if is_rewritten(matrix)]
+        if any(matrix.integers for matrix in matrices) and not {"dtype", "torch_dtype"} & config.keys():
+            # without it transformers takes the dtype of the first floats in the file, which may be scales
+            config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(matrices, checkpoint.wiring.attention_modules, plan.method)
     for done, total in write_folder(checkpoint.folder, tensors, config, out, skip=(REPORT, PAGE)):
         yield "writing tensors", done, total
@@ -139,7 +143,7 @@ def _entry(name: str, stored: StoredPart, dtype: str) -> Entry:
     """Return a tensor, in this dtype unless it is of integers or their scales."""
     if stored.dtype is None:
         return Entry(name, dtype, _encoded(name, stored.values, dtype))
-    _check_range(name, stored.values, stored.values, stored.dtype)
+    _check_range(name, decode(stored.values, stored.dtype), stored.values, stored.dtype)
     return Entry(name, stored.dtype, stored.values)
 
 

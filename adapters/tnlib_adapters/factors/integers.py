@@ -220,8 +220,8 @@ def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) ->
             own_codes, own_scales = np.empty(groups.shape, np.uint8), np.empty(len(groups), np.float32)
             for block in _blocks(groups.shape):
                 own_codes[block], own_scales[block] = _round_groups(groups[block], format, factors)
-            codes[..., numbers] = own_codes.reshape(*rows.shape[:-1], -1)
-            scales[..., first:last] = own_scales.reshape(*rows.shape[:-1], -1)
+            codes[..., numbers] = own_codes.reshape(rows[..., numbers].shape)
+            scales[..., first:last] = own_scales.reshape(*rows.shape[:-1], last - first)
     return Integers(np.moveaxis(codes, -1, axis), np.moveaxis(scales, -1, axis), format)
 
 

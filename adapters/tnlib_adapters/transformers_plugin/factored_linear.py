@@ -2,6 +2,8 @@
 
 A layer multiplies by one factor after the other. For many rows it is cheaper to multiply the factors out first; `cost`
 counts the multiplications of both ways, and the cheaper one is taken. Gradients reach the factors on either.
+
+Factors in integers of 2 to 8 bits are dequantized in every call; `keep_values` keeps a dequantized copy instead.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
+from tnlib_adapters.factors.integers import IntegerFormat
 
 Factors = Mapping[str, Tensor]
 
@@ -27,6 +30,8 @@ class Borrowed(NamedTuple):
 
     home: nn.Module
     names: Mapping[str, str]  # part -> name of the parameter in `home`
+    shapes: Mapping[str, tuple[int, ...]]  # of the factors, also where the parameters are packed integers
+    formats: Mapping[str, IntegerFormat]  # of the parts in integers
 
 
 class Cost(NamedTuple):
@@ -56,12 +61,20 @@ class FactoredLinear(nn.Module, ABC):
         self._home: tuple[nn.Module, ...] = ()
         if isinstance(factors, Borrowed):
             self._home, self._names = (factors.home,), dict(factors.names)
+            self._shapes, self._formats = dict(factors.shapes), dict(factors.formats)
         else:
             self._names = {part: part for part in factors}
+            self._shapes = {part: tuple(factor.shape) for part, factor in factors.items()}
+            self._formats = {}
             for part, factor in factors.items():
-                # integers have no gradient; their scales have
-                self.register_parameter(part, nn.Parameter(factor, requires_grad=factor.dtype != torch.int8))
+                self.register_parameter(part, nn.Parameter(factor))
         self.register_parameter("bias", None)
+
+    def set_parameters(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, IntegerFormat]) -> None:
+        """Replace the parameters of all parts: integers and scales for parts with a format."""
+        self._formats = dict(formats)
+        for part, parameter in parameters.items():
+            self.register_parameter(part, parameter)
 
     @staticmethod
     def from_value(
@@ -154,27 +167,56 @@ class FactoredLinear(nn.Module, ABC):
         return self.bias if self.bias is None or dtype is None else self.bias.to(dtype)
 
     def part(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return one of the factors, dequantized if it is held in int8."""
+        """Return one of the factors, dequantized if it is held in integers."""
         factor, scale = self.held(name)
-        if scale is not None:
-            return factor.to(dtype or scale.dtype) * scale.to(dtype or scale.dtype)
-        return factor if dtype is None else factor.to(dtype)
+        if scale is None:
+            return factor if dtype is None else factor.to(dtype)
+        values: Tensor | None = getattr(self.home, _values_name(self._names[name]), None)
+        if values is not None and dtype is None:
+            return values
+        form, shape = self._formats[name], self._shapes[name]
+        return dequantized(factor, scale, form, form.axes[0], shape[form.axes[0]], dtype or scale.dtype)
+
+    @property
+    def home(self) -> nn.Module:
+        """The module that holds the parameters."""
+        return self._home[0] if self._home else self
 
     def held(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return a factor as held, and its scale if it is in int8."""
-        home = self._home[0] if self._home else self
-        factor: Tensor = getattr(home, self._names[name])
-        return factor, getattr(home, scale_name(self._names[name])) if factor.dtype == torch.int8 else None
+        """Return a factor as held, and its scales if it is in integers."""
+        factor: Tensor = getattr(self.home, self._names[name])
+        return factor, getattr(self.home, scale_name(self._names[name])) if name in self._formats else None
 
     def rows_of(self, name: str, ids: Tensor) -> Tensor:
         """Return the rows `ids` of a factor with two axes."""
         factor, scale = self.held(name)
-        rows = nn.functional.embedding(ids, factor)
-        return rows if scale is None else rows.to(scale.dtype) * scale  # such a factor has scales by column
+        if scale is None:
+            return nn.functional.embedding(ids, factor)
+        form = self._formats[name]
+        if form.axes == (1,):  # codes and scales of a row are side by side
+            codes, scales = (nn.functional.embedding(ids, table) for table in (factor, scale))
+            return dequantized(codes, scales, form, ids.ndim, self._shapes[name][1], scale.dtype)
+        if not form.is_packed and len(scale) == 1:
+            return nn.functional.embedding(ids, factor).to(scale.dtype) * scale
+        return nn.functional.embedding(ids, self.part(name))
+
+    def keep_values(self, *, keep: bool = True) -> None:
+        """Keep the dequantized values of integers in memory, or drop them; changes of scales do not reach them."""
+        for name, parameter in self._names.items():
+            if name in self._formats and not keep:
+                self.home.register_buffer(_values_name(parameter), None, persistent=False)
+            elif name in self._formats and getattr(self.home, _values_name(parameter), None) is None:
+                with torch.no_grad():
+                    values = self.part(name).contiguous()
+                self.home.register_buffer(_values_name(parameter), values, persistent=False)
 
     def parts(self, stem: str, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factors of a numbered kind: all cores, all factors."""
         return [self.part(name, dtype) for name in self._names if name.startswith(stem)]
+
+    def shapes_of(self, stem: str) -> list[tuple[int, ...]]:
+        """Return the shapes of the factors of a numbered kind."""
+        return [shape for name, shape in self._shapes.items() if name.startswith(stem)]
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows W[ids], (..., out_features)."""
@@ -198,7 +240,7 @@ class FactoredLinear(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Return sizes and number of parameters."""
-        numbers = sum(self.held(name)[0].numel() for name in self._names)
+        numbers = sum(math.prod(shape) for shape in self._shapes.values())
         return f"in_features={self.in_features}, out_features={self.out_features}, numbers={numbers}"
 
 
@@ -237,7 +279,7 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
 
     def cost(self) -> Cost:
         """Return r (in + out), and r in out."""
-        r = self.held("left")[0].shape[1]
+        ((_, r),) = self.shapes_of("left")
         return Cost(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
 
 
@@ -282,13 +324,42 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
         """Return the multiplications of both loops."""
         per_row = forming = 0
         written, left, formed = 1, self.in_features, 1
-        for k, core in enumerate(self.parts("core")):
-            r, m, n, after = core.shape
+        for k, (r, m, n, after) in enumerate(self.shapes_of("core")):
             per_row += written * left * r * n * after  # `left` counts the leg that is read here
             written, left = written * n, left // m
             forming += formed * r * m * n * after if k else 0
             formed *= m * n
         return Cost(per_row, forming)
+
+
+def dequantized(
+    codes: Tensor, scales: Tensor, form: IntegerFormat, axis: int, length: int, dtype: torch.dtype
+) -> Tensor:
+    """Return the values of stored codes whose axis of groups is `axis`, of this length; see `factors.integers`."""
+    if form.n_groups(length) == 1 and not form.is_packed:
+        return codes.to(dtype) * scales.to(dtype)
+    rows = unpacked(codes, form.bits)[..., :length] if form.is_packed else codes.movedim(axis, -1)
+    values, of_rows = rows.to(dtype) - form.centre, scales.to(dtype).movedim(axis, -1)
+    if form.n_groups(length) > 1:
+        of_rows = of_rows.repeat_interleave(form.group, -1)[..., :length]
+    return (values * of_rows).movedim(-1, axis)
+
+
+def unpacked(packed: Tensor, bits: int) -> Tensor:
+    """Return the codes of packed bytes, (..., 8 n) from (..., bits n)."""
+    blocks = packed.reshape(*packed.shape[:-1], packed.shape[-1] // bits, bits)
+    codes = []
+    for k in range(8):
+        byte, shift = divmod(bits * k, 8)
+        code = blocks[..., byte] >> shift
+        if shift + bits > 8:
+            code = code | (blocks[..., byte + 1] << (8 - shift))
+        codes.append(code & (2**bits - 1))
+    return torch.stack(codes, -1).flatten(-2)
+
+
+def _values_name(parameter: str) -> str:
+    return f"{parameter}_values"
 
 
 def as_dense(layer: Any, like: Tensor) -> nn.Linear:
@@ -322,7 +393,7 @@ def no_numbers(like: Tensor) -> nn.Parameter:
 def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
     """Return the shapes of these parts."""
     if isinstance(factors, Borrowed):
-        return [factors.home.get_parameter(factors.names[part]).shape for part in parts]
+        return [torch.Size(factors.shapes[part]) for part in parts]
     return [factors[part].shape for part in parts]
 
 

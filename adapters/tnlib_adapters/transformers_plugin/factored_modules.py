@@ -64,14 +64,15 @@ def make_layer(
 
 def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
     """Return empty parameters for loading a factored matrix, by part; integers are not trained."""
-    scales = described.scales
+    scales, shapes = described.scales, described.stored_shapes
+    dtypes = {part: torch.uint8 if form.is_packed else torch.int8 for part, form in described.formats.items()}
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=like.device)
 
     parameters = {
-        part: nn.Parameter(empty(shape, torch.int8 if part in scales else like.dtype), requires_grad=part not in scales)
-        for part, shape in described.shapes.items()
+        part: nn.Parameter(empty(shape, dtypes.get(part, like.dtype)), requires_grad=part not in dtypes)
+        for part, shape in shapes.items()
     }
     return parameters | {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
 
@@ -109,8 +110,14 @@ def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[in
     return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
 
 
+def _borrow(home: nn.Module, described: Description, stem: str = "") -> Borrowed:
+    """Return the factors whose parameters `home` has under the names of the parts after `stem`."""
+    return Borrowed(home, {part: stem + part for part in described.shapes}, described.shapes, described.formats)
+
+
 def _as_factor(factors: Borrowed, part: str) -> Borrowed:
-    return Borrowed(factors.home, {"factor": factors.names[part]})
+    formats = {"factor": factors.formats[part]} if part in factors.formats else {}
+    return Borrowed(factors.home, {"factor": factors.names[part]}, {"factor": factors.shapes[part]}, formats)
 
 
 def _heads(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
@@ -221,7 +228,7 @@ def build(
     layers: dict[str, FactoredLinear] = {}
     for description in described:
         own = "".join(name for name in held if name in description.of)
-        factors = Borrowed(home, {part: f"{description.of}_{part}" for part in description.shapes})
+        factors = _borrow(home, description, f"{description.of}_")
         for names in _together(own, sizes) if description.kind in STACKS and fused == "blocks" else own:
             layers[names] = make_layer(description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: held.index(names[0]))
@@ -260,7 +267,7 @@ class FactoredEmbedding(nn.Module):
                 self.register_parameter(part, parameter)
         # modules in a tuple are not submodules: the factors are parameters of one module, as in the file
         self._tied = () if tied is None else (tied,)
-        self._layer = (make_layer(described, Borrowed(self.embedding, {part: part for part in described.shapes})),)
+        self._layer = (make_layer(described, _borrow(self.embedding, described)),)
         self.num_embeddings, self.embedding_dim = self.factors.in_features, self.factors.out_features
         self.scale = scale
 
@@ -331,6 +338,25 @@ class TiedUnembedding(nn.Module):
         return dense
 
 
+def keep_dequantized(model: nn.Module, *, keep: bool = True) -> None:
+    """Keep the dequantized factors of a model beside their integers, or drop them.
+
+    The copy makes calls faster and takes the memory of factors in the dtype of the model. It is not saved, and does not
+    follow a change of the scales.
+
+    Parameters
+    ----------
+    model
+        Loaded model whose factors are stored in integers.
+    keep
+        False to drop the copy.
+    """
+    for module in model.modules():
+        layer = module.factors if isinstance(module, FactoredEmbedding) else module
+        if isinstance(layer, FactoredLinear):
+            layer.keep_values(keep=keep)
+
+
 def factored_module(described: Description, original: nn.Module, scale: float) -> nn.Module:
     """Return the empty module of a factored weight with the bias of the module that it replaces.
 
@@ -346,10 +372,9 @@ def factored_module(described: Description, original: nn.Module, scale: float) -
             )
         module = FactoredEmbedding(described, weight, 1.0 if type(original) is nn.Embedding else scale)
     else:
-        parameters = empty_parameters(described, weight)
-        layer = make_layer(described, {part: parameters[part] for part in described.shapes})
-        for part, parameter in parameters.items():
-            layer.register_parameter(part, parameter)
+        parts = {part: torch.empty(shape, device="meta") for part, shape in described.shapes.items()}
+        layer = make_layer(described, parts)
+        layer.set_parameters(empty_parameters(described, weight), described.formats)
         layer.bias = getattr(original, "bias", None)
         module = layer
     module.register_parameter("weight", no_numbers(weight))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -20,7 +20,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import AttentionWiring, Wiring
-from tnlib_adapters.factors.factored_matrix import KEY, METHOD, MODULES, Description, descriptions
+from tnlib_adapters.factors.factored_matrix import KEY, METHOD, MODULES, Description, descriptions, scale_name
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, no_numbers
 from tnlib_adapters.transformers_plugin.factored_modules import (
     FactoredEmbedding,
@@ -128,6 +128,13 @@ class TnlibQuantizer(HfQuantizer):
                     _set_module(model, other, dense_tied)
                     model.all_tied_weights_keys[f"{other}.weight"] = f"{place}.weight"
         return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor] | None, dict[str, str]]:
+        """Return the tensors to save, scales of packed integers in bfloat16; None for the state dict as it is."""
+        tensors = model.state_dict()
+        packed = [scale_name(name) for name, tensor in tensors.items() if tensor.dtype == torch.uint8]
+        scales = {name: tensors[name].to(torch.bfloat16) for name in packed if name in tensors}
+        return (tensors | scales if scales else None), {}
 
     def is_serializable(self, *_: Any) -> bool:
         """Return True: loaded models can be saved."""

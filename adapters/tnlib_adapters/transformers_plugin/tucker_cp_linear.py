@@ -137,8 +137,8 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         return leg == 0 and self.first is not None
 
     def _ranks(self) -> tuple[int, ...]:
-        core = self.part("core").shape
-        return tuple(core) if self.first is None else (self.sizes[0], *core[1:])
+        (core,) = self.shapes_of("core")
+        return core if self.first is None else (self.sizes[0], *core[1:])
 
     def _core(self, dtype: torch.dtype | None = None) -> Tensor:
         core = self.part("core", dtype)

@@ -1,0 +1,179 @@
+"""Integers in transformers: packed codes in memory, dequantized in every call, saved as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from checkpoint_folders import change_config  # noqa: E402
+from compressed_folders import read_config  # noqa: E402
+from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.methods.table import METHODS  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
+from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
+from transformers import AutoModel  # noqa: E402
+from transformers_models import inputs, loaded_like, outputs  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+LAYOUTS = ("factored", "dense")
+
+
+def codes_of(model: Any) -> dict[str, np.ndarray]:
+    return {n: p.numpy().copy() for n, p in model.named_parameters() if p.dtype in (torch.uint8, torch.int8)}
+
+
+def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(found, wanted, atol=tolerance * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [("bert", "int8"), ("bert", "int2"), ("gpt2_lm", "int4"), ("llama", "int8"), ("llama", "int3")],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_transformers_computes_the_same_as_numpy(
+    method: str, name: str, store: str, saved: Any, tmp_path: Path
+) -> None:
+    def hidden(model: Any) -> np.ndarray:
+        with torch.no_grad():
+            values: np.ndarray = model.eval()(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+        return values
+
+    for layout in LAYOUTS:
+        compress(saved(name)[1], tmp_path / layout, keep=0.5, method=method, store=store, layout=layout)
+    tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
+    wanted = run(open_checkpoint(tmp_path / "factored"), tokens).hidden
+    limit = {"atol": 1e-4 * np.abs(wanted).max()}
+    dtype = torch.int8 if store == "int8" else torch.uint8
+    model = AutoModel.from_pretrained(tmp_path / "factored")
+    assert any(p.dtype == dtype and not p.requires_grad for p in model.parameters())
+    found = hidden(model)
+    np.testing.assert_allclose(found, wanted, **limit)
+    np.testing.assert_allclose(hidden(AutoModel.from_pretrained(tmp_path / "dense")), wanted, **limit)
+
+    model.save_pretrained(tmp_path / "again")
+    sections = [read_config(tmp_path / folder)["quantization_config"]["layers"] for folder in ("again", "factored")]
+    assert sections[0] == sections[1]
+    again, written = (open_checkpoint(tmp_path / folder).folder.tensors for folder in ("again", "factored"))
+    for tensor in written:
+        if ".tnlib." in tensor:
+            same = again[tensor.removeprefix(open_checkpoint(tmp_path / "factored").prefix)]
+            assert same.dtype == written[tensor].dtype
+            np.testing.assert_array_equal(same.read(), written[tensor].read())
+    np.testing.assert_array_equal(hidden(AutoModel.from_pretrained(tmp_path / "again")), found)
+
+    keep_dequantized(model)
+    np.testing.assert_allclose(hidden(model), found, rtol=1e-5, atol=1e-5 * np.abs(found).max())
+    assert model.state_dict().keys() == AutoModel.from_pretrained(tmp_path / "factored").state_dict().keys()
+    keep_dequantized(model, keep=False)
+    np.testing.assert_array_equal(hidden(model), found)
+
+    dense = model.dequantize()
+    np.testing.assert_allclose(hidden(dense), wanted, **limit)
+    assert not any(p.dtype == dtype for p in dense.parameters())
+
+
+@pytest.mark.parametrize("keep", [0.5, 1])
+@pytest.mark.parametrize(
+    ("name", "store"), [("gpt2_lm", "int4"), ("gemma", "int3"), ("gptj", "int4"), ("t5_encoder", "int2")]
+)
+def test_tables_and_all_other_matrices(name: str, store: str, keep: float, saved: Any, tmp_path: Path) -> None:
+    """Tied, scaled and untied tables; at 1 all matrices are dense, and only rounded."""
+    model, source = saved(name)
+    for layout in LAYOUTS:
+        options = {"keep": keep, "method": "matrix", "what": "all", "store": store, "layout": layout}
+        compress(source, tmp_path / layout, **options)
+    x = inputs(model)
+    small = loaded_like(model, tmp_path / "factored")
+    wanted = outputs(loaded_like(model, tmp_path / "dense"), x)
+    close(outputs(small, x), wanted, 1e-4)
+    forward = run(open_checkpoint(tmp_path / "factored"), x)
+    close(forward.hidden if forward.logits is None else forward.logits, wanted, 1e-4)
+
+    table = small.get_input_embeddings()
+    assert codes_of(table)
+    ids = torch.tensor([[3, 1], [0, 3]])
+    with torch.no_grad():
+        np.testing.assert_allclose(table(ids), table.to_dense()(ids), rtol=1e-5, atol=1e-6)
+    before = outputs(small, x)
+    keep_dequantized(small)
+    close(outputs(small, x), before)
+    small.save_pretrained(tmp_path / "again")
+    sections = [read_config(tmp_path / folder)["quantization_config"] for folder in ("again", "factored")]
+    assert sections[0]["modules"] == sections[1]["modules"]
+    np.testing.assert_array_equal(outputs(loaded_like(model, tmp_path / "again"), x), before)
+    close(outputs(small.dequantize(), x), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("store", ["int8", "int3"])
+def test_fitted_factors_in_integers(store: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+    options = {"keep": 0.3, "what": "all", "calibrate": text, "store": store}
+    for layout in LAYOUTS:
+        compress(folders["bert"], tmp_path / layout, **options, layout=layout)
+    small, dense = (AutoModel.from_pretrained(tmp_path / layout).eval() for layout in LAYOUTS)
+    section = read_config(tmp_path / "factored")["quantization_config"]
+    assert "interpolative" in {entry["kind"] for entry in section["modules"].values()}
+    x = inputs(small)
+    close(outputs(small, x), outputs(dense, x), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_leave_the_codes_alone(dtype: Any, saved: Any, tmp_path: Path) -> None:
+    model, source = saved("llama")
+    compress(source, tmp_path / "out", keep=0.5, method="matrix", what="all", store="int4")
+    small = loaded_like(model, tmp_path / "out")
+    x, codes, wanted = inputs(model), codes_of(small), outputs(small, x=inputs(model))
+    small.to(dtype)
+    assert small.dtype == dtype
+    assert codes_of(small).keys() == codes.keys()
+    for name, values in codes_of(small).items():
+        np.testing.assert_array_equal(values, codes[name])
+    with torch.no_grad():
+        found = small(input_ids=torch.from_numpy(x)).logits
+    assert found.dtype == dtype
+    close(found.double().numpy(), wanted, 1e-5 if dtype == torch.float64 else 0.15)
+
+    small.save_pretrained(tmp_path / "again")  # scales are written in bfloat16 from every dtype
+    stored, again = (open_checkpoint(tmp_path / folder).folder.tensors for folder in ("out", "again"))
+    for name, info in stored.items():
+        if info.dtype in ("U8", "BF16"):
+            assert again[name].dtype == info.dtype
+            np.testing.assert_array_equal(again[name].read_stored(), info.read_stored())
+
+
+def test_scales_have_gradients_and_codes_have_none(saved: Any, tmp_path: Path) -> None:
+    compress(saved("bert")[1], tmp_path / "out", keep=0.5, method="matrix", store="int4")
+    model = AutoModel.from_pretrained(tmp_path / "out").train()
+    model(input_ids=torch.tensor([[3, 5, 7]])).last_hidden_state.square().sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if ".tnlib." in name}
+    assert {name.endswith("_scale") or name.endswith("_bias") for name, g in gradients.items() if g is not None} == {
+        True
+    }
+    assert any(name.endswith("_scale") and g.abs().max() > 0 for name, g in gradients.items() if g is not None)
+
+
+def test_scales_do_not_set_the_dtype_of_the_model(saved: Any, tmp_path: Path) -> None:
+    """Without a dtype in config.json transformers takes that of the first floats, which may be scales in bfloat16."""
+    model = saved("gemma")[0]
+    folder = tmp_path / "source"
+    model.save_pretrained(folder)
+    change_config(folder, dtype=None)
+    compress(folder, tmp_path / "out", keep=0.5, method="matrix", what="all", store="int4")
+    assert type(model).from_pretrained(tmp_path / "out").dtype == torch.float32
+
+
+def test_a_compiled_model_unpacks_without_a_break(saved: Any, tmp_path: Path) -> None:
+    compress(saved("bert")[1], tmp_path / "out", keep=0.5, method="matrix", store="int3")
+    model = AutoModel.from_pretrained(tmp_path / "out").eval()
+    layer = model.encoder.layer[0].attention.self.query
+    x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), layer(x))
