@@ -99,8 +99,8 @@ class IntegerFormat:
         """Return the sizes of all groups of an axis of this length."""
         if not 0 < self.group < length:
             return [length]
-        whole, rest = divmod(length, self.group)
-        return [self.group] * whole + [rest] * (rest > 0)
+        n_full, rest = divmod(length, self.group)
+        return [self.group] * n_full + [rest] * (rest > 0)
 
     def fits(self, shape: Shape) -> bool:
         """Return True if an array of this shape has the axes."""
@@ -237,13 +237,14 @@ def pack(codes: Array, bits: int, axis: int) -> Array:
     n, others = rows.shape[-1], rows.shape[:-1]
     padded = np.zeros((*others, -(-n // 8) * 8), np.uint8)
     padded[..., :n] = rows
-    eights = padded.reshape(math.prod(others), -1, 8) if padded.size else padded.reshape(0, 0, 8)
-    packed = np.zeros((*eights.shape[:-1], bits), np.uint8)
-    for k in range(8):
+    n_codes, n_bytes = period(bits)
+    blocks = padded.reshape(-1, n_codes)
+    packed = np.zeros((len(blocks), n_bytes), np.uint8)
+    for k in range(n_codes):
         byte, shift = divmod(bits * k, 8)
-        packed[..., byte] |= eights[..., k] << shift  # bits above the eighth are lost here
+        packed[:, byte] |= blocks[:, k] << shift  # bits above the eighth are lost here
         if shift + bits > 8:
-            packed[..., byte + 1] |= eights[..., k] >> (8 - shift)
+            packed[:, byte + 1] |= blocks[:, k] >> (8 - shift)
     return packed.reshape(*others, padded.shape[-1] // 8 * bits)
 
 
@@ -253,16 +254,27 @@ def unpack(packed: Array, bits: int, axis: int, length: int) -> Array:
     >>> unpack(np.array([33, 3, 0, 0], np.uint8), 4, axis=0, length=3).tolist()
     [1, 2, 3]
     """
-    others = packed.shape[:-1]
-    blocks = packed.reshape(*others, packed.shape[-1] // bits, bits)
-    eights = np.empty((*blocks.shape[:-1], 8), np.uint8)
-    for k in range(8):
+    n_codes, n_bytes = period(bits)
+    blocks = packed.reshape(-1, n_bytes)
+    codes = np.empty((len(blocks), n_codes), np.uint8)
+    for k in range(n_codes):
         byte, shift = divmod(bits * k, 8)
-        code = blocks[..., byte] >> shift
+        code = blocks[:, byte] >> shift
         if shift + bits > 8:
-            code |= blocks[..., byte + 1] << (8 - shift)
-        np.bitwise_and(code, 2**bits - 1, out=eights[..., k])
-    return np.moveaxis(eights.reshape(*others, blocks.shape[-2] * 8)[..., :length], -1, axis)
+            code |= blocks[:, byte + 1] << (8 - shift)
+        np.bitwise_and(code, 2**bits - 1, out=codes[:, k])
+    rows = codes.reshape(*packed.shape[:-1], packed.shape[-1] // bits * 8)
+    return np.moveaxis(rows[..., :length], -1, axis)
+
+
+def period(bits: int) -> tuple[int, int]:
+    """Return the smallest number of codes that fill whole bytes, and these bytes.
+
+    >>> [period(bits) for bits in (2, 3, 4, 6)]
+    [(4, 1), (8, 3), (2, 1), (4, 3)]
+    """
+    common = math.gcd(8, bits)
+    return 8 // common, bits // common
 
 
 def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
-from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.factors.integers import IntegerFormat, period
 
 Factors = Mapping[str, Tensor]
 
@@ -347,9 +347,10 @@ def dequantized(
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
     """Return the codes of packed bytes, (..., 8 n) from (..., bits n)."""
-    blocks = packed.reshape(*packed.shape[:-1], packed.shape[-1] // bits, bits)
+    n_codes, n_bytes = period(bits)
+    blocks = packed.reshape(*packed.shape[:-1], packed.shape[-1] // n_bytes, n_bytes)
     codes = []
-    for k in range(8):
+    for k in range(n_codes):
         byte, shift = divmod(bits * k, 8)
         code = blocks[..., byte] >> shift
         if shift + bits > 8:
