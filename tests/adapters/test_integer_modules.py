@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from checkpoint_folders import change_config  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.table import METHODS  # noqa: E402
+from tnlib_adapters.compression.planner import factorise  # noqa: E402
+from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
+from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
+from tnlib_adapters.transformers_plugin.factored_linear import dequantized  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
 
@@ -77,6 +83,52 @@ def test_transformers_computes_the_same_as_numpy(
     dense = model.dequantize()
     np.testing.assert_allclose(hidden(dense), wanted, **limit)
     assert not any(p.dtype == dtype for p in dense.parameters())
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("axis", "group"), [(0, 0), (0, 4), (1, 3), (2, 5), (2, 7)])
+def test_torch_dequantizes_as_numpy_does(bits: int, axis: int, group: int) -> None:
+    a = np.random.default_rng(1).standard_normal((9, 7, 10))
+    form = IntegerFormat(bits, axis, group)
+    integers = round_to_nearest(a, form)
+    codes, scales = (torch.from_numpy(np.ascontiguousarray(x)) for x in (integers.stored(), integers.scales))
+    for dtype, wanted in ((torch.float32, integers.values()), (torch.float64, integers.values(np.float64))):
+        found = dequantized(codes, scales, form, axis, a.shape[axis], dtype)
+        np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+MIXED = {  # formats that `compress` does not choose: of other axes and groups, and different for every part
+    "axes": {"left": IntegerFormat(3, 1, 5), "right": IntegerFormat(8, 0, 4)},
+    "int8 beside floats": {"left": IntegerFormat(8, 0)},
+    "int8 beside fewer bits": {"left": IntegerFormat(8, 0), "right": IntegerFormat(6, 1, 16)},
+    "a table by columns": {"left": IntegerFormat(5, 0, 8), "right": IntegerFormat(2, 0)},
+    "int8 by columns in groups": {"left": IntegerFormat(8, 0, 6), "right": IntegerFormat(8, 1, 6)},
+    "int8 by rows": {"left": IntegerFormat(8, 1), "right": IntegerFormat(8, 0)},
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_parts_in_formats_of_their_own(case: str, saved: Any, tmp_path: Path) -> None:
+    model, source = saved("gpt2_lm")
+    checkpoint, formats = open_checkpoint(source), MIXED[case]
+    plan = factorise(checkpoint, "matrix", what="all").plan(0.2)
+
+    def rounded(matrix: FactoredMatrix) -> FactoredMatrix:
+        own = {part: form for part, form in formats.items() if part in matrix.arrays}
+        return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in own.items()})
+
+    plan = replace(plan, matrices={module: [*map(rounded, own)] for module, own in plan.matrices.items()})
+    for layout in LAYOUTS:
+        (tmp_path / layout).mkdir()
+        for _ in write_checkpoint(checkpoint, plan, layout, tmp_path / layout):
+            pass
+    x, small = inputs(model), loaded_like(model, tmp_path / "factored")
+    wanted = outputs(loaded_like(model, tmp_path / "dense"), x)
+    close(outputs(small, x), wanted, 1e-4)
+    close(run(open_checkpoint(tmp_path / "factored"), x).logits, wanted, 1e-4)
+    small.save_pretrained(tmp_path / "again")
+    np.testing.assert_array_equal(outputs(loaded_like(model, tmp_path / "again"), x), outputs(small, x))
+    close(outputs(small.dequantize(), x), wanted, 1e-4)
 
 
 @pytest.mark.parametrize("keep", [0.5, 1])
