@@ -217,7 +217,9 @@ def test_scales_do_not_set_the_dtype_of_the_model(saved: Any, tmp_path: Path) ->
     folder = tmp_path / "source"
     model.save_pretrained(folder)
     change_config(folder, dtype=None)
-    compress(folder, tmp_path / "out", keep=0.5, method="matrix", what="all", store="int4")
+    compress(folder, tmp_path / "out", keep=0.12, method="matrix", what="all", store="int4")
+    tensors = open_checkpoint(tmp_path / "out").folder.tensors
+    assert next(tensors[name].dtype for name in sorted(tensors) if tensors[name].dtype != "U8") == "BF16"
     assert type(model).from_pretrained(tmp_path / "out").dtype == torch.float32
 
 

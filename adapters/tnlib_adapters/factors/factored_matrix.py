@@ -208,6 +208,10 @@ class FactoredMatrix:
         """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
 
+    def n_bits(self, float_bits: int) -> int:
+        """Return the number of stored bits, see `Description.n_bits`."""
+        return self.describe().n_bits(float_bits)
+
 
 def rounded(matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False) -> FactoredMatrix:
     """Return a matrix with its parts rounded to the nearest integers of `integer_formats`."""
@@ -380,7 +384,7 @@ def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Descript
     shapes = {part: tuple(shape) for part, shape in fields["shapes"].items()}
     ranks, rows = tuple(fields["ranks"]), tuple(fields.get("rows", ()))
     formats = {part: int8_format(part, shapes[part]) for part in fields.get("scales") or ()}
-    formats |= {part: IntegerFormat(**form) for part, form in fields.get("integers", {}).items()}
+    formats |= {part: IntegerFormat(**form) for part, form in (fields.get("integers") or {}).items()}
     described = Description(
         fields["kind"], module, fields["of"], shapes, ranks, rows, fields.get("biases", ""), formats
     )
@@ -408,7 +412,7 @@ def _is_entry(entry: Any) -> bool:
         and set(entry.get("biases", "")) <= set(NAMES)
         and _are_scales(entry.get("scales"), entry["shapes"])
         and _are_formats(entry.get("integers"), entry["shapes"])
-        and not {*(entry.get("scales") or ())} & {*entry.get("integers", ())}
+        and not {*(entry.get("scales") or ())} & {*(entry.get("integers") or ())}
     )
 
 
