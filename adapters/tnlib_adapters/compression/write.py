@@ -36,8 +36,8 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     config = dict(checkpoint.config)
     if layout == "factored":
         matrices = [matrix for own in plan.matrices.values() for matrix in own if is_rewritten(matrix)]
-        named = {key for key, value in config.items() if value is not None}
-        if not named & {"dtype", "torch_dtype"} and any(matrix.integers for matrix in matrices):
+        names_dtype = "dtype" in config or "torch_dtype" in config
+        if not names_dtype and any(matrix.integers for matrix in matrices):
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(matrices, checkpoint.wiring.attention_modules, plan.method)
