@@ -75,11 +75,14 @@ def main() -> None:
 @click.option("--max-error", type=float, metavar="E",
               help="Choose the smallest size with a predicted error of at most E: relative error of the weights; with "
               "--calibrate, 1 - cosine of the embeddings or the divergence (nats a token).")  # fmt: skip
+@click.option("--bits", type=float, metavar="BITS",
+              help="Average number of stored bits per number of the compressed part, scales and biases counted; with "
+              "--calibrate.")  # fmt: skip
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
               help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
               "embeddings and the unembedding.")  # fmt: skip
 @click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
-              show_default="calibrated with --calibrate, otherwise heads",
+              show_default="with --calibrate: calibrated for --keep or --max-error, else quantized; without: heads",
               help=methods_help())  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Calibration text file, representative of the model's use; a tenth is held out to measure on. Needs "
@@ -100,7 +103,8 @@ def main() -> None:
 def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
-    The size is chosen by --keep or --max-error; with both, both are met.
+    The size is chosen by --keep, --bits or --max-error; with several, all are met. With --calibrate alone, weights are
+    rounded to 4 bits on average.
     """
     with _command() as progress:
         from tnlib_adapters.compression.compress import compress as run

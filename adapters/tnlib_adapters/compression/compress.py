@@ -37,6 +37,7 @@ def compress(
     *,
     keep: float | None = None,
     max_error: float | None = None,
+    bits: float | None = None,
     method: str = "",
     layout: str = "factored",
     store: str = "float",
@@ -62,13 +63,18 @@ def compress(
         Largest predicted error; the smallest size within it is chosen. Without a text, the error is the root mean
         square of the relative errors of the truncated operators and weights; with one, 1 - cosine of the embeddings or
         the divergence of the predictions in nats per token, before the fit. If `keep` is given too, both are met. Only
-        for methods that predict their error: without a text all but "cp", with a text "calibrated".
+        for methods that predict their error: without a text all but "cp", with a text "calibrated" and "quantized".
+    bits
+        Average number of stored bits per number of the compressed part, scales and biases counted. Every weight is
+        rounded to integers of 2 to 8 bits, chosen by their effect on the output (method "quantized"); needs a text.
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). With the
         text of `calibrate`, all but "cp" measure errors on its inputs. "calibrated" requires the text: every weight
         keeps the components with the largest effect on the output, and every layer is fitted to the outputs of the
-        original layer. "", the default, is "heads" without a text, and "calibrated" with one.
+        original layer. "quantized" requires it too: every weight is rounded so that errors compensate each other, and
+        every layer is fitted with rounding. "", the default, is "heads" without a text; with one, "calibrated" for
+        `keep` or `max_error`, otherwise "quantized", with 4 bits unless `bits` or `store` is given.
     layout
         "factored" stores the factors; "dense" their products under the original names.
     store
@@ -121,6 +127,7 @@ def compress(
     request = Request(
         keep=keep,
         max_error=max_error,
+        bits=bits,
         method=method,
         layout=layout,
         store=store,
@@ -141,8 +148,8 @@ def compress(
     _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens)
     plan = make_plan(original, request, calibration, progress)
-    if request.bits is not None:
-        plan = round_plan(plan, checkpoint.wiring, request.bits)
+    if request.width is not None and not request.in_bits:
+        plan = round_plan(plan, checkpoint.wiring, request.width)
 
     with whole_folder(target) as partial:
         for step in write_checkpoint(checkpoint, plan, layout, partial):
@@ -195,6 +202,7 @@ def measured_report(
         quality={**quality, **(on_text.measures(plan.forecast) if on_text else {})},
         left_out=[path_text(p.relative_to(before.folder.path)) for p in other_files(before.folder, (REPORT, PAGE))[1]],
         max_error=request.max_error,
+        bits=request.bits,
         store=request.store,
         what=request.what,
         measure=plan.forecast.measure,

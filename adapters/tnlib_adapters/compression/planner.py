@@ -43,7 +43,16 @@ def make_plan(source: SourceModel, request: Request, text: str | None, progress:
         If no allocation meets the request, the text is too short, or the statistics file is of another model or text.
     """
     factorisation = _factorise(source, request, text, progress)
-    return factorisation.plan_of(factorisation.select(request.keep, request.max_error), progress)
+    return factorisation.plan_of(_choose(factorisation, request), progress)
+
+
+def _choose(factorisation: Factorisation, request: Request) -> list[int]:
+    """Return the option of every block for the budget of a request."""
+    if not request.in_bits:
+        return factorisation.select(request.keep, request.max_error)
+    if request.width is not None:
+        return factorisation.uniform(request.width)
+    return factorisation.select_bits(request.bits, request.max_error)
 
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:

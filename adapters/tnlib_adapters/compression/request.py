@@ -23,6 +23,8 @@ WHAT = ("attention", "mlp", "all")
 LAYOUTS = ("factored", "dense")
 STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
 
+DEFAULT_BITS = 4.0  # average of "quantized" where no size is requested
+
 # files of OUT beside those of the checkpoint
 REPORT = "tnlib_report.json"
 PAGE = "tnlib_report.html"
@@ -48,7 +50,8 @@ class Request:
 
     keep: float | None = None
     max_error: float | None = None
-    method: str = ""  # "calibrated" with a text; without one "heads", or "matrix" for the feed-forward matrices alone
+    bits: float | None = None
+    method: str = ""  # see `_default_method`
     layout: str = "factored"
     store: str = "float"
     what: str = "attention"
@@ -58,13 +61,18 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.method == "":
-            plain = "matrix" if self.what == "mlp" else "heads"
-            object.__setattr__(self, "method", plain if self.calibrate is None else "calibrated")
-        if self.keep is None and self.max_error is None:
+            object.__setattr__(self, "method", self._default_method())
+        if self.unsized and self.store != "float" and not self.in_bits:
+            object.__setattr__(self, "keep", 1.0)
+        elif self.unsized and self.in_bits and self.store == "float":
+            object.__setattr__(self, "bits", DEFAULT_BITS)
+        elif self.unsized and not self.in_bits:
             raise ArgumentError(
-                "compress: keep or max_error must be given, got neither; pass for example keep=0.5 (--keep 0.5), the "
-                "fraction of the numbers that is still stored."
+                f"compress: keep or max_error must be given with method {self.method!r}, got neither; pass for example "
+                "keep=0.5 (--keep 0.5), the fraction of the numbers that is still stored."
             )
+        if self.bits is not None:
+            object.__setattr__(self, "bits", _check_bits(self.bits))
         if self.keep is not None:
             object.__setattr__(self, "keep", check_keep("compress", self.keep))
         if self.max_error is not None:
@@ -76,7 +84,17 @@ class Request:
         self._check_tokens()
 
     @property
-    def bits(self) -> int | None:
+    def unsized(self) -> bool:
+        """True if no size is requested."""
+        return self.keep is None and self.max_error is None and self.bits is None
+
+    @property
+    def in_bits(self) -> bool:
+        """True if the method spends a budget of bits, not of numbers."""
+        return self.method in TABLE and TABLE[self.method].in_bits
+
+    @property
+    def width(self) -> int | None:
         """Bits of a stored number; None if factors are stored as floats."""
         return STORES[self.store]
 
@@ -112,7 +130,22 @@ class Request:
                 "cannot be compressed yet."
             )
 
+    def _default_method(self) -> str:
+        """Return the method for these options.
+
+        With a text it is "calibrated" for a fraction of the numbers or an error, otherwise "quantized"; without one
+        "heads", or "matrix" for the feed-forward matrices alone or to round weights.
+        """
+        if self.calibrate is not None:
+            return "calibrated" if self.bits is None and not self.unsized else "quantized"
+        return "matrix" if self.what == "mlp" or self.unsized else "heads"
+
     def _check_method(self) -> None:
+        if self.bits is not None and self.calibrate is None:
+            raise ArgumentError(
+                "compress: bits must come with a text, got none; pass a file as calibrate (--calibrate TEXT), or "
+                "store='int4' to round weights without one."
+            )
         if self.calibrate is None:
             check_method("compress", self.method)
         elif self.method not in WITH_TEXT:
@@ -120,6 +153,7 @@ class Request:
                 f"compress: calibrate works with method {', '.join(map(repr, WITH_TEXT))}, got {self.method!r}; leave "
                 "one of them out."
             )
+        self._check_budget()
         row = TABLE[self.method]
         if self.what == "mlp" and FEED_FORWARD not in row.applies_to:
             names = [repr(name) for name, other in TABLE.items() if FEED_FORWARD in other.applies_to]
@@ -135,6 +169,25 @@ class Request:
                 "or use another method."
             )
 
+    def _check_budget(self) -> None:
+        """Raise if the method does not spend this kind of budget."""
+        if self.bits is not None and not self.in_bits:
+            names = ", ".join(repr(name) for name, row in TABLE.items() if row.in_bits)
+            raise ArgumentError(
+                f"compress: bits are a budget of method {names}, got {self.method!r}; pass keep, or leave the method "
+                "out."
+            )
+        if self.in_bits and self.keep is not None:
+            raise ArgumentError(
+                f"compress: keep must be left out with method {self.method!r}, which keeps all numbers in fewer bits, "
+                f"got {self.keep}; pass bits, for example bits=4."
+            )
+        if self.in_bits and self.store != "float" and not self.unsized:
+            raise ArgumentError(
+                f"compress: store={self.store!r} gives all weights the same number of bits, so that bits and max_error "
+                "must be left out; pass one of them."
+            )
+
     def _check_statistics(self) -> None:
         if self.statistics is None:
             return
@@ -142,8 +195,8 @@ class Request:
             raise ArgumentError("compress: statistics must come with the text of calibrate; pass that too.")
         if not self.fits_model:
             raise ArgumentError(
-                f"compress: statistics are those of method 'calibrated', got method {self.method!r}; leave statistics "
-                "out."
+                f"compress: statistics are those of methods 'calibrated' and 'quantized', got method "
+                f"{self.method!r}; leave statistics out."
             )
 
     def _check_tokens(self) -> None:
@@ -242,6 +295,15 @@ def check_runs(function: str, checkpoint: Checkpoint, method: str) -> None:
         raise ArgumentError(
             f"{function}: method {method!r} cannot run on this model, because {reason}; choose another."
         )
+
+
+def _check_bits(bits: Any) -> float:
+    if not _is_real(bits) or not 0.0 < float(bits) <= 32.0:
+        raise ArgumentError(
+            f"compress: bits must lie in (0, 32], got {bits!r}; it is the average number of stored bits per number, "
+            "for example 4."
+        )
+    return float(bits)
 
 
 def _check_error(max_error: Any) -> float:

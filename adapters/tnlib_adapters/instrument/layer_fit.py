@@ -49,9 +49,12 @@ class Block:
 
     def parameters(self, products: Products) -> dict[str, Tensor]:
         """Return the parameters of the block for products of tensors, by name below the block."""
-        attention = products.expand(self.model.sizes)
+        return self.of_weights(products.expand(self.model.sizes), products.modules())
+
+    def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters of the block for all four projections or none, and other weights (in, out)."""
         parameters_by_name = self.of_attention(attention) if attention.weights else {}
-        for name, weight in products.modules().items():
+        for name, weight in modules.items():
             module = find_module(self.model.model, name)
             matrix = self.model.wiring.matrices[name]
             parameters_by_name[f"{_name(self.layer.block, module)}.weight"] = matrix.on_rows(weight)
@@ -104,7 +107,7 @@ def _name(block: nn.Module, module: nn.Module) -> str:
 
 
 @dataclass
-class _Stream:
+class Stream:
     """Streams of one batch before the current layer: after the original and after the truncated layers."""
 
     batch: Batch
@@ -142,11 +145,7 @@ def fit_layers(
     progress
         Called as progress(stage, done, total).
     """
-    count = min(_HELD_OUT, len(batches) // 2)
-    held_out = [(batch, _model_output(model, batch)) for batch in batches[: max(1, count)]]
-    streams = [_enter(model, batch) for batch in batches[count:]]
-    if tables:
-        _look_up(model, tables, streams)
+    held_out, streams = enter(model, batches, tables)
     generator = torch.Generator().manual_seed(seed)
     for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
@@ -162,7 +161,7 @@ def fit_layers(
             descended = _descend(block, streams, refitted, n_steps, generator)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
             candidates = (descended, halfway, refitted, truncated)
-            best = min(candidates, key=lambda candidate: _error(block, held_out, candidate))
+            best = min(candidates, key=lambda products: model_error(block, held_out, block.parameters(products)))
             block.install(block.parameters(best))
         for stream in streams:
             stream.truncated = block.run(stream.truncated, stream.calls[k])
@@ -170,7 +169,22 @@ def fit_layers(
     progress("fitting layers", len(model.layers), len(model.layers))
 
 
-def _enter(model: RunningModel, batch: Batch) -> _Stream:
+def enter(
+    model: RunningModel, batches: Sequence[Batch], tables: Mapping[str, Array] | None
+) -> tuple[list[tuple[Batch, Tensor]], list[Stream]]:
+    """Return held-out batches with the outputs of the model, and the streams of the other batches.
+
+    The truncated streams start from these tables of embeddings, which are copied into the model.
+    """
+    count = min(_HELD_OUT, len(batches) // 2)
+    held_out = [(batch, _model_output(model, batch)) for batch in batches[: max(1, count)]]
+    streams = [_enter(model, batch) for batch in batches[count:]]
+    if tables:
+        _look_up(model, tables, streams)
+    return held_out, streams
+
+
+def _enter(model: RunningModel, batch: Batch) -> Stream:
     """Run a batch; return the input of the first block and the further arguments of all blocks."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     entering: list[Tensor] = []
@@ -184,10 +198,10 @@ def _enter(model: RunningModel, batch: Batch) -> _Stream:
         for layer in model.layers:
             hooks.callback(layer.block.register_forward_pre_hook(hook, with_kwargs=True).remove)
         model(batch)
-    return _Stream(batch, calls, entering[0], entering[0])
+    return Stream(batch, calls, entering[0], entering[0])
 
 
-def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence[_Stream]) -> None:
+def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence[Stream]) -> None:
     """Copy these embeddings into the model and recompute the truncated streams."""
     for name, table in tables.items():
         with torch.no_grad():
@@ -196,7 +210,7 @@ def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence
         stream.truncated = _enter(model, stream.batch).truncated
 
 
-def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> Products:
+def _refit_output(block: Block, streams: Sequence[Stream], start: Products) -> Products:
     """Return `start` with the last factor of W_O and its bias refitted; original streams advance past the block."""
     o, truncated = block.layer.projections["o"].module, block.parameters(start)
     *first, old = start.factors["o"]
@@ -225,35 +239,54 @@ def _refit_output(block: Block, streams: Sequence[_Stream], start: Products) -> 
 
 
 def _descend(
-    block: Block, streams: Sequence[_Stream], start: Products, n_steps: int, generator: torch.Generator
+    block: Block, streams: Sequence[Stream], start: Products, n_steps: int, generator: torch.Generator
 ) -> Products:
     """Return the factors after `n_steps` of Adam, in units of the root mean square of each factor."""
     scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
     moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
-    optimiser = torch.optim.Adam(moves.parts, lr=_RATE, betas=(0.9, 0.99))
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
-    )
 
     def moved() -> Products:
         return start.each(lambda a, scale, move: a + scale * move, scales, moves)
 
+    adam(block, streams, moves.parts, lambda: block.parameters(moved()), _RATE, n_steps, generator)
+    return moved().each(Tensor.detach)
+
+
+def adam(
+    block: Block,
+    streams: Sequence[Stream],
+    moves: Sequence[Any],
+    parameters: Callable[[], Mapping[str, Tensor]],
+    rate: float,
+    n_steps: int,
+    generator: torch.Generator,
+) -> None:
+    """Minimise the squared difference at the output of a block by Adam over `moves`, one batch a step.
+
+    The rate rises over a few steps and falls to 0 along a cosine.
+    """
+    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
+    )
     order: list[int] = []
     for _ in range(n_steps):
         order = order or torch.randperm(len(streams), generator=generator).tolist()
         stream = streams[order.pop()]
-        wrote = block.run(stream.truncated, stream.calls[block.k], block.parameters(moved()))
+        wrote = block.run(stream.truncated, stream.calls[block.k], parameters())
         loss = (wrote - stream.original)[stream.batch.valid].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        rate.step()
-    return moved().each(Tensor.detach)
+        schedule.step()
 
 
-def _error(block: Block, held_out: Sequence[tuple[Batch, Tensor]], products: Products) -> float:
-    """Return the error of the whole model with these factors: 1 - cosine, or Kullback-Leibler divergence, summed."""
-    block.install(block.parameters(products))
+def model_error(block: Block, held_out: Sequence[tuple[Batch, Tensor]], parameters: Mapping[str, Tensor]) -> float:
+    """Return the error of the whole model with these parameters of a block, which are copied into the model.
+
+    It is 1 - cosine, or the Kullback-Leibler divergence, summed.
+    """
+    block.install(parameters)
     total = 0.0
     for batch, before in held_out:
         after = _model_output(block.model, batch)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect, measure_gates, no_save, resume
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
@@ -20,7 +22,7 @@ from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.factors.projections import Products, Projections
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
@@ -34,7 +36,30 @@ _STEPS = 400  # optimizer steps per layer
 _NOT_FITTED = 2
 
 
-def calibrated_parts(
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration statistics of the weights of a model, and their components.
+
+    Parameters
+    ----------
+    projections
+        Of every attention layer, with biases folded; () where they are not compressed.
+    layers, matrices
+        Components of these projections and of the other matrices, by their squared singular values.
+    statistics
+        Moments of inputs and of output gradients.
+    gates
+        Losses of the components by weight keys.
+    """
+
+    projections: tuple[Projections, ...]
+    layers: list[CalibratedLayer]
+    matrices: list[Matrix]
+    statistics: Statistics
+    gates: Mapping[str, Array]
+
+
+def collect_calibration(
     checkpoint: Checkpoint,
     model: RunningModel,
     batches: Sequence[Batch],
@@ -42,8 +67,8 @@ def calibrated_parts(
     *,
     what: str = "attention",
     file: Path | None = None,
-) -> tuple[list[CalibratedLayer], list[Matrix]]:
-    """Return the attention layers and other matrices with components ordered by their effect on the model output.
+) -> Calibration:
+    """Return the calibration statistics and components of the weights that `what` selects.
 
     Parameters
     ----------
@@ -79,11 +104,28 @@ def calibrated_parts(
         matrices.append(read_matrix(checkpoint, name, statistics.reads, statistics.slopes))
     progress("factorising", total, total)
     gates = measure_gates(model, places, sample, components_of(layers, matrices), statistics, progress, save=save)
-    for k, layer in enumerate(layers):
-        layer.weigh({name: gates[f"{k}.{name}"] for name in layer.components})
-    for matrix in matrices:
-        matrix.weigh(gates[matrix.name])
-    return layers, matrices
+    return Calibration(tuple(folded), layers, matrices, statistics, gates)
+
+
+def calibrated_parts(
+    checkpoint: Checkpoint,
+    model: RunningModel,
+    batches: Sequence[Batch],
+    progress: Progress = quiet,
+    *,
+    what: str = "attention",
+    file: Path | None = None,
+) -> tuple[list[CalibratedLayer], list[Matrix]]:
+    """Return the attention layers and other matrices with components ordered by their effect on the model output.
+
+    Parameters are those of `collect_calibration`.
+    """
+    calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file)
+    for k, layer in enumerate(calibration.layers):
+        layer.weigh({name: calibration.gates[f"{k}.{name}"] for name in layer.components})
+    for matrix in calibration.matrices:
+        matrix.weigh(calibration.gates[matrix.name])
+    return calibration.layers, calibration.matrices
 
 
 def components_of(layers: Sequence[CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:

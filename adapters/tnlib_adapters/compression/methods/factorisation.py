@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -118,6 +118,8 @@ class Factorisation:
         Function that fits the factors of the chosen sizes on calibration data, or None.
     weights
         Factors of the errors of some parts, in the sum over blocks; 1 for the others.
+    float_bits
+        Bits of a stored float where costs are bits; None where they are numbers.
     """
 
     method: str
@@ -127,6 +129,7 @@ class Factorisation:
     predicts_error: bool = True
     fit: Fit | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
+    float_bits: int | None = None
 
     def plan(self, keep: float, progress: Progress = quiet) -> Plan:
         """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
@@ -158,6 +161,38 @@ class Factorisation:
                 f"below it is {_rounded_up(spent / self.n_before)}; pass that, or use another method."
             )
         return choice
+
+    def select_bits(self, bits: float | None, max_error: float | None) -> list[int]:
+        """Return an option for every block where costs are bits.
+
+        The best within an average of `bits` per number, or the fewest bits within `max_error` (and `bits`).
+
+        Raises
+        ------
+        ArgumentError
+            If no allocation meets both.
+        """
+        budget = math.inf if bits is None else math.floor(bits * self.n_before)
+        if max_error is not None:
+            choice = smallest(self._curves, self._lost_within(max_error))
+            if choice is None or self._spent(choice) > budget:
+                raise ArgumentError(
+                    f"compress: max_error={max_error:g} is reached by no allocation of method {self.method!r}"
+                    f"{'' if bits is None else f' within {bits:g} bits'}; allow more error."
+                )
+            return choice
+        choice = allocate(self._curves, int(budget) - self._fixed)
+        if choice is None:
+            fewest = self._spent([0] * len(self._curves)) / self.n_before
+            raise ArgumentError(
+                f"compress: bits must be at least {math.ceil(fewest * 100) / 100:.2f} for method {self.method!r} on "
+                f"this model, got {bits:g}; scales and biases count too."
+            )
+        return choice
+
+    def uniform(self, bits: int) -> list[int]:
+        """Return the option of every block that stores this many bits per number, where costs are bits."""
+        return [option for part in self.parts.values() for option in cast(Any, part).options_of(bits)]
 
     def select(self, keep: float | None, max_error: float | None) -> list[int]:
         """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).
@@ -222,7 +257,7 @@ class Factorisation:
 
     @property
     def _fixed(self) -> int:
-        return sum(part.fixed for part in self.parts.values())
+        return (self.float_bits or 1) * sum(part.fixed for part in self.parts.values())
 
     @property
     def _curves(self) -> list[Curve]:

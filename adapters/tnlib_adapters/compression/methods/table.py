@@ -58,6 +58,8 @@ class Method:
         In place of `factorise` where rotary embeddings or norms act between queries and keys.
     predicts_error
         True if the errors of its options are known before a size is chosen.
+    in_bits
+        True if it spends a budget of bits, False for a budget of numbers.
     refuse
         `Sizes` of a model -> the reason why it cannot run, or None.
     """
@@ -73,6 +75,7 @@ class Method:
     weighted: Reference | None = None
     rotary: Reference | None = None
     predicts_error: bool = True
+    in_bits: bool = False
     refuse: Reference | None = None
 
     def __post_init__(self) -> None:
@@ -109,6 +112,17 @@ for _row in (
         kinds=("interpolative", "low_rank"),
         applies_to=EVERYWHERE,
         calibration="required",
+    ),
+    Method(
+        name="quantized",
+        help="each weight rounded to integers of 2 to 8 bits, errors compensated, bits by effect on the output",
+        color="#d55e00",
+        unit="model",
+        factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
+        kinds=("dense",),
+        applies_to=EVERYWHERE,
+        calibration="required",
+        in_bits=True,
     ),
     Method(
         name="heads",

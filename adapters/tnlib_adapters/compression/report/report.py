@@ -82,6 +82,7 @@ class Report:
     left_out: list[str] = field(default_factory=list)  # files of IN that were not copied to OUT
     quality: dict[str, float] = field(default_factory=dict)  # quality measures of the whole model
     max_error: float | None = None  # requested error
+    bits: float | None = None  # requested average of stored bits per number
     store: str = "float"
     what: str = "attention"  # the compressed part of the model: "attention", "mlp" or "all"
     plain_bytes: int = 0  # of the same part with its weights rounded to int8

@@ -1,0 +1,163 @@
+"""Calibrated rounding of all layers: moments of a text, bit allocation, rounding, and block-wise reconstruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.calibrate import Calibration, collect_calibration
+from tnlib_adapters.compression.calibration.text import sample_batches
+from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
+from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
+from tnlib_adapters.compression.methods.other_matrices import read_weight
+from tnlib_adapters.compression.methods.quantized import QuantizedLayer, QuantizedMatrix, QuantizedWeight
+from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.sizes import attention_tensors, count_attention
+from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.integers import Integers
+from tnlib_adapters.factors.projections import NAMES, Projections
+from tnlib_adapters.files.tensor_file import STORED_AS
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.rounded_fit import RoundedBlock
+    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+
+_TOKENS_OF_FIT = 65_536
+_STEPS = 200  # optimizer steps per layer
+_NEGLIGIBLE = 1e-8  # squared singular values below this share of the largest have losses of rounding errors
+
+
+def factorise_quantized(
+    checkpoint: Checkpoint,
+    text: str,
+    progress: Progress = quiet,
+    *,
+    what: str = "attention",
+    file: Path | None = None,
+    source: SourceModel | None = None,
+) -> Factorisation:
+    """Round `what` of every layer by the statistics of a text; costs are bits, and the chosen weights are fitted on it.
+
+    Parameters and errors are those of `factorise_calibrated`.
+    """
+    running = source or SourceModel(checkpoint)
+    batches = running.original.batches(text)
+    calibration = collect_calibration(checkpoint, running.copy(), batches, progress, what=what, file=file)
+    float_bits = _float_bits(checkpoint)
+    layers = [_layer(calibration, k, float_bits) for k in range(len(calibration.layers))]
+    matrices = [_matrix(checkpoint, calibration, matrix.name) for matrix in calibration.matrices]
+    parts: dict[str, Factorised] = dict(zip(checkpoint.wiring.attention_modules, layers, strict=False))
+    parts |= {matrix.name: matrix for matrix in matrices}
+    for done, part in enumerate(parts.values()):
+        progress("rounding", done, len(parts))
+        _ = part.curves
+    progress("rounding", len(parts), len(parts))
+
+    def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
+        return fitted(running.copy(), layers, matrices, options, batches, progress=progress)
+
+    n_before = sum(count_attention(checkpoint)) if layers else 0
+    n_before += sum(matrix.weight.weight.size + matrix.fixed for matrix in matrices)
+    measure = measure_of_text(checkpoint)
+    return Factorisation("quantized", parts, n_before, measure, fit=fit, float_bits=float_bits)
+
+
+def fitted(
+    model: RunningModel,
+    layers: Sequence[QuantizedLayer],
+    matrices: Sequence[QuantizedMatrix],
+    options: Sequence[Sequence[int]],
+    batches: Sequence[Batch],
+    n_steps: int | None = None,
+    progress: Progress = quiet,
+) -> list[list[FactoredMatrix]]:
+    """Return the rounded weights of every layer and matrix after the fit, which changes the weights of `model`."""
+    from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
+
+    wiring, n = model.wiring, len(layers)
+    rounded = {matrix.name: matrix.weight.rounded(own[0]) for matrix, own in zip(matrices, options[n:], strict=True)}
+    originals = {matrix.name: matrix.weight.weight for matrix in matrices}
+    tables = {name: integers.values() for name, integers in rounded.items() if wiring.is_embedding(name)}
+
+    def start(k: int) -> RoundedBlock:
+        wired = wiring.layers[k]
+        names = [matrix.name for matrix in (*wired.latent_matrices, *wired.feed_forward_matrices)]
+        own = {name: rounded[name] for name in names if name in rounded}
+        before: dict[str, Array] = {name: originals[name] for name in own}
+        if not layers:
+            return RoundedBlock(own, before, {})
+        projections = layers[k].rounded(options[k])
+        before |= {name: layers[k].weights[name].weight for name in NAMES}
+        return RoundedBlock({**projections, **own}, before, layers[k].biases(projections))
+
+    sample, n_steps = sample_batches(batches, _TOKENS_OF_FIT), _STEPS if n_steps is None else n_steps
+    blocks = list(fit_rounded_layers(model, sample, start, tables=tables, n_steps=n_steps, progress=progress))
+    packed = []
+    for layer, block in zip(layers, blocks, strict=bool(layers)):
+        own = {name: block.rounded[name] for name in NAMES}
+        packed.append(layer.packed(own, Projections({}, block.biases)))
+    final: dict[str, Integers] = {**rounded}
+    for block in blocks:
+        final |= {name: integers for name, integers in block.rounded.items() if name not in NAMES}
+    return packed + [matrix.packed(final[matrix.name]) for matrix in matrices]
+
+
+def _layer(calibration: Calibration, k: int, float_bits: int) -> QuantizedLayer:
+    """Return the options of the attention of one layer."""
+    folded, moments = calibration.projections[k], calibration.statistics.of_layer(k)
+    weights, means = {}, {}
+    for name in NAMES:
+        weight, slopes = folded.weights[name], moments.slopes[name]
+        reads = moments.reads(name, len(weight))
+        if name != "o" and name in folded.biases:
+            # a change of the mean output goes into the bias, so that only the covariance of the inputs counts
+            count, sums = moments.x[-1, -1], moments.x[:-1, -1]
+            means[name] = sums / count
+            reads = reads - np.outer(sums, sums) / count
+        components = calibration.layers[k].components[name]
+        scale = _loss_per_error(
+            components, calibration.gates[f"{k}.{name}"], calibration.layers[k].total(name, moments)
+        )
+        weights[name] = QuantizedWeight(weight, reads, slopes, scale)
+    return QuantizedLayer(weights, folded.biases, means, float_bits)
+
+
+def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str) -> QuantizedMatrix:
+    """Return the options of a matrix outside the attention."""
+    wiring, statistics = checkpoint.wiring, calibration.statistics
+    weight, n_bias = read_weight(checkpoint, name)
+    reads, slopes = statistics.reads[name], statistics.slopes[name]
+    (components,) = (matrix.components for matrix in calibration.matrices if matrix.name == name)
+    by_row = wiring.is_embedding(name)
+    metric: tuple[Array | None, Array | None] = (reads, slopes)
+    if wiring.is_unembedding(name):
+        metric = (reads, None)  # the gradients of the logits are as wide as the vocabulary
+    elif by_row and wiring.tied_key is not None:
+        looked_up = weight.T.astype(np.float64) @ multiply_rows(reads, weight)
+        predicts = statistics.slopes[wiring.tied_key], statistics.reads[wiring.tied_key]
+        metric = (None, nearest_kronecker_product([(looked_up, slopes), predicts])[1])
+    scale = _loss_per_error(components, calibration.gates[name], rounding_loss(weight.astype(np.float64), *metric))
+    return QuantizedMatrix(name, QuantizedWeight(weight, *metric, scale, by_row=by_row), n_bias)
+
+
+def _loss_per_error(components: Components, gates: Array, total: float) -> float:
+    """Return the mean loss per unit of `rounding_loss`, over the components of a weight with this loss in total.
+
+    Moments alone treat the tokens of a text as independent; the gates do not. On MiniLM the factors of projections
+    differ by up to 25.
+    """
+    squares = components.losses * total
+    counted = squares > _NEGLIGIBLE * squares.max(initial=0.0)
+    return float(np.mean(gates[counted] / squares[counted])) if counted.any() else 0.0
+
+
+def _float_bits(checkpoint: Checkpoint) -> int:
+    """Return the bits of a float of the attention as stored."""
+    return max(8 * STORED_AS[info.dtype].itemsize for info in attention_tensors(checkpoint, 0))

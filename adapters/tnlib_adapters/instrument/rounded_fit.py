@@ -1,0 +1,176 @@
+r"""Block-wise reconstruction with rounded weights: codes, scales and biases are fitted to the original block.
+
+Every rounded weight is a function of a float matrix W and of its scales s,
+
+    W'_ij = s_ij (code_ij - centre),        code_ij = round(W_ij / s_ij + centre), within the codes of the format,
+
+whose derivative with respect to W is taken as 1 where the code is not clipped, and with respect to s with the code
+fixed up to the clipped rounding error (Esser et al., Learned step size quantization, ICLR 2020). Gradient descent on
+the squared difference at the output of a block moves both, and the biases of the attention, first block to last; no
+gradient leaves the block. W starts between the rounded value and the nearest point of its cell to the original, so that
+codes near a boundary can change. The weights of a block, as rounded or as fitted, are chosen on held-out batches by the
+output of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tnlib._typing import Array
+from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.factors.projections import NAMES, Projections
+from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.instrument.layer_fit import Block, Stream, adam, as_tensor, enter, model_error
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+
+_RATE = 0.012  # learning rate of the weights, in steps of their grid
+_SCALE_RATE = 0.0012  # of the scales, relative
+_BIAS_RATE = 0.003  # of biases, relative to their root mean square
+
+
+@dataclass(frozen=True)
+class RoundedBlock:
+    """Rounded weights of one block, by projection or module name, and the biases of its attention.
+
+    `originals` are the weights before they were rounded.
+    """
+
+    rounded: Mapping[str, Integers]
+    originals: Mapping[str, Array]
+    biases: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A weight (m, n) that is rounded in the forward pass."""
+
+    form: IntegerFormat
+    weight: Tensor
+    scales: Tensor  # as stored
+
+    @classmethod
+    def around(cls, integers: Integers, original: Array) -> _Grid:
+        """Return the grid of rounded values, with weights in their cells."""
+        values, scales = as_tensor(integers.values()), as_tensor(integers.scales)
+        grid = cls(integers.format, values, scales)
+        half = grid.steps(scales).abs() / 2
+        nearest = torch.minimum(torch.maximum(as_tensor(original), values - half), values + half)
+        return cls(grid.form, (values + nearest) / 2, scales)
+
+    def steps(self, scales: Tensor) -> Tensor:
+        """Return the scale of every entry."""
+        (axis,) = self.form.axes
+        sizes = torch.tensor(self.form.group_sizes(self.weight.shape[axis]))
+        return scales.repeat_interleave(sizes, axis)
+
+    def values(self, moves: Sequence[Tensor]) -> Tensor:
+        """Return the rounded weight after moves of the weights, in steps, and of the scales, relative to themselves."""
+        moved, relative = moves
+        steps = self.steps(self.scales * (1 + relative))
+        low, high = (0, 2**self.form.bits - 1) if self.form.is_packed else (-127, 127)
+        inside = ((self.weight + moved * self.steps(self.scales)) / steps + self.form.centre).clamp(low, high)
+        codes = inside + (torch.floor(inside + 0.5).clamp(low, high) - inside).detach()
+        return steps * (codes - self.form.centre)
+
+    def integers(self, moves: Sequence[Tensor]) -> Integers:
+        """Return the codes and scales after these moves."""
+        moved, relative = (move.detach() for move in moves)
+        scales = (self.scales * (1 + relative)).numpy()
+        scales = from_bf16(to_bf16(scales)) if self.form.is_packed else scales
+        steps = self.steps(torch.from_numpy(scales))
+        steps = torch.where(steps == 0, 1.0, steps)
+        weight = self.weight + moved * self.steps(self.scales)
+        low, high = (0, 2**self.form.bits - 1) if self.form.is_packed else (-127, 127)
+        codes = torch.floor(weight / steps + self.form.centre + 0.5).clamp(low, high).numpy()
+        return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
+
+
+def fit_rounded_layers(
+    model: RunningModel,
+    batches: Sequence[Batch],
+    start: Callable[[int], RoundedBlock],
+    *,
+    tables: Mapping[str, Array] | None = None,
+    n_steps: int,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[RoundedBlock]:
+    """Yield the fitted weights of every layer; each is installed in the model before the next is fitted.
+
+    Parameters
+    ----------
+    model
+        Model with its original weights.
+    batches
+        Calibration batches.
+    start
+        Function from a layer index to its rounded weights.
+    tables
+        Rounded tables of embeddings, by module: they feed the first layer.
+    n_steps
+        Number of gradient steps per layer, one batch each.
+    seed
+        Seed of the order of the batches.
+    progress
+        Called as progress(stage, done, total).
+    """
+    held_out, streams = enter(model, batches, tables)
+    generator = torch.Generator().manual_seed(seed)
+    for k in range(len(model.layers)):
+        progress("fitting layers", k, len(model.layers))
+        block, best = Block(model, k), start(k)
+        for stream in streams:
+            stream.original = block.run(stream.original, stream.calls[k])
+        if best.rounded:
+            fitted = _fitted(block, streams, best, n_steps, generator)
+            best = min((fitted, best), key=lambda own: model_error(block, held_out, _parameters(block, own)))
+            block.install(_parameters(block, best))
+        for stream in streams:
+            stream.truncated = block.run(stream.truncated, stream.calls[k])
+        yield best
+    progress("fitting layers", len(model.layers), len(model.layers))
+
+
+def _fitted(
+    block: Block, streams: Sequence[Stream], start: RoundedBlock, n_steps: int, generator: torch.Generator
+) -> RoundedBlock:
+    """Return the weights and biases after `n_steps` of Adam."""
+    grids = {name: _Grid.around(integers, start.originals[name]) for name, integers in start.rounded.items()}
+    biases = {name: as_tensor(bias) for name, bias in start.biases.items()}
+    sizes = {name: bias.square().mean().sqrt() for name, bias in biases.items()}
+    moves = {
+        name: (torch.zeros_like(grid.weight, requires_grad=True), torch.zeros_like(grid.scales, requires_grad=True))
+        for name, grid in grids.items()
+    }
+    shifts = {name: torch.zeros_like(bias, requires_grad=True) for name, bias in biases.items()}
+
+    def parameters() -> dict[str, Tensor]:
+        values = {name: grid.values(moves[name]) for name, grid in grids.items()}
+        return _of_weights(block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()})
+
+    groups: list[Any] = [
+        {"params": [move[0] for move in moves.values()], "lr": _RATE},
+        {"params": [move[1] for move in moves.values()], "lr": _SCALE_RATE},
+        {"params": [*shifts.values()], "lr": _BIAS_RATE},
+    ]
+    adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, n_steps, generator)
+    moved = {name: (bias + sizes[name] * shifts[name]).detach().numpy() for name, bias in biases.items()}
+    rounded = {name: grid.integers(moves[name]) for name, grid in grids.items()}
+    return RoundedBlock(rounded, start.originals, moved)
+
+
+def _parameters(block: Block, own: RoundedBlock) -> dict[str, Tensor]:
+    values = {name: as_tensor(integers.values()) for name, integers in own.rounded.items()}
+    return _of_weights(block, values, {name: as_tensor(bias) for name, bias in own.biases.items()})
+
+
+def _of_weights(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:
+    attention = {name: value for name, value in values.items() if name in NAMES}
+    modules = {name: value for name, value in values.items() if name not in NAMES}
+    return block.of_weights(Projections(attention, biases), modules)
