@@ -8,14 +8,15 @@ whose derivative with respect to W is taken as 1 where the code is not clipped, 
 fixed up to the clipped rounding error (Esser et al., Learned step size quantization, ICLR 2020). Gradient descent on
 the squared difference at the output of a block moves both, and the biases of the attention, first block to last; no
 gradient leaves the block. W starts between the rounded value and the nearest point of its cell to the original, so that
-codes near a boundary can change. The weights of a block, as rounded or as fitted, are chosen on held-out batches by the
-output of the whole model.
+codes near a boundary can change. Factors of a weight are rounded one by one. The weights of a block, as rounded or as
+fitted, are chosen on held-out batches by the output of the whole model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,11 @@ _BIAS_RATE = 0.003  # of biases, relative to their root mean square
 class RoundedBlock:
     """Rounded weights of one block, by projection or module name, and the biases of its attention.
 
-    `originals` are the weights before they were rounded.
+    A weight is one rounded matrix or a product of several. `originals` are the matrices before they were rounded.
     """
 
-    rounded: Mapping[str, Integers]
-    originals: Mapping[str, Array]
+    rounded: Mapping[str, tuple[Integers, ...]]
+    originals: Mapping[str, tuple[Array, ...]]
     biases: Mapping[str, Array]
 
 
@@ -141,32 +142,48 @@ def _fitted(
     block: Block, streams: Sequence[Stream], start: RoundedBlock, n_steps: int, generator: torch.Generator
 ) -> RoundedBlock:
     """Return the weights and biases after `n_steps` of Adam."""
-    grids = {name: _Grid.around(integers, start.originals[name]) for name, integers in start.rounded.items()}
+    grids = {
+        name: [_Grid.around(*pair) for pair in zip(held, start.originals[name], strict=True)]
+        for name, held in start.rounded.items()
+    }
     biases = {name: as_tensor(bias) for name, bias in start.biases.items()}
     sizes = {name: bias.square().mean().sqrt() for name, bias in biases.items()}
     moves = {
-        name: (torch.zeros_like(grid.weight, requires_grad=True), torch.zeros_like(grid.scales, requires_grad=True))
-        for name, grid in grids.items()
+        name: [
+            (torch.zeros_like(grid.weight, requires_grad=True), torch.zeros_like(grid.scales, requires_grad=True))
+            for grid in own
+        ]
+        for name, own in grids.items()
     }
     shifts = {name: torch.zeros_like(bias, requires_grad=True) for name, bias in biases.items()}
 
     def parameters() -> dict[str, Tensor]:
-        values = {name: grid.values(moves[name]) for name, grid in grids.items()}
+        values = {
+            name: reduce(torch.matmul, [grid.values(own) for grid, own in zip(held, moves[name], strict=True)])
+            for name, held in grids.items()
+        }
         return _of_weights(block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()})
 
+    all_moves = [move for held in moves.values() for move in held]
     groups: list[Any] = [
-        {"params": [move[0] for move in moves.values()], "lr": _RATE},
-        {"params": [move[1] for move in moves.values()], "lr": _SCALE_RATE},
+        {"params": [move[0] for move in all_moves], "lr": _RATE},
+        {"params": [move[1] for move in all_moves], "lr": _SCALE_RATE},
         {"params": [*shifts.values()], "lr": _BIAS_RATE},
     ]
     adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, n_steps, generator)
     moved = {name: (bias + sizes[name] * shifts[name]).detach().numpy() for name, bias in biases.items()}
-    rounded = {name: grid.integers(moves[name]) for name, grid in grids.items()}
+    rounded = {
+        name: tuple(grid.integers(own) for grid, own in zip(held, moves[name], strict=True))
+        for name, held in grids.items()
+    }
     return RoundedBlock(rounded, start.originals, moved)
 
 
 def _parameters(block: Block, own: RoundedBlock) -> dict[str, Tensor]:
-    values = {name: as_tensor(integers.values()) for name, integers in own.rounded.items()}
+    values = {
+        name: reduce(torch.matmul, [as_tensor(integers.values()) for integers in held])
+        for name, held in own.rounded.items()
+    }
     return _of_weights(block, values, {name: as_tensor(bias) for name, bias in own.biases.items()})
 
 

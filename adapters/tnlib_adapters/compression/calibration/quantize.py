@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,7 @@ from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import attention_tensors, count_attention
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.integers import Integers
-from tnlib_adapters.factors.projections import NAMES, Projections
+from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.files.tensor_file import STORED_AS
 
 if TYPE_CHECKING:
@@ -83,27 +82,25 @@ def fitted(
 
     wiring, n = model.wiring, len(layers)
     rounded = {matrix.name: matrix.weight.rounded(own[0]) for matrix, own in zip(matrices, options[n:], strict=True)}
-    originals = {matrix.name: matrix.weight.weight for matrix in matrices}
-    tables = {name: integers.values() for name, integers in rounded.items() if wiring.is_embedding(name)}
+    tables = {name: product.values() for name, product in rounded.items() if wiring.is_embedding(name)}
 
     def start(k: int) -> RoundedBlock:
         wired = wiring.layers[k]
         names = [matrix.name for matrix in (*wired.latent_matrices, *wired.feed_forward_matrices)]
         own = {name: rounded[name] for name in names if name in rounded}
-        before: dict[str, Array] = {name: originals[name] for name in own}
-        if not layers:
-            return RoundedBlock(own, before, {})
-        projections = layers[k].rounded(options[k])
-        before |= {name: layers[k].weights[name].weight for name in NAMES}
-        return RoundedBlock({**projections, **own}, before, layers[k].biases(projections))
+        biases: Mapping[str, Array] = {}
+        if layers:
+            projections = layers[k].rounded(options[k])
+            own, biases = {**projections, **own}, layers[k].biases(projections)
+        integers = {name: product.integers for name, product in own.items()}
+        return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
     sample, n_steps = sample_batches(batches, _TOKENS_OF_FIT), _STEPS if n_steps is None else n_steps
     blocks = list(fit_rounded_layers(model, sample, start, tables=tables, n_steps=n_steps, progress=progress))
     packed = []
     for layer, block in zip(layers, blocks, strict=bool(layers)):
-        own = {name: block.rounded[name] for name in NAMES}
-        packed.append(layer.packed(own, Projections({}, block.biases)))
-    final: dict[str, Integers] = {**rounded}
+        packed.append(layer.packed({name: block.rounded[name] for name in NAMES}, block.biases))
+    final = {name: product.integers for name, product in rounded.items()}
     for block in blocks:
         final |= {name: integers for name, integers in block.rounded.items() if name not in NAMES}
     return packed + [matrix.packed(final[matrix.name]) for matrix in matrices]
