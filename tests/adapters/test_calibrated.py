@@ -274,7 +274,7 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
             folders["bert"],
             {"calibrate": text, "method": "cp"},
             ArgumentError,
-            "works with method 'calibrated', 'heads', 'matrix'",
+            "works with method 'calibrated', 'quantized', 'heads', 'matrix'",
         ),
         (without, {"calibrate": text}, TnlibError, "tokenizer"),
     ]

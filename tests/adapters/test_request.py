@@ -98,5 +98,6 @@ def test_models_that_cannot_do_it(tmp_path: Path) -> None:
 def test_a_text_needs_a_tokenizer(method: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some words\n" * 100)
     with refused(ArgumentError, "compress: a text needs a tokenizer", str(builtin_path()), "do without"):
-        compress(builtin_path(), tmp_path / "out", keep=0.5, method=method, calibrate=tmp_path / "text.txt")
+        size = {"bits": 4} if BY_TEXT[method].in_bits else {"keep": 0.5}
+        compress(builtin_path(), tmp_path / "out", method=method, calibrate=tmp_path / "text.txt", **size)
     assert not (tmp_path / "out").exists()

@@ -178,7 +178,7 @@ def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> Non
     for method in ("heads", "ttm", "tucker"):
         with refused(ArgumentError, f"max_error cannot be met by method {method!r} with a text"):
             tnlib_adapters.compress(folders["bert"], out, max_error=0.1, method=method, calibrate=text)
-    known = "'calibrated', 'heads', 'matrix', 'ttm', 'tucker'"
+    known = "'calibrated', 'quantized', 'heads', 'matrix', 'ttm', 'tucker'"
     with refused(ArgumentError, f"calibrate works with method {known}, got 'cp'"):
         tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="cp", calibrate=text)
     assert not out.exists()

@@ -92,7 +92,8 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
     folder = save_with_tokenizer(model, tmp_path / "model")
     for what in ("attention", "all"):
         for method in ("", "heads", "tucker", "cp"):
-            with refused(ArgumentError, "compress: method must be 'calibrated' or 'matrix' or 'ttm'", "latent vectors"):
+            known = "'calibrated' or 'quantized' or 'matrix' or 'ttm'"
+            with refused(ArgumentError, f"compress: method must be {known}", "latent vectors"):
                 tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, what=what, method=method)
     checkpoint = open_checkpoint(folder)
     for compared in (tnlib_adapters.compare, functools.partial(compare_on_text, text=text.read_text())):

@@ -141,13 +141,13 @@ class Request:
         return "matrix" if self.what == "mlp" or self.unsized else "heads"
 
     def _check_method(self) -> None:
-        if self.bits is not None and self.calibrate is None:
-            raise ArgumentError(
-                "compress: bits must come with a text, got none; pass a file as calibrate (--calibrate TEXT), or "
-                "store='int4' to round weights without one."
-            )
         if self.calibrate is None:
             check_method("compress", self.method)
+            if self.bits is not None:
+                raise ArgumentError(
+                    "compress: bits must come with a text, got none; pass a file as calibrate (--calibrate TEXT), or "
+                    "store='int4' to round weights without one."
+                )
         elif self.method not in WITH_TEXT:
             raise ArgumentError(
                 f"compress: calibrate works with method {', '.join(map(repr, WITH_TEXT))}, got {self.method!r}; leave "

@@ -75,7 +75,8 @@ class _Grid:
         moved, relative = moves
         steps = self.steps(self.scales * (1 + relative))
         low, high = (0, 2**self.form.bits - 1) if self.form.is_packed else (-127, 127)
-        inside = ((self.weight + moved * self.steps(self.scales)) / steps + self.form.centre).clamp(low, high)
+        weight = self.weight + moved * self.steps(self.scales)
+        inside = (weight / _divisors(steps) + self.form.centre).clamp(low, high)
         codes = inside + (torch.floor(inside + 0.5).clamp(low, high) - inside).detach()
         return steps * (codes - self.form.centre)
 
@@ -84,12 +85,16 @@ class _Grid:
         moved, relative = (move.detach() for move in moves)
         scales = (self.scales * (1 + relative)).numpy()
         scales = from_bf16(to_bf16(scales)) if self.form.is_packed else scales
-        steps = self.steps(torch.from_numpy(scales))
-        steps = torch.where(steps == 0, 1.0, steps)
+        steps = _divisors(self.steps(torch.from_numpy(scales)))
         weight = self.weight + moved * self.steps(self.scales)
         low, high = (0, 2**self.form.bits - 1) if self.form.is_packed else (-127, 127)
         codes = torch.floor(weight / steps + self.form.centre + 0.5).clamp(low, high).numpy()
         return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
+
+
+def _divisors(steps: Tensor) -> Tensor:
+    """Return the steps, and 1 in groups of zeros, whose scale is 0."""
+    return torch.where(steps == 0, 1.0, steps)
 
 
 def fit_rounded_layers(
@@ -130,7 +135,7 @@ def fit_rounded_layers(
             stream.original = block.run(stream.original, stream.calls[k])
         if best.rounded:
             fitted = _fitted(block, streams, best, n_steps, generator)
-            best = min((fitted, best), key=lambda own: model_error(block, held_out, _parameters(block, own)))
+            best = min((best, fitted), key=lambda own: model_error(block, held_out, _parameters(block, own)))
             block.install(_parameters(block, best))
         for stream in streams:
             stream.truncated = block.run(stream.truncated, stream.calls[k])

@@ -108,8 +108,10 @@ class QuantizedWeight:
         return Curve(costs + n_added, np.array([option.loss for option in self.options]))
 
     def format_of(self, bits: int) -> int:
-        """Return the option of the whole weight with this many bits, with the fewest scales."""
-        return next(k for k, option in enumerate(self.options) if option.bits == bits and option.rank is None)
+        """Return the option of the whole weight with this many bits and the fewest scales, or one that undercuts it."""
+        cost = IntegerFormat(bits, int(self._by_row)).n_bits(self.weight.shape)
+        exact = [k for k, option in enumerate(self.options) if option.bits == bits and option.rank is None]
+        return exact[0] if exact else max(k for k, option in enumerate(self.options) if option.cost <= cost)
 
     def rounded(self, option: int) -> RoundedProduct:
         """Return the weight in the form of an option."""
