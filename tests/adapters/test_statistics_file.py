@@ -34,7 +34,8 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+    for module in ("calibrate", "quantize"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
 
 
 @pytest.fixture
@@ -69,8 +70,9 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     return {name: info.read() for name, info in tensors.items()}
 
 
-def compress(source, out, text, file, keep=0.5, what="attention"):
-    return tnlib_adapters.compress(source, out, keep=keep, calibrate=text, statistics=file, what=what)
+def compress(source, out, text, file, keep=0.5, what="attention", bits=None):
+    keep = keep if bits is None else None
+    return tnlib_adapters.compress(source, out, keep=keep, bits=bits, calibrate=text, statistics=file, what=what)
 
 
 @pytest.mark.slow
@@ -80,23 +82,27 @@ def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
     observed = runs.count
     assert observed > 4
     compress(folders[0], tmp_path / "b", text, tmp_path / "seen", 0.75, what)
+    for bits in (4, 5):  # of the same statistics
+        report = compress(folders[0], tmp_path / f"{bits}", text, tmp_path / "seen", what=what, bits=bits)
+        assert report.method == "quantized"
     assert runs.count == observed
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bits", [None, 4], ids=["calibrated", "quantized"])
 @pytest.mark.parametrize("share", [0.3, 0.8], ids=["moments", "gates"])
-def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share, monkeypatch):
+def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share, bits, monkeypatch):
     minutes = itertools.count(step=60.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(minutes))  # the file is saved after every batch
-    compress(folders[0], tmp_path / "whole", text, tmp_path / "seen")
+    compress(folders[0], tmp_path / "whole", text, tmp_path / "seen", bits=bits)
     observed, runs.count = runs.count, 0
     runs.at = int(share * observed)
     with pytest.raises(KeyboardInterrupt):
-        compress(folders[0], tmp_path / "again", text, tmp_path / "part")
+        compress(folders[0], tmp_path / "again", text, tmp_path / "part", bits=bits)
     assert not (tmp_path / "again").exists()
     runs.at = -1
-    compress(folders[0], tmp_path / "again", text, tmp_path / "part")
+    compress(folders[0], tmp_path / "again", text, tmp_path / "part", bits=bits)
     assert runs.count == observed
     whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
     for name, values in whole.items():

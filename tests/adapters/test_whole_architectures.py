@@ -33,13 +33,18 @@ DECODERS = ("t5", "t5_untied")  # behind an encoder: models of two texts
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+    for module in ("calibrate", "quantize"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
 
 
-def check(model: Any, folder: Path, text: Path, out: Path) -> None:
+def check(model: Any, folder: Path, text: Path, out: Path, **size: float) -> None:
     """Compress all of a model; reloaded, saved again and multiplied out it computes the same."""
-    report = tnlib_adapters.compress(folder, out / "small", keep=0.6, what="all", calibrate=text)
-    assert 0.59 <= report.kept <= 0.6
+    report = tnlib_adapters.compress(folder, out / "small", what="all", calibrate=text, **size)
+    if "keep" in size:
+        assert 0.59 <= report.kept <= 0.6
+    else:
+        n_bits = 8 * (report.bytes_after["attention"] + report.bytes_after["matrices"])
+        assert 0.85 * size["bits"] * report.n_before <= n_bits <= size["bits"] * report.n_before
     x = inputs(model)
     small = loaded_like(model, out / "small")
     wanted = outputs(small, x)
@@ -49,7 +54,7 @@ def check(model: Any, folder: Path, text: Path, out: Path) -> None:
     np.testing.assert_allclose(outputs(loaded_like(model, out / "again"), x), wanted, atol=1e-5 * size)
     small.dequantize().save_pretrained(out / "dense")
     np.testing.assert_allclose(outputs(loaded_like(model, out / "dense"), x), wanted, atol=1e-4 * size)
-    tnlib_adapters.compress(folder, out / "multiplied", keep=0.6, what="all", calibrate=text, layout="dense")
+    tnlib_adapters.compress(folder, out / "multiplied", what="all", calibrate=text, layout="dense", **size)
     np.testing.assert_allclose(outputs(loaded_like(model, out / "multiplied"), x), wanted, atol=1e-4 * size)
 
 
@@ -61,7 +66,18 @@ def check(model: Any, folder: Path, text: Path, out: Path) -> None:
     ),
 )
 def test_all_of_a_model(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
-    check(random_model(name), folders[name], text, tmp_path)
+    check(random_model(name), folders[name], text, tmp_path, keep=0.6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        [name for name in MODELS if name not in (*LEFT_OUT, *EXPERTS, *DECODERS)],
+        ("deepseek_v3", "gemma", "gpt2_lm", "phi3"),
+    ),
+)
+def test_all_of_a_model_in_bits(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    check(random_model(name), folders[name], text, tmp_path, bits=4)
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -74,15 +90,17 @@ def test_experts_stay(name: str, text: Path, tmp_path: Path) -> None:
             tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, what=what, method="matrix")
     report = tnlib_adapters.compress(folder, tmp_path / "small", keep=0.6, calibrate=text)
     assert 0.59 <= report.kept <= 0.6
-    x, small = inputs(model), loaded_like(model, tmp_path / "small")
-    wanted = outputs(small, x)
-    assert np.abs(wanted - outputs(model, x)).max() > 1e-4 * np.abs(wanted).max()
-    small.dequantize().save_pretrained(tmp_path / "dense")
-    again = outputs(loaded_like(model, tmp_path / "dense"), x)
-    np.testing.assert_allclose(again, wanted, atol=1e-4 * np.abs(wanted).max())
-    before, after = (open_checkpoint(path).folder.tensors for path in (folder, tmp_path / "small"))
-    for tensor in (name for name in before if "experts." in name or ".gate." in name):
-        np.testing.assert_array_equal(after[tensor].read(), before[tensor].read())
+    tnlib_adapters.compress(folder, tmp_path / "rounded", bits=4, calibrate=text)
+    for out in ("small", "rounded"):
+        x, small = inputs(model), loaded_like(model, tmp_path / out)
+        wanted = outputs(small, x)
+        assert np.abs(wanted - outputs(model, x)).max() > 1e-4 * np.abs(wanted).max()
+        small.dequantize().save_pretrained(tmp_path / "dense" / out)
+        again = outputs(loaded_like(model, tmp_path / "dense" / out), x)
+        np.testing.assert_allclose(again, wanted, atol=1e-4 * np.abs(wanted).max())
+        before, after = (open_checkpoint(path).folder.tensors for path in (folder, tmp_path / out))
+        for tensor in (name for name in before if "experts." in name or ".gate." in name):
+            np.testing.assert_array_equal(after[tensor].read(), before[tensor].read())
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2_direct", "deepseek_v3"])
@@ -110,11 +128,13 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
             ("attention", {"method": "matrix", "calibrate": text}),
             ("attention", {"method": "ttm", "calibrate": text}),
             ("attention", {"calibrate": text, "store": "int8"}),
+            ("attention", {"calibrate": text, "bits": 4}),
         )
     ):
         out = tmp_path / str(k)
-        report = tnlib_adapters.compress(folder, out, keep=0.6, what=what, **options)
-        assert 0.59 <= report.kept <= 0.6
+        in_bits = "bits" in options
+        report = tnlib_adapters.compress(folder, out, keep=None if in_bits else 0.6, what=what, **options)
+        assert in_bits or 0.59 <= report.kept <= 0.6
         layers = [(layer.n_before, layer.n_after) for layer in report.layers]
         if what == "attention":
             assert report.n_before == before

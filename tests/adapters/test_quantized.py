@@ -1,0 +1,288 @@
+"""Quantization on a calibration text: bits in the files, reloaded models, errors on held-out text."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compressed_folders import digest, read_tensors
+from interruptions import WITHOUT_PICTURES
+from oracles import refused
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
+
+import tnlib_adapters  # noqa: E402
+from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fitted  # noqa: E402
+from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: E402
+from tnlib_adapters.compression.report.report import Report  # noqa: E402
+from tnlib_adapters.factors.expansion import expand  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import Block, enter, install, model_error  # noqa: E402
+from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
+from transformers import BertConfig, BertModel  # noqa: E402
+from transformers_models import BERT_SIZES, inputs, loaded_like, outputs, random_model  # noqa: E402
+
+from tnlib import ArgumentError  # noqa: E402
+
+Compressed = Callable[..., tuple[Report, Path]]
+WHAT = ("attention", "mlp", "all")
+ATTENTION, FEED_FORWARD, TABLES = (
+    r"\.(self_attn|attn|attention)\.",
+    r"\.(mlp|intermediate|output)\.",
+    r"(embed_tokens|wte|word_embeddings|lm_head)\.",
+)
+
+
+@pytest.fixture(scope="module")
+def compressed(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compressed]:
+    """Name of a model and options of `compress` -> report and folder; made once, in few steps of the fit."""
+    place = tmp_path_factory.mktemp("quantized")
+    made_up, code = place / "text.txt", place / "code.txt"
+    made_up.write_text(made_up_text(), encoding="utf-8")
+    code.write_text(Path(tarfile.__file__).read_text(encoding="utf-8")[3000:23_000], encoding="utf-8")
+
+    @functools.cache
+    def get(name: str, **options: Any) -> tuple[Report, Path]:
+        out = place / "-".join([name, *map(str, options.values())])
+        options = {"calibrate": code if name == "builtin" else made_up, "what": "attention"} | options
+        if options["calibrate"] is not None:
+            options["statistics"] = place / f"{name}-{options['what']}.statistics"
+        return compress(builtin_path("llama") if name == "builtin" else folders[name], out, **options), out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tnlib_adapters.compression.calibration.quantize._STEPS", 4)
+        for part, stand_in in WITHOUT_PICTURES.items():
+            patch.setattr(f"tnlib_adapters.compression.compress.{part}", stand_in)
+        yield get
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.quantize._STEPS", 4)
+
+
+def stored_bits(source: Path, out: Path, what: str) -> float:
+    """Return the bits in the files per number of the source, over the tensors of the compressed part."""
+    parts = {"attention": ATTENTION, "mlp": FEED_FORWARD, "all": f"{ATTENTION}|{FEED_FORWARD}|{TABLES}"}
+
+    def is_compressed(name: str) -> bool:
+        if what == "mlp" and re.search(ATTENTION, f".{name}"):
+            return False
+        return bool(re.search(parts[what], f".{name}")) and not re.search(
+            r"norm|ln_|\.attn\.(bias|masked)", name.lower()
+        )
+
+    before, after = ({n: t for n, t in read_tensors(f).items() if is_compressed(n)} for f in (source, out))
+    sizes = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "U8": 8, "I8": 8}
+    return sum(sizes[t.dtype] * t.values.size for t in after.values()) / sum(t.values.size for t in before.values())
+
+
+SLOW = pytest.mark.slow
+BUDGETS = [
+    *((name, what, bits) for name in ("gpt2_lm", "llama") for what in WHAT for bits in (3, 3.7, 6.5)),
+    *(("bert", what, bits) for what in WHAT for bits in (4, 5.5)),
+    *(("builtin", what, bits) for what in WHAT for bits in (2.3, 4)),
+]
+QUICK = [("bert", "attention", 4), ("gpt2_lm", "all", 3.7), ("llama", "mlp", 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "bits"), [case if case in QUICK else pytest.param(*case, marks=SLOW) for case in BUDGETS]
+)
+def test_files_hold_at_most_the_bits_of_the_budget(
+    name: str, what: str, bits: float, folders: Any, compressed: Compressed
+) -> None:
+    report, out = compressed(name, what=what, bits=bits)
+    source = builtin_path("llama") if name == "builtin" else folders[name]
+    measured = stored_bits(source, out, what)
+    assert 0.85 * bits <= measured <= bits  # tiny matrices have few and coarse options
+    assert (report.method, report.bits, report.keep, report.what) == ("quantized", bits, None, what)
+    assert 8 * report.compressed(report.bytes_after) / report.n_before == pytest.approx(measured, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        pytest.param(name, what, marks=[] if (name, what) in (("bert", "all"), ("llama", "all")) else SLOW)
+        for name in ("bert", "gpt2_lm", "llama", "gemma")
+        for what in WHAT
+    ],
+)
+def test_numpy_and_transformers_compute_the_same_from_the_folder(
+    name: str, what: str, compressed: Compressed, tmp_path: Path
+) -> None:
+    model = random_model(name)
+    x = inputs(model)
+    (_, out), (_, dense) = (compressed(name, what=what, bits=4, layout=layout) for layout in ("factored", "dense"))
+    small = loaded_like(model, out)
+    wanted = outputs(loaded_like(model, dense), x)
+    size = np.abs(wanted).max()
+    assert np.abs(wanted - outputs(model, x)).max() > 1e-3 * size
+    np.testing.assert_allclose(outputs(small, x), wanted, atol=1e-5 * size)
+    forward = run(open_checkpoint(out), x)
+    np.testing.assert_allclose(forward.hidden if forward.logits is None else forward.logits, wanted, atol=1e-5 * size)
+    small.save_pretrained(tmp_path / "again")
+    np.testing.assert_array_equal(outputs(loaded_like(model, tmp_path / "again"), x), outputs(small, x))
+    np.testing.assert_allclose(outputs(small.dequantize(), x), wanted, atol=1e-5 * size)
+
+
+@pytest.mark.parametrize("name", ["bert", pytest.param("builtin", marks=SLOW)])
+def test_more_bits_lose_less(name: str, compressed: Compressed) -> None:
+    reports = [compressed(name, bits=bits)[0] for bits in (4, 5, 6, 7)]
+    predicted = [report.predicted for report in reports]
+    assert None not in predicted
+    assert predicted == sorted(predicted, reverse=True)
+    assert reports[-1].measured < 0.1 * reports[0].measured
+
+
+@pytest.mark.parametrize("what", ["attention", pytest.param("all", marks=SLOW)])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+def test_a_store_gives_all_weights_its_bits(bits: int, what: str, compressed: Compressed) -> None:
+    report, out = compressed("llama", what=what, store=f"int{bits}")
+    described = open_checkpoint(out).factored
+    assert described is not None
+    formats = [form for description in described for form in description.formats.values()]
+    assert len(formats) == (8 if what == "attention" else 8 + 6 + 2)
+    assert {form.bits for form in formats} == {bits}
+    assert report.method == "quantized"
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("builtin", marks=SLOW)])
+def test_at_four_bits_a_text_helps(name: str, compressed: Compressed, folders: Any, tmp_path: Path) -> None:
+    """Fewer bits than plain rounding in groups of 64, and a smaller error on a text that neither has read."""
+    source = builtin_path("llama") if name == "builtin" else folders[name]
+    unseen = tmp_path / "unseen.txt"
+    text = Path(tarfile.__file__).read_text(encoding="utf-8")[30_000:36_000]
+    unseen.write_text(text if name == "builtin" else made_up_text(60, seed=5), encoding="utf-8")
+    errors, bits = [], []
+    for options in ({"bits": 4}, {"store": "int4", "calibrate": None}):
+        _, out = compressed(name, **options)
+        errors.append(tnlib_adapters.evaluate(source, out, unseen).error)
+        bits.append(stored_bits(source, out, "attention"))
+    assert bits[0] < bits[1]
+    assert errors[0] < 0.7 * errors[1]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_an_error_is_met_by_the_prediction_in_as_few_bits_as_it_takes(
+    name: str, compressed: Compressed, folders: Any
+) -> None:
+    errors = (0.3, 0.1) if name == "llama" else (0.03, 0.01)
+    sizes = []
+    for max_error in errors:
+        report, out = compressed(name, max_error=max_error, method="quantized")
+        assert report.predicted is not None
+        assert 0.5 * max_error < report.predicted <= max_error
+        sizes.append(stored_bits(folders[name], out, "attention"))
+    assert sizes[0] < sizes[1] < 6
+    report, out = compressed(name, max_error=errors[0], bits=math.ceil(sizes[0] * 100) / 100)
+    assert report.predicted <= errors[0]
+    with refused(ArgumentError, "compress: max_error=", "no allocation of method 'quantized' within"):
+        compressed(name, max_error=errors[1], bits=sizes[0])
+
+
+def test_four_bits_are_the_default_with_a_text(compressed: Compressed, folders: Any) -> None:
+    report, out = compressed("bert")
+    assert (report.method, report.bits) == ("quantized", 4)
+    files, others = digest(out), digest(compressed("bert", bits=4)[1])
+    assert [name for name in files if files[name] != others[name]] == ["tnlib_report.json"]  # it holds the time
+
+
+def test_the_same_bytes_twice_and_the_source_as_it_was(folders: Any, text: Path, tmp_path: Path) -> None:
+    before = digest(folders["llama"])
+    for k in range(2):
+        compress(folders["llama"], tmp_path / f"{k}", bits=4, what="all", calibrate=text)
+    one, other = ((tmp_path / f"{k}" / "model.safetensors").read_bytes() for k in range(2))
+    assert one == other
+    assert digest(folders["llama"]) == before
+
+
+BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    **{f"bits of {bits!r}": ({"bits": bits}, ("bits must lie in (0, 32]", f"got {bits!r}")) for bits in (0, -1, 40)},
+    **{
+        f"bits of {bits!r}": ({"bits": bits}, ("bits must lie in (0, 32]", repr(bits)))
+        for bits in (math.nan, math.inf, "4", True, 4j)
+    },
+    "no text": ({"bits": 4, "calibrate": None}, ("bits must come with a text", "--calibrate")),
+    "method without a text": ({"method": "quantized", "calibrate": None}, ("method 'quantized' needs a text",)),
+    "too few bits": ({"bits": 0.05}, ("bits must be at least ", "on this model, got 0.05", "scales and biases")),
+    "beside keep": ({"bits": 4, "keep": 0.5}, ("keep must be left out with method 'quantized'", "got 0.5")),
+    "keep": ({"method": "quantized", "keep": 0.5}, ("keep must be left out with method 'quantized'", "bits=4")),
+    "beside store": ({"bits": 4, "store": "int4"}, ("store='int4' gives all weights the same", "pass one of them")),
+    "error beside store": (
+        {"max_error": 0.1, "method": "quantized", "store": "int4"},
+        ("store='int4' gives all weights the same", "bits and max_error must be left out"),
+    ),
+    "another method": ({"bits": 4, "method": "matrix"}, ("bits are a budget of method 'quantized'", "got 'matrix'")),
+    "calibrated": ({"bits": 4, "method": "calibrated"}, ("bits are a budget of method 'quantized'", "'calibrated'")),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_are_refused_in_a_sentence(case: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    options, words = BAD[case]
+    with refused(ArgumentError, "compress: ", *words):
+        compress(folders["bert"], tmp_path / "out", **{"calibrate": text, **options})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("bits", [3, 8])
+def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, tmp_path: Path) -> None:
+    """On the held-out batches it is chosen by; a model of one layer has no layers behind it that change later."""
+    torch.manual_seed(seed)
+    model = BertModel(BertConfig(**BERT_SIZES | {"num_hidden_layers": 1})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    source = save_with_tokenizer(model, tmp_path / "model")
+    checkpoint, text = open_checkpoint(source), made_up_text(60, seed)
+    running = open_running(source)
+    batches = running.batches(text)
+    factorisation = factorise_quantized(checkpoint, text)
+    (layer,) = factorisation.parts.values()
+    options = factorisation.by_part(factorisation.uniform(bits))
+    held_out, _ = enter(running, sample_batches(batches, 65_536), None)
+    errors = {}
+    for n_steps in (0, 1, 30):
+        ((*matrices,),) = fitted(open_running(source), [layer], [], options, batches, n_steps)
+        after = open_running(source)
+        projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
+        install(after, 0, projections)
+        errors[n_steps] = model_error(Block(after, 0), held_out, {})
+    assert errors[1] <= errors[0]
+    assert errors[30] <= errors[0]
+    assert errors[0] > 0
+
+
+@pytest.mark.parametrize("zeros", ["columns", "values"])
+@pytest.mark.parametrize("options", [{"bits": 4}, {"store": "int3"}, {"store": "int8"}], ids=str)
+def test_zeros_stay_zeros(options: dict[str, Any], zeros: str, text: Path, tmp_path: Path) -> None:
+    """Groups of zeros have the scale 0, and a matrix without effect has no loss in any number of bits."""
+    model = random_model("llama")
+    attention = model.model.layers[1].self_attn
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = 0
+        attention.q_proj.weight[:3] = 0
+        attention.v_proj.weight[:2] = 0
+        if zeros == "values":
+            attention.v_proj.weight[:] = 0
+    source = save_with_tokenizer(model, tmp_path / "model")
+    report = compress(source, tmp_path / "out", what="all", calibrate=text, **options)
+    assert report.measured is not None
+    assert np.isfinite(report.measured)
+    rounded = open_checkpoint(tmp_path / "out").projections(1).weights
+    assert not rounded["q"][:, :3].any()
+    assert not rounded["v"][:, : 2 if zeros == "columns" else None].any()
+    assert all(np.isfinite(weight).all() for weight in rounded.values())
