@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "BOOL": "?"}
+NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "I8": "i1", "BOOL": "?"}
 ATTENTION = {
     "bert": r"(bert\.)?encoder\.layer\.(\d+)\.attention\.((self\.(query|key|value)|output\.dense)\.|tnlib\.)",
     "gpt2": r"(transformer\.)?h\.(\d+)\.attn\.(c_attn\.|c_proj\.|tnlib\.)",

@@ -48,11 +48,9 @@ def make_plan(source: SourceModel, request: Request, text: str | None, progress:
 
 def _choose(factorisation: Factorisation, request: Request) -> list[int]:
     """Return the option of every block for the budget of a request."""
-    if not request.in_bits:
-        return factorisation.select(request.keep, request.max_error)
-    if request.width is not None:
-        return factorisation.uniform(request.width)
-    return factorisation.select_bits(request.bits, request.max_error)
+    if request.in_bits:
+        return factorisation.select_bits(request.bits, request.max_error)
+    return factorisation.select(request.keep, request.max_error)
 
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
@@ -70,8 +68,9 @@ def _factorise(source: SourceModel, request: Request, text: str | None, progress
         return factorise(checkpoint, request.method, progress, what=request.what)
     method = TABLE[request.method]
     if method.unit == "model":
+        width = {"bits": request.width} if method.in_bits else {}
         factorisation: Factorisation = resolve(method.factorise)(
-            checkpoint, text, progress, what=request.what, file=request.statistics, source=source
+            checkpoint, text, progress, what=request.what, file=request.statistics, source=source, **width
         )
         return factorisation
     inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source)

@@ -41,17 +41,18 @@ def factorise_quantized(
     what: str = "attention",
     file: Path | None = None,
     source: SourceModel | None = None,
+    bits: int | None = None,
 ) -> Factorisation:
     """Round `what` of every layer by the statistics of a text; costs are bits, and the chosen weights are fitted on it.
 
-    Parameters and errors are those of `factorise_calibrated`.
+    Parameters and errors are those of `factorise_calibrated`. `bits` are those of every weight, None for all options.
     """
     running = source or SourceModel(checkpoint)
     batches = running.original.batches(text)
     calibration = collect_calibration(checkpoint, running.copy(), batches, progress, what=what, file=file)
     float_bits = _float_bits(checkpoint)
-    layers = [_layer(calibration, k, float_bits) for k in range(len(calibration.layers))]
-    matrices = [_matrix(checkpoint, calibration, matrix.name) for matrix in calibration.matrices]
+    layers = [_layer(calibration, k, float_bits, bits) for k in range(len(calibration.layers))]
+    matrices = [_matrix(checkpoint, calibration, matrix.name, bits) for matrix in calibration.matrices]
     parts: dict[str, Factorised] = dict(zip(checkpoint.wiring.attention_modules, layers, strict=False))
     parts |= {matrix.name: matrix for matrix in matrices}
     for done, part in enumerate(parts.values()):
@@ -106,7 +107,7 @@ def fitted(
     return packed + [matrix.packed(final[matrix.name]) for matrix in matrices]
 
 
-def _layer(calibration: Calibration, k: int, float_bits: int) -> QuantizedLayer:
+def _layer(calibration: Calibration, k: int, float_bits: int, bits: int | None) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
     folded, moments = calibration.projections[k], calibration.statistics.of_layer(k)
     weights, means = {}, {}
@@ -122,11 +123,11 @@ def _layer(calibration: Calibration, k: int, float_bits: int) -> QuantizedLayer:
         scale = _loss_per_error(
             components, calibration.gates[f"{k}.{name}"], calibration.layers[k].total(name, moments)
         )
-        weights[name] = QuantizedWeight(weight, reads, slopes, scale)
+        weights[name] = QuantizedWeight(weight, reads, slopes, scale, bits=bits)
     return QuantizedLayer(weights, folded.biases, means, float_bits)
 
 
-def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str) -> QuantizedMatrix:
+def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, bits: int | None) -> QuantizedMatrix:
     """Return the options of a matrix outside the attention."""
     wiring, statistics = checkpoint.wiring, calibration.statistics
     weight, n_bias = read_weight(checkpoint, name)
@@ -141,7 +142,7 @@ def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str) -> Quan
         predicts = statistics.slopes[wiring.tied_key], statistics.reads[wiring.tied_key]
         metric = (None, nearest_kronecker_product([(looked_up, slopes), predicts])[1])
     scale = _loss_per_error(components, calibration.gates[name], rounding_loss(weight.astype(np.float64), *metric))
-    return QuantizedMatrix(name, QuantizedWeight(weight, *metric, scale, by_row=by_row), n_bias)
+    return QuantizedMatrix(name, QuantizedWeight(weight, *metric, scale, by_row=by_row, bits=bits), n_bias)
 
 
 def _loss_per_error(components: Components, gates: Array, total: float) -> float:

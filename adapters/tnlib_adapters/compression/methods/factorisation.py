@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
@@ -165,7 +165,8 @@ class Factorisation:
     def select_bits(self, bits: float | None, max_error: float | None) -> list[int]:
         """Return an option for every block where costs are bits.
 
-        The best within an average of `bits` per number, or the fewest bits within `max_error` (and `bits`).
+        The best within an average of `bits` per number, or the fewest bits within `max_error` (and `bits`). With
+        neither, the best of all.
 
         Raises
         ------
@@ -181,6 +182,8 @@ class Factorisation:
                     f"{'' if bits is None else f' within {bits:g} bits'}; allow more error."
                 )
             return choice
+        if bits is None:
+            return [len(curve.costs) - 1 for curve in self._curves]
         choice = allocate(self._curves, int(budget) - self._fixed)
         if choice is None:
             fewest = self._spent([0] * len(self._curves)) / self.n_before
@@ -189,10 +192,6 @@ class Factorisation:
                 f"this model, got {bits:g}; scales and biases count too."
             )
         return choice
-
-    def uniform(self, bits: int) -> list[int]:
-        """Return the option of every block that stores this many bits per number, where costs are bits."""
-        return [option for part in self.parts.values() for option in cast(Any, part).options_of(bits)]
 
     def select(self, keep: float | None, max_error: float | None) -> list[int]:
         """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).

@@ -84,17 +84,28 @@ class QuantizedWeight:
     by_row
         True for a table, whose rows have scales of their own, so that one is looked up without the others; it stays
         whole.
+    bits
+        Bits of the only option, a whole weight with the fewest scales; None for all options.
     """
 
     def __init__(
-        self, weight: Array, reads: Array | None, slopes: Array | None, loss_scale: float, *, by_row: bool = False
+        self,
+        weight: Array,
+        reads: Array | None,
+        slopes: Array | None,
+        loss_scale: float,
+        *,
+        by_row: bool = False,
+        bits: int | None = None,
     ) -> None:
         self.weight, self._reads, self._slopes = weight, reads, slopes
-        self._loss_scale, self._by_row = loss_scale, by_row
+        self._loss_scale, self._by_row, self._bits = loss_scale, by_row, bits
 
     @cached_property
     def options(self) -> list[Option]:
         """All forms that no other undercuts in bits and in loss, by ascending bits."""
+        if self._bits is not None:
+            return [next(option for option in self._whole() if option.bits == self._bits)]
         candidates = [*self._whole(), *([] if self._by_row else self._factored())]
         options = list[Option]()
         for option in sorted(candidates, key=lambda option: (option.cost, option.loss)):
@@ -106,12 +117,6 @@ class QuantizedWeight:
         """Return stored bits and losses of the options; `n_added` bits are stored with each."""
         costs = np.array([option.cost for option in self.options])
         return Curve(costs + n_added, np.array([option.loss for option in self.options]))
-
-    def format_of(self, bits: int) -> int:
-        """Return the option of the whole weight with this many bits and the fewest scales, or one that undercuts it."""
-        cost = IntegerFormat(bits, int(self._by_row)).n_bits(self.weight.shape)
-        exact = [k for k, option in enumerate(self.options) if option.bits == bits and option.rank is None]
-        return exact[0] if exact else max(k for k, option in enumerate(self.options) if option.cost <= cost)
 
     def rounded(self, option: int) -> RoundedProduct:
         """Return the weight in the form of an option."""
@@ -208,10 +213,6 @@ class QuantizedLayer:
         added = {name: self._float_bits * bias.size for name, bias in self._biases.items()}
         return [weight.curve(added.get(name, 0)) for name, weight in self.weights.items()]
 
-    def options_of(self, bits: int) -> list[int]:
-        """Return the option of every projection with this many bits."""
-        return [weight.format_of(bits) for weight in self.weights.values()]
-
     def rounded(self, choice: Sequence[int]) -> dict[str, RoundedProduct]:
         """Return the weights at one option each."""
         return {name: w.rounded(option) for (name, w), option in zip(self.weights.items(), choice, strict=True)}
@@ -245,10 +246,6 @@ class QuantizedMatrix:
     def curves(self) -> list[Curve]:
         """Stored bits and loss at the options."""
         return [self.weight.curve()]
-
-    def options_of(self, bits: int) -> list[int]:
-        """Return the option with this many bits."""
-        return [self.weight.format_of(bits)]
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the rounded weight at one option."""
