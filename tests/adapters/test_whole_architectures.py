@@ -37,14 +37,14 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
 
 
-def check(model: Any, folder: Path, text: Path, out: Path, **size: float) -> None:
+def check(model: Any, folder: Path, text: Path, out: Path, **budget: float) -> None:
     """Compress all of a model; reloaded, saved again and multiplied out it computes the same."""
-    report = tnlib_adapters.compress(folder, out / "small", what="all", calibrate=text, **size)
-    if "keep" in size:
+    report = tnlib_adapters.compress(folder, out / "small", what="all", calibrate=text, **budget)
+    if "keep" in budget:
         assert 0.59 <= report.kept <= 0.6
     else:
         n_bits = 8 * (report.bytes_after["attention"] + report.bytes_after["matrices"])
-        assert 0.85 * size["bits"] * report.n_before <= n_bits <= size["bits"] * report.n_before
+        assert 0.85 * budget["bits"] * report.n_before <= n_bits <= budget["bits"] * report.n_before
     x = inputs(model)
     small = loaded_like(model, out / "small")
     wanted = outputs(small, x)
@@ -54,7 +54,7 @@ def check(model: Any, folder: Path, text: Path, out: Path, **size: float) -> Non
     np.testing.assert_allclose(outputs(loaded_like(model, out / "again"), x), wanted, atol=1e-5 * size)
     small.dequantize().save_pretrained(out / "dense")
     np.testing.assert_allclose(outputs(loaded_like(model, out / "dense"), x), wanted, atol=1e-4 * size)
-    tnlib_adapters.compress(folder, out / "multiplied", what="all", calibrate=text, layout="dense", **size)
+    tnlib_adapters.compress(folder, out / "multiplied", what="all", calibrate=text, layout="dense", **budget)
     np.testing.assert_allclose(outputs(loaded_like(model, out / "multiplied"), x), wanted, atol=1e-4 * size)
 
 
