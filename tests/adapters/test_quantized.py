@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 import tarfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from compressed_folders import digest, read_tensors
 from interruptions import WITHOUT_PICTURES
 from oracles import refused
@@ -23,7 +25,7 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
-from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fitted  # noqa: E402
 from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
@@ -209,6 +211,16 @@ def test_the_same_bytes_twice_and_the_source_as_it_was(folders: Any, text: Path,
     one, other = ((tmp_path / f"{k}" / "model.safetensors").read_bytes() for k in range(2))
     assert one == other
     assert digest(folders["llama"]) == before
+
+
+def test_bits_on_the_command_line(folders: Any, text: Path, tmp_path: Path) -> None:
+    arguments = ["compress", str(folders["llama"]), str(tmp_path / "out"), "--bits", "5"]
+    alone = CliRunner().invoke(cli.main, arguments)
+    assert alone.exit_code == 2
+    assert "compress: bits must come with a text" in alone.output
+    assert CliRunner().invoke(cli.main, [*arguments, "--calibrate", str(text)]).exit_code == 0
+    assert 4.5 <= stored_bits(folders["llama"], tmp_path / "out", "attention") <= 5
+    assert json.loads((tmp_path / "out" / "tnlib_report.json").read_text())["bits"] == 5
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
