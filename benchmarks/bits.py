@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from tnlib_adapters.architectures.attention_sizes import Sizes
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.text import sample_batches
 from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 from tnlib_adapters.compression.methods.components import Components, table_components
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, open_running
@@ -41,10 +43,16 @@ from benchmarks.quantizers import (
     count_component,
     global_ranks,
     gptq,
+    largest_products,
+    largest_units,
     low_rank,
+    nystroem,
+    query_key_basis,
     round_to_nearest,
+    stored,
     svd_llm,
     two_sided,
+    value_basis,
 )
 from benchmarks.texts import sentences
 from tnlib._typing import Array
@@ -56,7 +64,6 @@ WHAT = ("attention", "all")
 HEADINGS = {
     ("minilm", "attention"): "### Bits of the attention of MiniLM",
     ("llama", "attention"): "### Bits of the attention of the built-in Llama",
-    ("minilm", "all"): "### Bits of all of MiniLM",
     ("llama", "all"): "### Bits of all of the built-in Llama",
 }
 KEY = ("method", "budget", "text", "seed")  # columns that name a row
@@ -87,6 +94,10 @@ class Part:
         True if scales of the inputs can be multiplied into the norm or the weight before.
     factors
         Returns the components of a table by its statistics in both uses.
+    outputs
+        (out, out), second moments of queries, keys and values with their biases; None for other weights.
+    layer
+        Its layer; None for a table.
     """
 
     key: str
@@ -96,6 +107,8 @@ class Part:
     slopes: Array | None
     folded: bool = False
     factors: Callable[[], Components] | None = None
+    outputs: Array | None = None
+    layer: int | None = None
 
     @cached_property
     def whitened(self) -> Components:
@@ -108,33 +121,47 @@ class Part:
         return self.factors() if self.factors else two_sided(self.weight, self.reads, self.slopes)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """All weights of the compressed part; a layer has "q", "k", "v" and "o" before the weights of its MLP."""
+
+    parts: list[Part]
+    sizes: Sizes
+    rotary: bool
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Shapes of the weights."""
+        return [part.weight.shape for part in self.parts]
+
+
 Rounding = Callable[[Part, Grid], Rounded]
 Result = tuple[str, list[Array], int]  # setting, weights, bits without those of biases
-Baseline = Callable[["list[Part]", int], "Result | None"]  # weights and budget in bits -> None if nothing is within it
+Baseline = Callable[[Parts, int], "Result | None"]  # weights and budget in bits -> None if nothing is within it
 Measurement = tuple[str, float, "list[calibrated.Measured]", float]  # setting, bits per number, of each test, seconds
 
 
 def rounding(function: Rounding, *, symmetric: bool = False) -> Baseline:
     """Return a baseline that rounds every weight to the grid with most bits within the budget."""
 
-    def run(parts: list[Part], budget: int) -> Result | None:
-        grid = largest_grid([part.weight.shape for part in parts], budget, symmetric=symmetric)
+    def run(model: Parts, budget: int) -> Result | None:
+        grid = largest_grid(model.shapes, budget, symmetric=symmetric)
         if grid is None:
             return None
-        rounded = [function(part, grid) for part in parts]
+        rounded = [function(part, grid) for part in model.parts]
         return str(grid), [one.weight for one in rounded], sum(one.n_bits for one in rounded)
 
     return run
 
 
-def scaled(parts: list[Part], budget: int) -> Result | None:
+def scaled(model: Parts, budget: int) -> Result | None:
     """Round every weight by AWQ; weights with the same input share its scales."""
-    groups: dict[bytes, list[int]] = {}
+    parts, groups = model.parts, dict[bytes, list[int]]()
     for k, part in enumerate(parts):
         groups.setdefault(part.magnitudes.tobytes() + part.reads.tobytes(), []).append(k)
     first = [parts[own[0]] for own in groups.values()]
     n_scale_bits = sum(SCALE_BITS * len(part.weight) for part in first if not part.folded)
-    grid = largest_grid([part.weight.shape for part in parts], budget - n_scale_bits)
+    grid = largest_grid(model.shapes, budget - n_scale_bits)
     if grid is None:
         return None
     weights, n_bits = [part.weight for part in parts], 0
@@ -151,19 +178,107 @@ def scaled(parts: list[Part], budget: int) -> Result | None:
 def truncation(factors: Callable[[Part], Components], bits: int, *, of_model: bool) -> Baseline:
     """Return a baseline that truncates all weights: by the same fraction, or with ranks of one budget `of_model`."""
 
-    def run(parts: list[Part], budget: int) -> Result | None:
-        components, total = [factors(part) for part in parts], sum(part.weight.size for part in parts)
+    def run(model: Parts, budget: int) -> Result | None:
+        components, total = [factors(part) for part in model.parts], sum(m * n for m, n in model.shapes)
         if of_model:
             ranks = global_ranks(components, budget, bits)
         else:
-            shapes = [part.weight.shape for part in parts]
-            ranks = [budget * shape[0] * shape[1] // total // count_component(shape, bits) for shape in shapes]
-            ranks = [min(rank, *shape) for rank, shape in zip(ranks, shapes, strict=True)]
+            ranks = [min(m, n, budget * m * n // total // count_component((m, n), bits)) for m, n in model.shapes]
         products = [low_rank(one, rank, bits) for one, rank in zip(components, ranks, strict=True)]
         setting = f"ranks {min(ranks)} to {max(ranks)}"
         return setting, [one.weight for one in products], sum(one.n_bits for one in products)
 
     return run
+
+
+def blocks(bits: int, *, a3: bool) -> Baseline:
+    """Return MoDeGPT or A3: hidden units removed between two weights, the same fraction of all; tables by SVD-LLM."""
+
+    def run(model: Parts, budget: int) -> Result | None:
+        share = budget / sum(m * n for m, n in model.shapes)  # bits per number
+        weights, n_bits, ranks = [part.weight.copy() for part in model.parts], 0, []
+        by_layer: dict[int | None, list[int]] = {}
+        for k, part in enumerate(model.parts):
+            by_layer.setdefault(part.layer, []).append(k)
+        for layer, own in by_layer.items():
+            if layer is None:
+                for k in own:
+                    m, n = model.shapes[k]
+                    rank = min(m, n, int(share * m * n) // count_component((m, n), bits))
+                    product = low_rank(model.parts[k].whitened, rank, bits)
+                    weights[k], n_bits = product.weight, n_bits + product.n_bits
+                continue
+            found = _fewer_dimensions(model, own[:4], weights, share, bits, a3=a3)
+            ranks, n_bits = [*ranks, *found[0]], n_bits + found[1]
+            if own[4:]:
+                rank, count = _fewer_units(model, own[4:], weights, share, bits, a3=a3)
+                ranks, n_bits = [*ranks, rank], n_bits + count
+        return f"ranks {min(ranks)} to {max(ranks)}", weights, n_bits
+
+    return run
+
+
+def _fewer_dimensions(
+    model: Parts, own: Sequence[int], weights: list[Array], share: float, bits: int, *, a3: bool
+) -> tuple[list[int], int]:
+    """Truncate the dimensions of all heads of a layer in place; return ranks of queries and values, and all bits."""
+    sizes, (q, k, v, o) = model.sizes, own
+    n_shared, (of_q, of_k, of_v) = sizes.n_heads // sizes.kv_heads, (model.parts[one].outputs for one in own[:3])
+    n_inputs, n_outputs = len(weights[q]), weights[o].shape[1]
+    per_scale = 0 if bits == 16 else SCALE_BITS
+    # of one dimension: its columns of queries and keys; its column of values and its rows of outputs
+    lengths = (1 + n_shared) * n_inputs, n_inputs + n_shared * n_outputs
+    costs = lengths[0] * bits + (1 + n_shared) * per_scale, lengths[1] * bits + 2 * per_scale
+    total = sizes.kv_heads * (lengths[0] * sizes.d_head + lengths[1] * sizes.d_value)
+    step = 2 if model.rotary else 1
+    rank = min(sizes.d_head, int(share * lengths[0] * sizes.d_head) // costs[0] // step * step)
+    left = int(share * total) - sizes.kv_heads * rank * costs[0]
+    rank_of_values = min(sizes.d_value, left // sizes.kv_heads // costs[1])
+    for head in range(sizes.kv_heads):
+        queries = [_columns(n, sizes.d_head) for n in range(head * n_shared, (head + 1) * n_shared)]
+        keys, values = _columns(head, sizes.d_head), _columns(head, sizes.d_value)
+        moments = sum(of_q[own, own] for own in queries), of_k[keys, keys]
+        if a3 and not model.rotary:
+            to, back = query_key_basis(*moments, rank)
+        else:
+            to = back = np.eye(sizes.d_head)[:, largest_products(*moments, rank, rotary=model.rotary)]
+        for columns in queries:
+            weights[q][:, columns] = stored(weights[q][:, columns] @ to, bits) @ back.T
+        weights[k][:, keys] = stored(weights[k][:, keys] @ back, bits) @ to.T
+        rows = [_columns(n, sizes.d_value) for n in range(head * n_shared, (head + 1) * n_shared)]
+        outputs = np.concatenate([weights[o][own] for own in rows], axis=1)  # of all heads that share these values
+        averaged = sum(model.parts[o].reads[own, own] for own in rows)
+        to, back = value_basis(outputs, averaged if a3 else of_v[values, values], rank_of_values)
+        weights[v][:, values] = stored(weights[v][:, values] @ to, bits) @ back
+        outputs = to @ stored((back @ outputs).T, bits).T
+        for own, columns in zip(rows, np.split(outputs, n_shared, axis=1), strict=True):
+            weights[o][own] = columns
+    return [rank, rank_of_values], sizes.kv_heads * (rank * costs[0] + rank_of_values * costs[1])
+
+
+def _fewer_units(
+    model: Parts, own: Sequence[int], weights: list[Array], share: float, bits: int, *, a3: bool
+) -> tuple[int, int]:
+    """Remove units of an MLP in place; return how many stay, and all bits."""
+    *inputs, down = own
+    moments, outputs = model.parts[down].reads, weights[down]
+    cost = sum(len(weights[k]) for k in inputs) + outputs.shape[1]
+    n_numbers, cost = cost * len(outputs), cost * bits + (0 if bits == 16 else SCALE_BITS * len(own))
+    rank = min(len(outputs), int(share * n_numbers) // cost)
+    if a3:
+        kept = largest_units(outputs, moments, rank)
+        new = outputs[kept]
+    else:
+        kept, new = nystroem(outputs, moments, rank)
+    for k in inputs:
+        weights[k] = stored(weights[k], bits)  # those of other units do not matter, their outputs are 0
+    weights[down] = np.zeros_like(outputs)
+    weights[down][kept] = stored(new.T, bits).T
+    return rank, rank * cost
+
+
+def _columns(head: int, width: int) -> slice:
+    return slice(head * width, (head + 1) * width)
 
 
 def largest_grid(shapes: Sequence[tuple[int, ...]], budget: int, *, symmetric: bool = False) -> Grid | None:
@@ -185,6 +300,10 @@ BASELINES: dict[str, Baseline] = {
     "svd-llm, int8": truncation(lambda part: part.whitened, 8, of_model=False),
     "two-sided": truncation(lambda part: part.two_sided, 16, of_model=True),
     "two-sided, int8": truncation(lambda part: part.two_sided, 8, of_model=True),
+    "modegpt": blocks(16, a3=False),
+    "modegpt, int8": blocks(8, a3=False),
+    "a3": blocks(16, a3=True),
+    "a3, int8": blocks(8, a3=True),
 }
 TNLIB = "quantized"  # the method of tnlib that `compress --bits` selects
 METHODS = (*BASELINES, TNLIB)
@@ -230,7 +349,7 @@ class Subject:
         self.bias_bits = 8 * sum(info.end - info.begin for info in biases)
         self.n_before = sum(tensors[linear.weight].size for linear in linears) + sum(info.size for info in biases)
 
-    def parts(self, text: str) -> list[Part]:
+    def parts(self, text: str) -> Parts:
         """Return the weights with the statistics of a calibration text."""
         model = self._original
         batches = sample_batches(model.batches(text), _TOKENS)
@@ -247,13 +366,19 @@ class Subject:
         magnitudes = {key: total / n_tokens for key, total in sums.items()}
         parts, model_type = [], self.checkpoint.wiring.model_type
         for k in range(self.checkpoint.n_layers):
-            for name, weight in self.checkpoint.projections(k).weights.items():
+            projections = self.checkpoint.projections(k)
+            biases = projections.biases
+            for name in NAMES:
+                weight = projections.weights[name]
                 key, of = f"{k}.{name}", f"{k}.{'y' if name == 'o' else 'x'}"
                 n = len(weight)  # the last input of x is 1, for the bias
                 folded = of.partition(".")[2] in FOLDED[model_type]
                 own = reads[of][:n, :n], magnitudes[of][:n], slopes[key]
-                parts.append(Part(key, weight.astype(np.float64), *own, folded))
-        return parts + [self._part(name, reads, magnitudes, slopes) for name in self._names]
+                with_bias = np.vstack([weight, biases.get(name, np.zeros(weight.shape[1]))])
+                outputs = None if name == "o" else with_bias.T @ reads[of] @ with_bias
+                parts.append(Part(key, weight.astype(np.float64), *own, folded, outputs=outputs, layer=k))
+        parts += [self._part(name, reads, magnitudes, slopes) for name in self._names]
+        return Parts(parts, self.checkpoint.sizes, has_rotary_or_norms(self.checkpoint))
 
     def _part(self, name: str, reads: dict[str, Array], magnitudes: dict[str, Array], slopes: dict[str, Array]) -> Part:
         """Return a weight outside the attention."""
@@ -263,7 +388,8 @@ class Subject:
             return Part(name, weight, reads[name], magnitudes[name], None, factors=lambda: _of_table(weight.T, uses))
         if not wiring.is_embedding(name):
             folded = name.rpartition(".")[2] in FOLDED[wiring.model_type]
-            return Part(name, weight, reads[name], magnitudes[name], slopes[name], folded)
+            k = next(k for k, one in enumerate(wiring.layers) if name in [m.name for m in one.feed_forward_matrices])
+            return Part(name, weight, reads[name], magnitudes[name], slopes[name], folded, layer=k)
         tied, width = wiring.tied_key, weight.shape[1]
         if tied is None:
             by_output = np.eye(width), np.ones(width), None, False
@@ -316,7 +442,7 @@ def measurements(
 ) -> Iterator[tuple[str, float, Measurement]]:
     """Yield method, budget and measurement on one calibration text; seconds are those of statistics and method."""
     start = time.process_time()
-    parts = subject.parts(text) if {*methods} - {TNLIB} else []
+    model = subject.parts(text) if {*methods} - {TNLIB} else None
     of_statistics = time.process_time() - start
     for method in methods:
         known: dict[str, list[calibrated.Measured]] = {}  # several budgets may have one setting
@@ -325,14 +451,14 @@ def measurements(
                 yield method, budget, compressed(subject.source, subject.what, budget, text, subject.tests)
                 continue
             start = time.process_time()
-            result = BASELINES[method](parts, int(budget * subject.n_before) - subject.bias_bits)
+            result = BASELINES[method](model, int(budget * subject.n_before) - subject.bias_bits)
             spent = time.process_time() - start + (0 if method in NO_TEXT else of_statistics)
             if result is None:
                 continue
             setting, weights, n_bits = result
             bits = (n_bits + subject.bias_bits) / subject.n_before
             if (key := f"{setting} {bits}") not in known:
-                known[key] = subject.compare(parts, weights)
+                known[key] = subject.compare(model.parts, weights)
             yield method, budget, (setting, bits, known[key], spent)
 
 
@@ -413,6 +539,8 @@ def main(
     ranged: bool,
     write: bool,
 ) -> None:
+    if write and any((model, what) not in HEADINGS for what in whats):
+        raise click.UsageError("--write is for the attention of both models, and for all of llama.")
     tests = ["\n".join(sentences(kind, calibrated.TESTED)) for kind in calibrated.TEST_KINDS]
     for what in whats:
         subject, rows = Subject(calibrated.folder_of(model), what, tests), list[dict[str, str]]()

@@ -12,7 +12,8 @@ other and moves the error to the inputs that follow: with C^-1 = U^T U, U upper 
 AWQ divides the inputs by s = E|x|^alpha and rounds diag(s) W; alpha has the smallest error |C^1/2 (W - Q)|^2.
 
 SVD-LLM truncates the SVD of R W with R^T R = C, and the two-sided variant that of R W S^T with the second moments
-S^T S of the gradients at the output, by one threshold for all weights.
+S^T S of the gradients at the output, by one threshold for all weights. MoDeGPT and A3 remove hidden units between two
+weights: units of an MLP, and dimensions of a head between queries and keys, or between values and outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tnlib_adapters.compression.methods.components import Components, components, multiply_rows
+from tnlib_adapters.compression.methods.components import Components, components, multiply_rows, triangular_root
 
 from tnlib._typing import Array
 
@@ -204,7 +205,7 @@ def low_rank(parts: Components, rank: int, bits: int = 16) -> Rounded:
     """Return the product of the first components as stored: in float16, or in int8 with a scale for each vector."""
     left, right = parts.first(rank)
     shape = (len(left), right.shape[1])
-    return Rounded(_stored(left, bits) @ _stored(right.T, bits).T, rank * count_component(shape, bits))
+    return Rounded(stored(left, bits) @ stored(right.T, bits).T, rank * count_component(shape, bits))
 
 
 def global_ranks(parts: Sequence[Components], budget: int, bits: int = 16) -> list[int]:
@@ -230,7 +231,77 @@ def global_ranks(parts: Sequence[Components], budget: int, bits: int = 16) -> li
     return ranks
 
 
-def _stored(columns: Array, bits: int) -> Array:
+def nystroem(outputs: Array, moments: Array, rank: int) -> tuple[Array, Array]:
+    """Return the units of an MLP that MoDeGPT keeps (Lin et al., ICLR 2025), and their output weights.
+
+    With the second moments C of the units, those with the largest ridge leverage scores, the diagonal of
+    C (C + a 1)^-1, are kept, and W_S = C_SS^-1 C_S: W reconstructs the product from them. The ridge a is the mean
+    diagonal entry.
+
+    Parameters
+    ----------
+    outputs
+        W (units, out).
+    moments
+        C (units, units).
+    rank
+        Number of units kept.
+    """
+    ridge = np.diag(moments).mean()
+    scores = np.diag(np.linalg.solve(moments + ridge * np.eye(len(moments)), moments))
+    kept = np.sort(np.argsort(-scores, kind="stable")[:rank])
+    inner = moments[np.ix_(kept, kept)] + 1e-9 * ridge * np.eye(rank)
+    return kept, np.linalg.solve(inner, moments[kept] @ outputs)
+
+
+def largest_units(outputs: Array, moments: Array, rank: int) -> Array:
+    """Return the units of an MLP that A3 keeps (Wong et al., 2025): of largest root mean square times output norm."""
+    return np.sort(np.argsort(-np.diag(moments) * (outputs**2).sum(1), kind="stable")[:rank])
+
+
+def largest_products(queries: Array, keys: Array, rank: int, *, rotary: bool) -> Array:
+    """Return the dimensions of a head that both methods keep of rotary queries and keys, MoDeGPT of any (CR).
+
+    Their products of the norms of queries and keys are largest; dimensions that a rotation mixes stay together.
+
+    Parameters
+    ----------
+    queries, keys
+        (d_head, d_head), second moments; those of queries are summed over the heads that share the keys.
+    rank
+        Number of dimensions kept, even if `rotary`.
+    rotary
+        True if dimension i is rotated with i + d_head / 2.
+    """
+    squares = np.diag(queries), np.diag(keys)
+    if not rotary:
+        return np.sort(np.argsort(-squares[0] * squares[1], kind="stable")[:rank])
+    half = len(keys) // 2
+    of_pairs = [square[:half] + square[half:] for square in squares]
+    kept = np.sort(np.argsort(-of_pairs[0] * of_pairs[1], kind="stable")[: rank // 2])
+    return np.concatenate([kept, kept + half])
+
+
+def query_key_basis(queries: Array, keys: Array, rank: int) -> tuple[Array, Array]:
+    """Return M and N (d_head, rank), N^T M = 1, so that q M N^T k^T has the smallest error of A3 without rotations."""
+    (root, inverse), (other, inverse_of_other) = triangular_root(queries), triangular_root(keys)
+    u, sizes, vh = np.linalg.svd(root @ other.T)
+    scales = np.sqrt(np.maximum(sizes[:rank], 1e-12 * sizes[0]))
+    return inverse @ u[:, :rank] * scales, inverse_of_other @ vh[:rank].T * scales
+
+
+def value_basis(outputs: Array, moments: Array, rank: int) -> tuple[Array, Array]:
+    """Return M (d_head, rank) and N (rank, d_head), N M = 1, so that M N W_O has the smallest error.
+
+    With the second moments of the values (MoDeGPT) that is the truncated SVD of C^1/2 W_V W_O; A3 takes those of the
+    values averaged by attention.
+    """
+    root, inverse = triangular_root(moments)
+    u = np.linalg.svd(root @ outputs, full_matrices=False)[0][:, :rank]
+    return inverse @ u, u.T @ root
+
+
+def stored(columns: Array, bits: int) -> Array:
     """Return columns in float16, or in symmetric int8 with a float16 scale each."""
     if bits == 16:
         return columns.astype(np.float16).astype(np.float64)
