@@ -113,9 +113,9 @@ def round_to_nearest(weight: Array, grid: Grid, importance: Array | None = None,
     """
     rounded, n_inputs = np.empty(weight.shape), len(weight)
     for start in grid.starts(n_inputs):
-        own = slice(start, start + (grid.group or n_inputs))
-        scale, zero = grid.fit(weight[own], None if importance is None else importance[own], search=search)
-        rounded[own] = grid.round(weight[own], scale, zero)
+        rows = slice(start, start + (grid.group or n_inputs))
+        scale, zero = grid.fit(weight[rows], None if importance is None else importance[rows], search=search)
+        rounded[rows] = grid.round(weight[rows], scale, zero)
     return Rounded(rounded, grid.count(weight.shape))
 
 
@@ -136,9 +136,9 @@ def gptq(weight: Array, moments: Array, grid: Grid, *, activation_order: bool = 
     """
     n_inputs = len(weight)
     order = np.argsort(-np.diag(moments), kind="stable") if activation_order else np.arange(n_inputs)
-    left, hessian = weight[order].astype(np.float64), moments[np.ix_(order, order)].astype(np.float64)
+    remaining, hessian = weight[order].astype(np.float64), moments[np.ix_(order, order)].astype(np.float64)
     dead = np.diag(hessian) == 0
-    hessian[dead, dead], left[dead] = 1.0, 0.0
+    hessian[dead, dead], remaining[dead] = 1.0, 0.0
     hessian += _DAMPING * np.diag(hessian).mean() * np.eye(n_inputs)
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T  # C^-1 = U^T U
     size = grid.group or n_inputs
@@ -148,9 +148,9 @@ def gptq(weight: Array, moments: Array, grid: Grid, *, activation_order: bool = 
         if static:
             scale, zero = static[channel // size]
         elif k % size == 0:
-            scale, zero = grid.fit(left[k : k + size])
-        rounded[channel] = grid.round(left[k], scale, zero)
-        left[k + 1 :] -= np.outer(upper[k, k + 1 :], (left[k] - rounded[channel]) / upper[k, k])
+            scale, zero = grid.fit(remaining[k : k + size])
+        rounded[channel] = grid.round(remaining[k], scale, zero)
+        remaining[k + 1 :] -= np.outer(upper[k, k + 1 :], (remaining[k] - rounded[channel]) / upper[k, k])
     return Rounded(rounded, grid.count(weight.shape))
 
 
@@ -192,8 +192,10 @@ def svd_llm(weight: Array, moments: Array) -> Components:
 def two_sided(weight: Array, moments: Array, slopes: Array | None) -> Components:
     """Return the components of a weight whitened on both sides, by input moments and moments of output gradients."""
     onto = weight if slopes is None else multiply_rows(slopes, weight.T).T
-    found = components(weight.astype(np.float64), moments, slopes)
-    return Components(found.left, found.right, found.losses * np.vdot(multiply_rows(moments, weight), onto))
+    normalized = components(weight.astype(np.float64), moments, slopes)
+    return Components(
+        normalized.left, normalized.right, normalized.losses * np.vdot(multiply_rows(moments, weight), onto)
+    )
 
 
 def count_component(shape: tuple[int, ...], bits: int) -> int:

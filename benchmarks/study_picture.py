@@ -1,8 +1,8 @@
-"""Draw the first table of docs/study.md: what every method keeps of the embeddings, at every fraction.
+"""Draw two pictures of docs/study.md: errors over the fraction kept (its first table), and over bits per number.
 
     python -m benchmarks.study_picture
 
-Writes docs/pictures/study.png.
+Writes docs/pictures/study.png and docs/pictures/frontier.png.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import bits
 from benchmarks.calibrated import REPEATED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLUMNS = {"mean": "manuals: cosine, mean", "worst": "manuals: cosine, worst"}
@@ -34,13 +37,37 @@ STYLES: dict[str, dict[str, Any]] = {
     "calibrated, then tuned": {"color": "black", "marker": "D", "linestyle": (0, (3, 2))},
 }
 
-Points = dict[float, float]  # fraction kept -> 1 - cosine
+# grey: nearest, blue: GPTQ, orange: AWQ, other hues: low rank, dashed in int8
+FRONTIER: dict[str, dict[str, Any]] = {
+    "nearest": {"color": "0.55", "marker": "s"},
+    "nearest, symmetric": {"color": "0.35", "marker": "o"},
+    "gptq": {"color": "#56b4e9", "marker": "s"},
+    "gptq, activation order": {"color": "#2a87c4", "marker": "^"},
+    "gptq, symmetric": {"color": "#004f8a", "marker": "o"},
+    "awq": {"color": "#e69f00", "marker": "D"},
+    "svd-llm": {"color": "#c0504d", "marker": "v"},
+    "svd-llm, int8": {"color": "#c0504d", "marker": "o", "linestyle": (0, (3, 2))},
+    "two-sided": {"color": "#7b5aa6", "marker": "v"},
+    "two-sided, int8": {"color": "#7b5aa6", "marker": "o", "linestyle": (0, (3, 2))},
+    "modegpt": {"color": "#b07d62", "marker": "v"},
+    "modegpt, int8": {"color": "#b07d62", "marker": "o", "linestyle": (0, (3, 2))},
+    "a3": {"color": "#d487b5", "marker": "v"},
+    "a3, int8": {"color": "#d487b5", "marker": "o", "linestyle": (0, (3, 2))},
+    bits.TNLIB: {"color": "#00602b", "marker": "o", "linewidth": 2.8},
+}
+PANELS = {
+    ("minilm", "attention"): ("attention of MiniLM", "manuals: cosine, mean"),
+    ("llama", "attention"): ("attention of the built-in Llama", "manuals: divergence (nats a token)"),
+    ("llama", "all"): ("all of the built-in Llama", "manuals: divergence (nats a token)"),
+}
+
+Points = dict[float, float]  # fraction kept, or bits per number -> 1 - cosine, or divergence
 
 
 def read_table(page: str) -> list[dict[str, str]]:
     """Return the rows of the first table of measurements on a page, by the names of its columns."""
-    lines = page.splitlines()
-    start = next(k for k, line in enumerate(lines) if line.startswith(("| method | keep", "| what | method | keep")))
+    lines, heads = page.splitlines(), ("| method | keep", "| what | method | keep", "| method | setting")
+    start = next(k for k, line in enumerate(lines) if line.startswith(heads))
     rows = []
     for line in lines[start:]:
         if not line.startswith("|"):
@@ -50,12 +77,13 @@ def read_table(page: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in rows[2:]]
 
 
-def lines_of(table: Sequence[dict[str, str]], column: str) -> dict[str, Points]:
-    """Return the line of every method, on text of both kinds; the mean over seeds."""
+def lines_of(table: Sequence[dict[str, str]], column: str, x: str = "keep") -> dict[str, Points]:
+    """Return the line of every method over column `x`, on text of both kinds; the mean over seeds."""
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in table:
         if row["text"] == "both":
-            found[row["method"]][float(row["keep"])].append(1 - float(row[column]))
+            value = float(row[column])
+            found[row["method"]][float(row[x])].append(1 - value if "cosine" in column else value)
     return {
         method: {keep: sum(many) / len(many) for keep, many in sorted(points.items())}
         for method, points in found.items()
@@ -99,11 +127,11 @@ def spread(values: Sequence[float], least: float) -> list[float]:
     return moved
 
 
-def main() -> None:
+def draw_study(page: str) -> Figure:
+    """Draw the first table, with names where the lines end."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    table = read_table((DOCS / "study.md").read_text(encoding="utf-8"))
+    table = read_table(page)
     figure = Figure(figsize=(12, 5), layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)  # type: ignore[union-attr]
     axes = figure.subplots(1, 2)
@@ -111,14 +139,54 @@ def main() -> None:
         draw(ax, lines_of(table, column))
         ax.set_xlabel("numbers of the attention that are kept")
         ax.set_title(f"{name} of 300 sentences")
-        ax.grid(visible=True, which="both", linewidth=0.3)
         ax.set_xticks([0.25, 0.5, 0.75])
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.spines[["top", "right"]].set_visible(False)
+        label_errors(ax)
     axes[0].set_ylabel("1 - cosine to the embedding before")
-    figure.savefig(DOCS / "pictures" / "study.png", dpi=120)
+    return figure
+
+
+def draw_frontier(page: str) -> Figure:
+    """Draw the tables of errors over bits per number, with one legend."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    axes = figure.subplots(1, len(PANELS))
+    names: dict[str, Line2D] = {}
+    for ax, (key, (title, column)) in zip(axes, PANELS.items(), strict=True):
+        table = read_table(page[page.index(f"{bits.HEADINGS[key]}\n") :])
+        for method, points in lines_of(table, column, "bits").items():
+            style = {"linewidth": 1.4, "markersize": 4.5} | FRONTIER[method]
+            (names[method],) = ax.plot(list(points), list(points.values()), **style)
+        ax.set_yscale("log")
+        ax.set_xlabel("bits per number")
+        ax.set_title(title)
+        ax.set_ylabel("1 - cosine, mean" if "cosine" in column else "divergence, nats per token")
+        label_errors(ax)
+    figure.legend(
+        [names[one] for one in FRONTIER if one in names],
+        [one for one in FRONTIER if one in names],
+        loc="outside right center",
+        fontsize=8.5,
+        frameon=False,
+    )
+    return figure
+
+
+def label_errors(ax: Axes) -> None:
+    """Label a logarithmic axis of errors by 1, 3, 10, ..."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    ax.grid(visible=True, which="both", linewidth=0.3)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def main() -> None:
+    page = (DOCS / "study.md").read_text(encoding="utf-8")
+    for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier)):
+        draw_picture(page).savefig(DOCS / "pictures" / f"{name}.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.request import WHAT
 from tnlib_adapters.compression.sizes import count_attention
 
-from benchmarks import calibrated, study_picture
+from benchmarks import bits, calibrated, study_picture
 
 MEAN = "manuals: cosine, mean"
 HEAD = "| method | keep | text | seed | manuals: cosine, mean | manuals: cosine, worst |"
@@ -37,8 +37,10 @@ def test_every_method_comes_once_and_one_of_them_with_every_seed_and_text() -> N
 
 def test_every_method_has_a_line_of_its_own_in_the_picture() -> None:
     assert study_picture.STYLES.keys() == calibrated.METHODS.keys()
-    looks = [(str(one["color"]), one["marker"]) for one in study_picture.STYLES.values()]
-    assert len(set(looks)) == len(looks)
+    assert tuple(study_picture.FRONTIER) == bits.METHODS
+    for styles in (study_picture.STYLES, study_picture.FRONTIER):
+        looks = [(str(one["color"]), one["marker"]) for one in styles.values()]
+        assert len(set(looks)) == len(looks)
 
 
 def test_whole_models_are_compressed_by_methods_that_there_are() -> None:
@@ -47,11 +49,14 @@ def test_whole_models_are_compressed_by_methods_that_there_are() -> None:
     assert calibrated.BEYOND.keys() == calibrated.HEADINGS.keys()
 
 
-@pytest.mark.parametrize("heading", [*calibrated.HEADINGS.values(), calibrated.RANGE, *calibrated.BEYOND.values()])
+@pytest.mark.parametrize(
+    "heading",
+    [*calibrated.HEADINGS.values(), calibrated.RANGE, *calibrated.BEYOND.values(), *bits.HEADINGS.values()],
+)
 def test_every_table_has_its_place(heading: str) -> None:
     lines = calibrated.STUDY.read_text(encoding="utf-8").splitlines()
     own = lines[lines.index(heading) + 1 :]
-    end = next((k for k, line in enumerate(own) if line.startswith("## ")), len(own))
+    end = next((k for k, line in enumerate(own) if line.startswith(("## ", "### "))), len(own))
     assert [line for line in own[:end] if line.startswith(("| method |", "| what |"))]
 
 
@@ -133,3 +138,56 @@ def test_a_table_takes_the_place_of_the_one_under_its_heading(tmp_path, monkeypa
     monkeypatch.setattr(calibrated, "STUDY", page)
     calibrated.write_table(second, [*table, *ROWS[1:]])
     assert page.read_text(encoding="utf-8").splitlines() == [*before, *ROWS[1:], "", "end"]
+
+
+@pytest.mark.parametrize("key", bits.HEADINGS, ids="-".join)
+def test_rows_of_bits_are_within_their_budgets_and_drawn(key: tuple[str, str]) -> None:
+    rows = rows_under(bits.HEADINGS[key])
+    assert {row["method"] for row in rows} >= bits.BASELINES.keys()
+    assert all(0 < float(row["bits"]) <= float(row["budget"]) for row in rows)
+    errors = study_picture.lines_of(rows, study_picture.PANELS[key][1], "bits")
+    assert all(error > 0 for points in errors.values() for error in points.values())
+
+
+def bits_row(method: str, budget: str, text: str, value: str, seconds: str = "5") -> dict[str, str]:
+    cells = {"method": method, "setting": "rows", "budget": budget, "bits": "2.500", "text": text, "seed": "0"}
+    return cells | {"manuals: cosine, mean": value, "CPU s": seconds}
+
+
+def test_rows_of_bits_are_merged_in_order() -> None:
+    old = [bits_row("gptq", "4", "both", "0.9"), bits_row("nearest", "4", "both", "0.8")]
+    new = [
+        bits_row("gptq", "4", "both", "0.95"),
+        bits_row("gptq", "4.5", "both", "0.97"),
+        bits_row("gptq", "4", "x", "0"),
+    ]
+    first, _, *lines = bits.merged(bits.table_of(old), new)
+    assert first == "| method | setting | budget | bits | text | seed | manuals: cosine, mean | CPU s |"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [(row[0], row[2], row[4], row[6]) for row in cells] == [
+        ("nearest", "4", "both", "0.8"),
+        ("gptq", "4.5", "both", "0.97"),
+        ("gptq", "4", "both", "0.95"),
+        ("gptq", "4", "x", "0"),
+    ]
+    assert bits.merged(["| method |", "|---|"], new) == bits.merged(bits.table_of(new), new)
+
+
+def test_the_range_of_bits_is_over_texts_for_each_budget() -> None:
+    rows = [
+        bits_row("gptq", budget, text, value, seconds)
+        for budget, text, value, seconds in (
+            ("4", "both", "0.9", "5"),
+            ("4", "x", "0.7", "8"),
+            ("3", "both", "0.6", "5"),
+            ("3", "x", "0.5", "5"),
+        )
+    ]
+    first, second = bits.ranges(rows)
+    assert first["text"] == second["text"] == "range over 2 texts"
+    assert first["manuals: cosine, mean"] == "0.7000 to 0.9000"
+    assert second["manuals: cosine, mean"] == "0.5000 to 0.6000"
+    assert first["CPU s"] == "5 to 8"
+    merged = bits.merged(bits.table_of(rows), [first])
+    assert [line for line in merged if "range over" in line] == [merged[-1]]
+    assert bits.ranges(rows[::2]) == []
