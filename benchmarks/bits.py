@@ -54,7 +54,6 @@ _TOKENS = 65_536
 # the heads of a group of queries share their values, and a GELU does not commute with scales.
 FOLDED = {"llama": ("x", "gate_proj", "up_proj", "down_proj"), "bert": ("y",)}
 
-
 Measurement = tuple[str, float, "list[calibrated.Measured]", float]  # setting, bits per number, of each test, seconds
 TNLIB = "quantized"  # the method of tnlib that `compress --bits` selects
 METHODS = (*BASELINES, TNLIB)
@@ -105,15 +104,15 @@ class Subject:
         model = self._original
         batches = sample_batches(model.batches(text), _TOKENS)
         places = find_places(model, self._names)
-        statistics = collect(model, places, batches, Statistics())
+        collected = collect(model, places, batches, Statistics())
         sums: dict[str, Array] = {}
         for batch in batches:
             for key, x in read(model, batch, places).items():
                 if x.ndim == 3:  # token ids of tables have two axes
                     sums[key] = sums.get(key, 0) + x.abs().sum((0, 1)).double().numpy()
         n_tokens = sum(batch.n_tokens for batch in batches)
-        reads = {key: moments / n_tokens for key, moments in statistics.reads.items()}
-        slopes = {key: moments / n_tokens for key, moments in statistics.slopes.items()}
+        reads = {key: moments / n_tokens for key, moments in collected.reads.items()}
+        slopes = {key: moments / n_tokens for key, moments in collected.slopes.items()}
         magnitudes = {key: total / n_tokens for key, total in sums.items()}
         parts, model_type = [], self.checkpoint.wiring.model_type
         for k in range(self.checkpoint.n_layers):
@@ -123,11 +122,11 @@ class Subject:
                 weight = projections.weights[name]
                 key, of = f"{k}.{name}", f"{k}.{'y' if name == 'o' else 'x'}"
                 n = len(weight)  # the last input of x is 1, for the bias
-                folded = of.partition(".")[2] in FOLDED[model_type]
-                own = reads[of][:n, :n], magnitudes[of][:n], slopes[key]
+                folded = of.partition(".")[2] in FOLDED.get(model_type, ())
+                statistics = reads[of][:n, :n], magnitudes[of][:n], slopes[key]
                 with_bias = np.vstack([weight, biases.get(name, np.zeros(weight.shape[1]))])
                 outputs = None if name == "o" else with_bias.T @ reads[of] @ with_bias
-                parts.append(Part(key, weight.astype(np.float64), *own, folded, outputs=outputs, layer=k))
+                parts.append(Part(key, weight.astype(np.float64), *statistics, folded, outputs=outputs, layer=k))
         parts += [self._part(name, reads, magnitudes, slopes) for name in self._names]
         return Parts(parts, self.checkpoint.sizes, has_rotary_or_norms(self.checkpoint))
 
@@ -138,8 +137,9 @@ class Subject:
             uses = [(slopes[name], reads[name])]
             return Part(name, weight, reads[name], magnitudes[name], None, factors=lambda: _of_table(weight.T, uses))
         if not wiring.is_embedding(name):
-            folded = name.rpartition(".")[2] in FOLDED[wiring.model_type]
-            k = next(k for k, one in enumerate(wiring.layers) if name in [m.name for m in one.feed_forward_matrices])
+            folded = name.rpartition(".")[2] in FOLDED.get(wiring.model_type, ())
+            layers = [[matrix.name for matrix in layer.feed_forward_matrices] for layer in wiring.layers]
+            k = next(k for k, names in enumerate(layers) if name in names)
             return Part(name, weight, reads[name], magnitudes[name], slopes[name], folded, layer=k)
         tied, width = wiring.tied_key, weight.shape[1]
         if tied is None:
@@ -154,10 +154,10 @@ class Subject:
         import torch
 
         for part, weight in zip(parts, weights, strict=True):
-            own = self._module(part.key).get_parameter("weight")
+            stored = self._module(part.key).get_parameter("weight")
             # transformers holds linear layers and tables as (out, in)
             with torch.no_grad():
-                own.copy_(torch.from_numpy(weight.T))
+                stored.copy_(torch.from_numpy(weight.T))
         return [evaluate_running(self._reference, self._changed, test).measures() for test in self.tests]
 
     def _module(self, key: str) -> nn.Module:
@@ -194,33 +194,33 @@ def measurements(
     """Yield method, budget and measurement on one calibration text; seconds are those of statistics and method."""
     start = time.process_time()
     model = subject.parts(text) if {*methods} - {TNLIB} else None
-    of_statistics = time.process_time() - start
+    statistics_seconds = time.process_time() - start
     for method in methods:
-        known: dict[str, list[calibrated.Measured]] = {}  # several budgets may have one setting
+        measured: dict[str, list[calibrated.Measured]] = {}  # several budgets may have one setting
         for budget in budgets:
             if method == TNLIB:
                 yield method, budget, compressed(subject.source, subject.what, budget, text, subject.tests)
                 continue
             start = time.process_time()
             result = BASELINES[method](model, int(budget * subject.n_before) - subject.bias_bits)
-            spent = time.process_time() - start + (0 if method in NO_TEXT else of_statistics)
+            spent = time.process_time() - start + (0 if method in NO_TEXT else statistics_seconds)
             if result is None:
                 continue
             setting, weights, n_bits = result
             bits = (n_bits + subject.bias_bits) / subject.n_before
-            if (key := f"{setting} {bits}") not in known:
-                known[key] = subject.compare(model.parts, weights)
-            yield method, budget, (setting, bits, known[key], spent)
+            if (key := f"{setting} {bits}") not in measured:
+                measured[key] = subject.compare(model.parts, weights)
+            yield method, budget, (setting, bits, measured[key], spent)
 
 
-def row_of(method: str, budget: float, text: str, seed: int, found: Measurement) -> dict[str, str]:
+def row_of(method: str, budget: float, text: str, seed: int, measurement: Measurement) -> dict[str, str]:
     """Return the cells of a row by column."""
-    setting, bits, measured, spent = found
+    setting, bits, measured, spent = measurement
     cells = {"method": method, "setting": setting, "budget": f"{budget:g}", "bits": f"{bits:.3f}", "text": text}
     measures = {
         f"{kind}: {name}": f"{value:.4f}"
-        for kind, one in zip(calibrated.TEST_KINDS, measured, strict=True)
-        for name, value in one.items()
+        for kind, measures_of_kind in zip(calibrated.TEST_KINDS, measured, strict=True)
+        for name, value in measures_of_kind.items()
     }
     return cells | {"seed": str(seed)} | measures | {"CPU s": f"{spent:.0f}"}
 
@@ -231,13 +231,13 @@ def ranges(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     for row in rows:
         groups.setdefault((row["method"], row["budget"]), []).append(row)
     summaries = []
-    for own in groups.values():
-        if len(own) > 1:
-            names = [name for name in own[0] if ": " in name]
-            values = calibrated.range_of([[float(row[name]) for row in own] for name in names])
-            seconds = [float(row["CPU s"]) for row in own]
-            summary = own[0] | dict(zip(names, values, strict=True))
-            summary |= {"setting": "", "text": f"{RANGE} {len(own)} texts", "seed": ""}
+    for group in groups.values():
+        if len(group) > 1:
+            names = [name for name in group[0] if ": " in name]
+            values = calibrated.range_of([[float(row[name]) for row in group] for name in names])
+            seconds = [float(row["CPU s"]) for row in group]
+            summary = group[0] | dict(zip(names, values, strict=True))
+            summary |= {"setting": "", "text": f"{RANGE} {len(group)} texts", "seed": ""}
             summaries.append(summary | {"CPU s": f"{min(seconds):.0f} to {max(seconds):.0f}"})
     return summaries
 
@@ -259,8 +259,7 @@ def merged(old: Sequence[str], new: Sequence[dict[str, str]]) -> list[str]:
 
 def table_of(rows: Sequence[dict[str, str]]) -> list[str]:
     """Return the lines of a table."""
-    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
-    head, *lines = [f"| {' | '.join(one)} |" for one in cells]
+    head, *lines = [f"| {' | '.join(cells)} |" for cells in (rows[0], *(row.values() for row in rows))]
     return [head, "|---" * len(rows[0]) + "|", *lines]
 
 
@@ -295,11 +294,11 @@ def main(
     tests = ["\n".join(sentences(kind, calibrated.TESTED)) for kind in calibrated.TEST_KINDS]
     for what in whats:
         subject, rows = Subject(calibrated.folder_of(model), what, tests), list[dict[str, str]]()
-        for first, (text, seed) in enumerate(itertools.product(tuple(calibrated.TEXTS) if ranged else texts, seeds)):
-            own = [method for method in methods if first == 0 or method not in NO_TEXT]
+        for turn, (text, seed) in enumerate(itertools.product(tuple(calibrated.TEXTS) if ranged else texts, seeds)):
+            calibrated_methods = [method for method in methods if turn == 0 or method not in NO_TEXT]
             words = calibrated.calibration_text(text, seed)
-            for method, budget, found in measurements(subject, words, own, budgets):
-                rows.append(row_of(method, budget, text, seed, found))
+            for method, budget, measurement in measurements(subject, words, calibrated_methods, budgets):
+                rows.append(row_of(method, budget, text, seed, measurement))
                 print("\n".join(table_of(rows) if len(rows) == 1 else table_of(rows[-1:])[-1:]), flush=True)
         if ranged:
             rows += (summaries := ranges(rows))
