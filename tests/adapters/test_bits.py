@@ -13,7 +13,7 @@ from running_models import made_up_text, save_with_tokenizer
 from transformers_models import quiet, random_model
 
 from benchmarks.baselines import BASELINES
-from benchmarks.bits import Subject, measurements
+from benchmarks.bits import TNLIB, Subject, measurements
 from benchmarks.quantizers import Grid
 
 NAMES = ("bert", "llama", "llama_tied")  # whose table of embeddings does not predict, is apart, and predicts
@@ -101,3 +101,13 @@ def test_rows_count_biases_and_repeat_no_measurement(subjects) -> None:
         assert bits <= budget
         assert len(measured) == 1
     assert rows[0][2][2] is rows[1][2][2]
+
+
+@pytest.mark.slow  # a whole compression, fits of layers included
+def test_rows_of_tnlib_are_those_of_compress(subjects) -> None:
+    subject = subjects["llama_tied"]
+    ((method, budget, (_, bits, measured, _)),) = measurements(subject, TEXT, [TNLIB], [6])
+    assert (method, budget) == (TNLIB, 6)
+    assert 3 < bits <= 6
+    (measures,) = measured
+    assert 0 < measures["divergence (nats a token)"] < 0.3
