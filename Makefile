@@ -7,9 +7,9 @@
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
-#   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: four to five hours
+#   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: five to six hours
 #                together (SCALE=small: a quick run into out/, without the study)
-#   make study   compress trained models by every method, and write docs/study.md; three hours
+#   make study   compress trained models by every method, and write docs/study.md; four hours
 
 PYTHON ?= python3
 VENV ?= .venv
