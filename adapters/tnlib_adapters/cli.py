@@ -37,7 +37,8 @@ _IN_HELP = (
 
 _EXAMPLES = """\b
 Examples:
-  tnlib compress IN OUT --keep 0.5 --calibrate TEXT
+  tnlib compress IN OUT --calibrate TEXT
+  tnlib compress IN OUT --bits 3 --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
@@ -119,27 +120,25 @@ def compress(source: str, out: Path, **options: Any) -> None:
 @click.argument("source", metavar="IN")
 @click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
               show_default=True, help="Fraction to measure; may be given several times.")  # fmt: skip
+@click.option("--bits", type=float, multiple=True, metavar="BITS", default=(4.0, 3.0), show_default=True,
+              help="Average bits per number to measure, of quantized; may be given several times.")  # fmt: skip
 @click.option("--method", "methods", type=click.Choice(tuple(TABLE)), multiple=True,
               help="Method to measure; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
               help="Text file: measure errors on a held-out tenth of it, of plain, whitened and calibrated methods in "
-              f"float and in int8, and of rounded weights. {_LINES_HELP}")  # fmt: skip
+              f"float and in int8, of quantized, and of weights in plain int8 and by GPTQ. {_LINES_HELP}")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
               show_default=True, help="Folder for compare.csv and compare.png.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FOLDER if it is not empty.")
-def compare(
-    source: str, keeps: tuple[float, ...], methods: tuple[str, ...], calibrate: Path | None, out: Path, force: bool
-) -> None:
-    """Compare methods at several fractions on the attention of the checkpoint IN, which is not changed.
+def compare(source: str, keeps: tuple[float, ...], out: Path, **options: Any) -> None:
+    """Compare methods at several sizes on the attention of the checkpoint IN, which is not changed.
 
     Without a text, errors are those of every layer's operators.
     """
     with _command() as progress:
         from tnlib_adapters.compression.compare.comparison_folder import write_comparison
 
-        comparison = write_comparison(
-            _folder(source), out, keeps=keeps, methods=methods, calibrate=calibrate, force=force, progress=progress
-        )
+        comparison = write_comparison(_folder(source), out, keeps=keeps, **options, progress=progress)
     from tnlib_adapters.compression.report.terminal import show_comparison
 
     show_comparison(comparison, out)

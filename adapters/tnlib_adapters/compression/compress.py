@@ -18,9 +18,9 @@ from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.planner import make_plan, round_plan
 from tnlib_adapters.compression.report.html import write_page
-from tnlib_adapters.compression.report.report import MatrixReport, Report, peak_memory
+from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
-from tnlib_adapters.compression.sizes import count_matrix, plain_bytes, stored_bytes
+from tnlib_adapters.compression.sizes import count_matrix, gptq_bytes, plain_bytes, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
@@ -156,7 +156,7 @@ def compress(
             progress(*step)
         written = open_checkpoint(partial)
         quality = measure_quality(checkpoint, written)
-        on_text = measure_on_text(original, written, what, held_out, progress) if held_out else None
+        on_text = measure_on_text(original, written, plan, what, held_out, progress) if held_out else None
         report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
         if calibration is not None:
             report = replace(report, calibration=calibration_summary(original.original, calibration, held_out))
@@ -209,9 +209,13 @@ def measured_report(
         predicted=plan.forecast.error,
         measured=on_text.after.error if on_text else root_mean_square(squares),
         plain_bytes=plain_bytes(before, request.what, names),
-        plain_measured=on_text.rounded.error if on_text else None,
+        plain_measured=on_text.int8.error if on_text else None,
+        gptq_bytes=gptq_bytes(before, request.what, names) if on_text and on_text.gptq else None,
+        gptq_measured=on_text.gptq.error if on_text and on_text.gptq else None,
+        average_bits=8 * plan_bytes(before, plan) / plan.n_before,
+        rounded=_rounded_reports(plan),
         load=loading_code(after, request.layout),
-        curve={"kept": list(plan.forecast.kept), "predicted": list(plan.forecast.errors)},
+        curve=plan.forecast.curve(),
         matrices=[_matrix_report(before, plan, name) for name in names],
         left_dense=left_dense(before, with_text=with_text) if request.what == "all" else {},
         seconds=time.perf_counter() - started,
@@ -235,6 +239,18 @@ def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
     role = "embedding and unembedding" if tied else role_of(before.wiring, name).replace("_", "-")
     (matrix,) = plan.matrices[name]
     return MatrixReport(name, role, matrix.kind, count_matrix(before, name), plan.numbers[name])
+
+
+def _rounded_reports(plan: Plan) -> list[RoundedReport]:
+    """Return one report for every weight that is stored as integers as a whole."""
+    return [
+        RoundedReport(module, matrix.of, integers.format.bits, integers.format.group, n_bits // 8)
+        for module, own in plan.matrices.items()
+        for matrix in own
+        if matrix.kind == "dense"
+        for integers in matrix.integers.values()
+        for n_bits in (integers.format.n_bits(integers.codes.shape),)
+    ]
 
 
 def _read_calibration(request: Request) -> tuple[str | None, str]:

@@ -140,4 +140,6 @@ def factorise(
     predicts = row.predicts_error and inputs is None
     measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
     weights = {name: weight_of(checkpoint, name) for name in names}
-    return Factorisation(method, parts, n_before, measure, predicts_error=predicts, weights=weights)
+    return Factorisation(
+        method, parts, n_before, measure, predicts_error=predicts, weights=weights, moments=inputs or {}
+    )

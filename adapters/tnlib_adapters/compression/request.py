@@ -72,7 +72,7 @@ class Request:
                 "keep=0.5 (--keep 0.5), the fraction of the numbers that is still stored."
             )
         if self.bits is not None:
-            object.__setattr__(self, "bits", _check_bits(self.bits))
+            object.__setattr__(self, "bits", check_bits("compress", self.bits))
         if self.keep is not None:
             object.__setattr__(self, "keep", check_keep("compress", self.keep))
         if self.max_error is not None:
@@ -297,10 +297,11 @@ def check_runs(function: str, checkpoint: Checkpoint, method: str) -> None:
         )
 
 
-def _check_bits(bits: Any) -> float:
+def check_bits(function: str, bits: Any) -> float:
+    """Return the average number of bits, in (0, 32]."""
     if not _is_real(bits) or not 0.0 < float(bits) <= 32.0:
         raise ArgumentError(
-            f"compress: bits must lie in (0, 32], got {bits!r}; it is the average number of stored bits per number, "
+            f"{function}: bits must lie in (0, 32], got {bits!r}; it is the average number of stored bits per number, "
             "for example 4."
         )
     return float(bits)

@@ -72,8 +72,13 @@ def write_note(out: Path, report: Report) -> None:
     original = " The model card below is that of the original." if body.strip() else ""
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
     requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
+    size = (
+        f"stores its {report.subject} in {report.average_bits:.2f} bits per number"
+        if report.is_rounded
+        else f"kept {report.kept:.4f} of the numbers of its {report.subject}"
+    )
     note = (
-        f"{_NOTE}, which kept {report.kept:.4f} of the numbers of its {report.subject}: see `{PAGE}`.{original}\n"
+        f"{_NOTE}, which {size}: see `{PAGE}`.{original}\n"
         f"> It loads {requirement}, from the path `folder`:\n"
         f"> `{report.load}`\n"
     )

@@ -120,7 +120,11 @@ def calibrated_parts(
 
     Parameters are those of `collect_calibration`.
     """
-    calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file)
+    return weighed_parts(collect_calibration(checkpoint, model, batches, progress, what=what, file=file))
+
+
+def weighed_parts(calibration: Calibration) -> tuple[list[CalibratedLayer], list[Matrix]]:
+    """Replace the squared singular values of all components by their losses, and return layers and matrices."""
     for k, layer in enumerate(calibration.layers):
         layer.weigh({name: calibration.gates[f"{k}.{name}"] for name in layer.components})
     for matrix in calibration.matrices:
@@ -171,7 +175,9 @@ def factorise_calibrated(
     """
     running = source or SourceModel(checkpoint)
     batches = running.original.batches(text)
-    layers, matrices = calibrated_parts(checkpoint, running.copy(), batches, progress, what=what, file=file)
+    calibration = collect_calibration(checkpoint, running.copy(), batches, progress, what=what, file=file)
+    layers, matrices = weighed_parts(calibration)
+    moments = calibration.statistics.reads
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
         return fitted(running.copy(), layers, matrices, options, batches, progress=progress)
@@ -184,7 +190,8 @@ def factorise_calibrated(
     wiring = checkpoint.wiring
     predict = [m.name for m in matrices if wiring.is_unembedding(m.name) or wiring.is_tied(m.name)]
     weights = dict.fromkeys(predict, _NOT_FITTED)
-    return Factorisation("calibrated", parts, n_before, measure_of_text(checkpoint), fit=fit, weights=weights)
+    measure = measure_of_text(checkpoint)
+    return Factorisation("calibrated", parts, n_before, measure, fit=fit, weights=weights, moments=moments)
 
 
 def fitted(

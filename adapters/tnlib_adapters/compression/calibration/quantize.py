@@ -66,7 +66,8 @@ def factorise_quantized(
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.weight.weight.size + matrix.fixed for matrix in matrices)
     measure = measure_of_text(checkpoint)
-    return Factorisation("quantized", parts, n_before, measure, fit=fit, float_bits=float_bits)
+    moments = calibration.statistics.reads
+    return Factorisation("quantized", parts, n_before, measure, fit=fit, float_bits=float_bits, moments=moments)
 
 
 def fitted(

@@ -91,9 +91,11 @@ def compare(
     for method in methods:
         check_runs("compare", checkpoint, method)
     originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
-    candidates = [Candidate(name, name, functools.partial(factorise, checkpoint, name)) for name in methods or METHODS]
+    candidates = [
+        Candidate(name, name, functools.partial(factorise, checkpoint, name), keeps) for name in methods or METHODS
+    ]
     measure = functools.partial(_measure, checkpoint, originals)
-    rows, refused = run_trials(checkpoint, candidates, keeps, measure, progress)
+    rows, refused = run_trials(checkpoint, candidates, measure, progress)
     if not rows:
         reasons = "; ".join(f"{trial}: {reason.rstrip('.')}" for trial, reason in refused.items())
         raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
@@ -112,5 +114,5 @@ def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], trial: Tr
         )  # operators exclude the score scale
         _, qk, ov = compare_layer(layer, original, compressed)
         n_after = trial.plan.numbers[module]
-        rows.append(Row(trial.name, trial.keep, layer, qk, ov, numbers[layer], n_after, seconds))
+        rows.append(Row(trial.name, trial.size, layer, qk, ov, numbers[layer], n_after, seconds))
     return rows

@@ -10,7 +10,7 @@ from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.compare.by_layer import Comparison, Row, compare
-from tnlib_adapters.compression.compare.on_text import TextComparison, compare_on_text
+from tnlib_adapters.compression.compare.on_text import DEFAULT_BITS, TextComparison, compare_on_text
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
@@ -26,6 +26,7 @@ def write_comparison(
     out: str | os.PathLike[str],
     *,
     keeps: Sequence[float],
+    bits: Sequence[float] = DEFAULT_BITS,
     methods: Sequence[str] = (),
     calibrate: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -41,6 +42,8 @@ def write_comparison(
         Folder for compare.csv and compare.png; it appears complete or not at all.
     keeps
         Fractions of the attention parameters, measured in descending order.
+    bits
+        Average stored bits per number, for method "quantized", which needs a text.
     methods
         Names of methods; all by default.
     calibrate
@@ -65,7 +68,9 @@ def write_comparison(
         comparison = compare(checkpoint, fractions, methods, progress)
         figure = draw_by_layer(comparison)
     else:
-        comparison = compare_on_text(checkpoint, fractions, text, methods, progress)
+        comparison = compare_on_text(
+            checkpoint, fractions, text, methods, progress, bits=sorted(set(bits), reverse=True)
+        )
         figure = draw_on_text(comparison)
     with whole_folder(target) as partial:
         comparison.write_csv(partial / CSV)
@@ -111,11 +116,15 @@ def draw_on_text(comparison: TextComparison) -> Figure:
     axes = figure.subplots(1, 2, sharey=True)
     for name, mine in comparison.by_method.items():
         style, errors = _style(name), [row.error for row in mine]
-        axes[0].plot([row.kept for row in mine], errors, "o-", ms=5, label=name, **style)
-        axes[1].plot([row.n_bytes / 1e6 for row in mine], errors, "o-", ms=5, **style)
-        axes[1].plot([r.n_bytes_int8 / 1e6 for r in mine], [r.error_int8 for r in mine], "s--", ms=4, **style)
+        in_int8 = [(r.n_bytes_int8 / 1e6, r.error_int8) for r in mine if r.n_bytes_int8 is not None]
+        rounded = not in_int8  # no numbers are left out
+        if not rounded:
+            axes[0].plot([row.kept for row in mine], errors, "o-", ms=5, label=name, **style)
+            axes[1].plot(*zip(*in_int8, strict=True), "s--", ms=4, **style)
+        label = name if rounded else None
+        axes[1].plot([row.n_bytes / 1e6 for row in mine], errors, "o-", ms=5, label=label, **style)
     for row, mark in zip(comparison.rounded, "*P", strict=True):
-        axes[1].plot(row.n_bytes / 1e6, row.error, mark, ms=12, color="black", label=f"weights {row.method}")
+        axes[1].plot(row.n_bytes / 1e6, row.error, mark, ms=12, color="black", label=row.method)
     axes[1].plot([], [], "s--", ms=4, color="grey", label="the same factors in int8")
     axes[1].axvline(comparison.bytes_before / 1e6, color="grey", lw=1, label="source")
     axes[0].set(xlabel="numbers kept", ylabel=comparison.measure, yscale="log", xlim=(0, 1))
@@ -131,7 +140,7 @@ def draw_on_text(comparison: TextComparison) -> Figure:
 def _style(row: str) -> dict[str, Any]:
     """Return line properties: colour by method, pale without a text, thick for fitted factors."""
     method, _, whitened = row.partition(", ")
-    fitted = method == "calibrated"
+    fitted = TABLE[method].unit == "model"
     return {
         "color": TABLE[method].color,
         "alpha": 1.0 if whitened or fitted else 0.4,

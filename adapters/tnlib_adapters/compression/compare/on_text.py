@@ -1,12 +1,13 @@
-"""Compare methods at several fractions by their error on held-out text, in numbers and in bytes."""
+"""Compare methods at several sizes by their error on held-out text, in numbers and in bytes."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
@@ -14,37 +15,41 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.text import hold_out
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text
 from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
-from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running
+from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running, gptq_model
 from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.table import TABLE, WITH_TEXT, resolve
 from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.compression.request import (
     Progress,
     check_attention,
+    check_bits,
     check_keep,
     check_reads_text,
     check_runs,
     check_uncompressed,
     quiet,
 )
-from tnlib_adapters.compression.sizes import attention_tensors, plain_bytes, round_weights, stored_bytes
+from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, plan_bytes, round_weights, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
-from tnlib_adapters.files.tensor_file import STORED_AS
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import RunningModel
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]
-# baselines, all weights rounded: name -> bits
-ROUNDED = {"rounded to 8 bits": 8, "rounded to 4 bits": 4}
+INT8, GPTQ = "plain int8", "GPTQ int4"
+ROUNDED = (INT8, GPTQ)  # baselines, all weights rounded
+DEFAULT_BITS = (4.0, 3.0)
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """One method at one fraction, measured on held-out text.
+    """One method at one size, measured on held-out text.
 
     `error` is 1 - the mean cosine similarity, or the divergence in nats per token; `worst` is the largest error of a
     single text, for embedding models. Bytes are of the attention alone, with factors in the dtype of the weights and in
-    int8.
+    int8; None in int8 for weights that are rounded already. `keep` is 1 for these.
     """
 
     method: str
@@ -53,8 +58,8 @@ class TextRow:
     n_bytes: int
     error: float
     worst: float | None
-    n_bytes_int8: int
-    error_int8: float
+    n_bytes_int8: int | None
+    error_int8: float | None
     seconds: float
 
 
@@ -75,36 +80,38 @@ class Bench:
         """Bytes of the attention in the original."""
         return stored_bytes(self.checkpoint)[0]["attention"]
 
-    def rounded(self, name: str, bits: int) -> TextRow:
-        """Return the row of plain rounding of all weights, with one scale per output."""
-        started = time.perf_counter()
-        model = round_weights(self.source.copy(), bits=bits)
-        evaluation = evaluate_running(self.source.original, model, self.text)
-        size = plain_bytes(self.checkpoint, bits=bits)
-        worst = None if evaluation.cosine is None else 1 - float(evaluation.cosine.min())
-        return TextRow(
-            name, 1.0, 1.0, size, evaluation.error, worst, size, evaluation.error, time.perf_counter() - started
-        )
+    def baselines(self, moments: Mapping[str, Array]) -> list[TextRow]:
+        """Return the rows of plain int8 and of GPTQ with these moments of the inputs."""
+        made: dict[str, tuple[Callable[[], RunningModel], int]] = {
+            INT8: (lambda: round_weights(self.source.copy()), plain_bytes(self.checkpoint)),
+            GPTQ: (lambda: gptq_model(self.source, moments), gptq_bytes(self.checkpoint)),
+        }
+        rows = []
+        for name, (make, size) in made.items():
+            started = time.perf_counter()
+            evaluation = evaluate_running(self.source.original, make(), self.text)
+            seconds = time.perf_counter() - started
+            rows.append(TextRow(name, 1.0, 1.0, size, evaluation.error, _worst(evaluation), None, None, seconds))
+        return rows
 
     def measure(self, trial: Trial, factorising: float) -> TextRow:
         """Return the row of a trial, with factors as stored and in int8; `factorising` is its share of seconds."""
-        plan = trial.plan
-        matrices = [matrix for own in plan.matrices.values() for matrix in own]
-        width = STORED_AS[attention_tensors(self.checkpoint, 0)[0].dtype].itemsize
-        fixed = width * sum(part.fixed for part in trial.factorisation.parts.values())
-        in_int8 = {module: [rounded(matrix, 8) for matrix in own] for module, own in plan.matrices.items()}
-        stored = [matrix.parts() for own in in_int8.values() for matrix in own]
-        evaluation, evaluation_int8 = self._run(plan.matrices), self._run(in_int8)
+        plan, in_bits = trial.plan, trial.plan.forecast.in_bits
+        evaluation = self._run(plan.matrices)
+        n_bytes_int8 = error_int8 = None
+        if not in_bits:
+            in_int8 = {module: [rounded(matrix, 8) for matrix in own] for module, own in plan.matrices.items()}
+            n_bytes_int8 = plan_bytes(self.checkpoint, replace(plan, matrices=in_int8))
+            error_int8 = self._run(in_int8).error
         return TextRow(
             method=trial.name,
-            keep=trial.keep,
+            keep=1.0 if in_bits else trial.size,
             kept=plan.kept,
-            n_bytes=fixed + width * sum(a.size for matrix in matrices for a in matrix.arrays.values()),
+            n_bytes=plan_bytes(self.checkpoint, plan),
             error=evaluation.error,
-            worst=None if evaluation.cosine is None else 1 - float(evaluation.cosine.min()),
-            n_bytes_int8=fixed
-            + sum(a.nbytes if dtype else width * a.size for parts in stored for a, dtype in parts.values()),
-            error_int8=evaluation_int8.error,
+            worst=_worst(evaluation),
+            n_bytes_int8=n_bytes_int8,
+            error_int8=error_int8,
             seconds=factorising + trial.planning,
         )
 
@@ -116,6 +123,10 @@ class Bench:
             projections = self.checkpoint.projections(layer).updated(expand(matrices[module], self.checkpoint.sizes))
             install(model, layer, projections)
         return evaluate_running(self.source.original, model, self.text)
+
+
+def _worst(evaluation: Evaluation) -> float | None:
+    return None if evaluation.cosine is None else 1 - float(evaluation.cosine.min())
 
 
 def comparison_rows() -> dict[str, str]:
@@ -140,15 +151,16 @@ class TextComparison:
 
     @property
     def rounded(self) -> list[TextRow]:
-        """Rows of the rounded weights."""
+        """Rows of the baselines."""
         return [row for row in self.rows if row.method in ROUNDED]
 
     @property
     def by_method(self) -> dict[str, list[TextRow]]:
-        """Rows of the methods, sorted by numbers kept."""
+        """Rows of the methods, sorted by bytes."""
         names = dict.fromkeys(row.method for row in self.rows if row.method not in ROUNDED)
         return {
-            name: sorted((row for row in self.rows if row.method == name), key=lambda row: row.kept) for name in names
+            name: sorted((row for row in self.rows if row.method == name), key=lambda row: row.n_bytes)
+            for name in names
         }
 
     def write_csv(self, file: Path) -> None:
@@ -161,8 +173,9 @@ class TextComparison:
         def cells(row: TextRow) -> list[str]:
             worst = "" if row.worst is None else f"{row.worst:.2g}"
             floats = (f"{row.n_bytes / 1e6:.2f}", f"{row.error:.4f}", worst)
-            int8 = (f"{row.n_bytes_int8 / 1e6:.2f}", f"{row.error_int8:.4f}", f"{row.seconds:.1f}")
-            return [row.method, f"{row.kept:.4f}", *floats, *int8]
+            size_int8 = "" if row.n_bytes_int8 is None else f"{row.n_bytes_int8 / 1e6:.2f}"
+            error_int8 = "" if row.error_int8 is None else f"{row.error_int8:.4f}"
+            return [row.method, f"{row.kept:.4f}", *floats, size_int8, error_int8, f"{row.seconds:.1f}"]
 
         columns = ["method", "kept", "MB", "error", "worst", "MB in int8", "error in int8", "s"]
         title = f"{self.measure} on held-out text; MB of the attention"
@@ -175,8 +188,12 @@ def compare_on_text(
     text: str,
     methods: Sequence[str] = (),
     progress: Progress = quiet,
+    *,
+    bits: Sequence[float] = DEFAULT_BITS,
 ) -> TextComparison:
-    """Measure methods that use calibration data at several fractions; a tenth of the text is held out.
+    """Measure methods that use calibration data at several sizes; a tenth of the text is held out.
+
+    Sizes are fractions of the numbers, `keeps`, or averages of bits per number for "quantized".
 
     Raises
     ------
@@ -185,6 +202,8 @@ def compare_on_text(
     """
     for keep in keeps:
         check_keep("compare", keep)
+    for average in bits:
+        check_bits("compare", average)
     known = dict.fromkeys(comparison_rows().values())
     for method in methods:
         if method not in known:
@@ -204,32 +223,25 @@ def compare_on_text(
         )
     source = SourceModel(checkpoint, function="compare")
     bench = Bench(source, held_out)
-    candidates = [
-        candidate
-        for candidate in _candidates(source, calibration_text, progress)
-        if not methods or candidate.method in methods
-    ]
-    rows, refused = run_trials(
-        checkpoint, candidates, keeps, lambda trial: [bench.measure(trial, trial.factorising / len(keeps))], progress
-    )
-    rounded = [bench.rounded(name, bits) for name, bits in ROUNDED.items()]
-    return TextComparison(measure_of_text(checkpoint), rounded + rows, refused, bench.bytes_before)
-
-
-def _candidates(source: SourceModel, text: str, progress: Progress) -> Iterator[Candidate]:
-    """Yield the candidate of every row."""
-    checkpoint = source.checkpoint
 
     @functools.cache
-    def inputs() -> dict[str, Array]:
-        return inputs_of_text(checkpoint, text, progress, source=source)
+    def moments() -> dict[str, Array]:
+        return inputs_of_text(checkpoint, calibration_text, progress, source=source)
 
     def make(name: str, method: str, report: Progress) -> Factorisation:
         row = TABLE[method]
         if row.unit == "model":
-            factorisation: Factorisation = resolve(row.factorise)(checkpoint, text, report, source=source)
+            factorisation: Factorisation = resolve(row.factorise)(checkpoint, calibration_text, report, source=source)
             return factorisation
-        return factorise(checkpoint, method, report, inputs=None if name == method else inputs())
+        return factorise(checkpoint, method, report, inputs=None if name == method else moments())
 
-    for name, method in comparison_rows().items():
-        yield Candidate(name, method, functools.partial(make, name, method))
+    candidates = [
+        Candidate(name, method, functools.partial(make, name, method), bits if TABLE[method].in_bits else keeps)
+        for name, method in comparison_rows().items()
+        if not methods or method in methods
+    ]
+    share = {candidate.name: 1 / max(1, len(candidate.sizes)) for candidate in candidates}
+    rows, refused = run_trials(
+        checkpoint, candidates, lambda trial: [bench.measure(trial, trial.factorising * share[trial.name])], progress
+    )
+    return TextComparison(measure_of_text(checkpoint), bench.baselines(moments()) + rows, refused, bench.bytes_before)

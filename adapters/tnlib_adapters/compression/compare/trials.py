@@ -1,4 +1,4 @@
-"""Trials of candidate methods at several fractions: rows for CSV and terminal, and refusals with reasons."""
+"""Trials of candidate methods at several sizes: rows for CSV and terminal, and refusals with reasons."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Table = tuple[str, list[str], list[list[list[str]]]]  # title, columns, groups o
 
 @dataclass(frozen=True)
 class Trial:
-    """A row name, fraction, factorisation and plan, with the seconds of both."""
+    """A row name, size, factorisation and plan, with the seconds of both."""
 
     name: str
-    keep: float
+    size: float  # fraction of the numbers, or bits
     factorisation: Factorisation
     plan: Plan
     factorising: float
@@ -32,21 +32,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row name, the method the model must support, and the function that factorises."""
+    """A row name, the method the model must support, the function that factorises, and the sizes."""
 
     name: str
     method: str
     factorise: Callable[[Progress], Factorisation]
+    sizes: Sequence[float]
 
 
 def run_trials(
     checkpoint: Checkpoint,
     candidates: Iterable[Candidate],
-    keeps: Sequence[float],
     measure: Callable[[Trial], Sequence[Row]],
     progress: Progress,
 ) -> tuple[list[Row], dict[str, str]]:
-    """Factorise by every candidate, measure at every fraction, and return the rows and reasons for missing ones."""
+    """Factorise by every candidate, measure at every size, and return the rows and reasons for missing ones."""
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for candidate in candidates:
@@ -59,15 +59,15 @@ def run_trials(
         started = time.perf_counter()
         factorisation = candidate.factorise(named_progress)
         factorising = time.perf_counter() - started
-        for keep in keeps:
+        for size in candidate.sizes:
             started = time.perf_counter()
             try:
-                plan = factorisation.plan(keep, named_progress)
+                plan = factorisation.plan(size, named_progress)
             except ArgumentError as problem:
-                refused[f"{candidate.name} at {keep:g}"] = _reason(problem)
+                refused[f"{candidate.name} at {size:g}"] = _reason(problem)
                 continue
             rows += measure(
-                Trial(candidate.name, keep, factorisation, plan, factorising, time.perf_counter() - started)
+                Trial(candidate.name, size, factorisation, plan, factorising, time.perf_counter() - started)
             )
     return rows, refused
 

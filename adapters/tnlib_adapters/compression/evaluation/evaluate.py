@@ -13,10 +13,13 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
-from tnlib_adapters.compression.methods.factorisation import Forecast
+from tnlib_adapters.compression.methods.calibrated import fold_biases
+from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of
+from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
-from tnlib_adapters.compression.sizes import round_weights
+from tnlib_adapters.compression.sizes import round_by_gptq, round_weights
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
@@ -180,10 +183,21 @@ def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OnText:
-    """Outputs of the compressed model, and of the original rounded to int8, compared with the original on a text."""
+    """Outputs of the compressed model and of both baselines compared with the original on a text.
+
+    Parameters
+    ----------
+    after
+        The compressed model.
+    int8
+        The original with the compressed part in plain int8.
+    gptq
+        The original with the compressed part rounded by GPTQ; None if the method does not measure the inputs.
+    """
 
     after: Evaluation
-    rounded: Evaluation
+    int8: Evaluation
+    gptq: Evaluation | None = None
 
     def measures(self, forecast: Forecast) -> dict[str, float]:
         """Return the measures of the compressed model by name, and their predictions."""
@@ -196,10 +210,35 @@ class OnText:
         return values
 
 
-def measure_on_text(source: SourceModel, after: Checkpoint, what: str, text: str, progress: Progress) -> OnText:
-    """Evaluate the compressed checkpoint, and the source with the compressed part in int8, against the source."""
+def measure_on_text(
+    source: SourceModel, after: Checkpoint, plan: Plan, what: str, text: str, progress: Progress
+) -> OnText:
+    """Evaluate the compressed checkpoint, and the source with the compressed part rounded, against the source."""
     from tnlib_adapters.instrument.running_model import open_running
 
-    compressed = evaluate_running(source.original, open_running(after.folder.path, source.function), text, progress)
-    rounded = round_weights(source.copy(), what, names_of(source.checkpoint, what, with_text=True))
-    return OnText(compressed, evaluate_running(source.original, rounded, text, progress))
+    def measure(model: RunningModel) -> Evaluation:
+        return evaluate_running(source.original, model, text, progress)
+
+    modules = names_of(source.checkpoint, what, with_text=True)
+    compressed = measure(open_running(after.folder.path, source.function))
+    int8 = measure(round_weights(source.copy(), what, modules))
+    if not plan.moments:
+        return OnText(compressed, int8)
+    folded = TABLE[plan.method].unit == "model"
+    return OnText(compressed, int8, measure(gptq_model(source, plan.moments, what, folded=folded)))
+
+
+def gptq_model(
+    source: SourceModel, moments: Mapping[str, Array], what: str = "attention", *, folded: bool = False
+) -> RunningModel:
+    """Return the source with the compressed part rounded by GPTQ.
+
+    If `folded`, the moments belong to the model with biases folded by `fold_biases`, which changes no output.
+    """
+    from tnlib_adapters.instrument.layer_fit import install
+
+    checkpoint, model = source.checkpoint, source.copy()
+    keys = not has_rotary_or_norms(checkpoint)
+    for k in checkpoint.wiring.projection_layers(what) if folded else ():
+        install(model, k, fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=keys))
+    return round_by_gptq(model, moments, what, names_of(checkpoint, what, with_text=True))

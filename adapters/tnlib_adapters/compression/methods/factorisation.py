@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve, allocate, frontier, lost_by, smallest, spent_by
 from tnlib_adapters.compression.request import Progress, quiet
@@ -38,14 +39,21 @@ class Forecast:
         Error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`.
     error
         At the chosen size; None if the method cannot predict it before the fit.
-    kept, errors
-        The curve: fractions of the numbers, ascending, and errors.
+    sizes, errors
+        The curve: sizes, ascending, and errors. A size is a fraction of the numbers, or an average number of bits.
+    in_bits
+        True if sizes are bits per number.
     """
 
     measure: str = RELATIVE
     error: float | None = None
-    kept: tuple[float, ...] = ()
+    sizes: tuple[float, ...] = ()
     errors: tuple[float, ...] = ()
+    in_bits: bool = False
+
+    def curve(self) -> dict[str, list[float]]:
+        """Return "kept" or "bits", and "predicted"."""
+        return {"bits" if self.in_bits else "kept": list(self.sizes), "predicted": list(self.errors)}
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Plan:
         Module path -> stored numbers, of factors and biases.
     forecast
         Predicted error of these factors, and of other sizes.
+    moments
+        As in `Factorisation`.
     """
 
     method: str
@@ -71,6 +81,7 @@ class Plan:
     n_before: int
     numbers: Mapping[str, int]
     forecast: Forecast = field(default_factory=Forecast)
+    moments: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def n_after(self) -> int:
@@ -120,6 +131,9 @@ class Factorisation:
         Factors of the errors of some parts, in the sum over blocks; 1 for the others.
     float_bits
         Bits of a stored float where costs are bits; None where they are numbers.
+    moments
+        Second moments of the inputs of all weights by their keys, to round the weights by GPTQ for comparison; {} if
+        the method does not measure them. Those of a method of unit "model" belong to the model with folded biases.
     """
 
     method: str
@@ -130,10 +144,14 @@ class Factorisation:
     fit: Fit | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
     float_bits: int | None = None
+    moments: Mapping[str, Array] = field(default_factory=dict)
 
-    def plan(self, keep: float, progress: Progress = quiet) -> Plan:
-        """Choose the sizes for a fraction `keep` of the numbers and return the factors; raises as `choose` does."""
-        return self.plan_of(self.choose(keep), progress)
+    def plan(self, size: float, progress: Progress = quiet) -> Plan:
+        """Return the factors for a fraction of the numbers, or an average of bits where costs are bits.
+
+        Raises as `choose` and `select_bits` do.
+        """
+        return self.plan_of(self.choose(size) if self.float_bits is None else self.select_bits(size, None), progress)
 
     def choose(self, keep: float) -> list[int]:
         """Return the option of every block with the least sum of errors within a fraction `keep` of the numbers.
@@ -221,13 +239,13 @@ class Factorisation:
         """Return the predicted error for a sum of losses, and the curve."""
         if not self.predicts_error:
             return Forecast(self.measure)
-        curve = frontier(self._curves)
-        kept = (curve.costs + self._fixed) / self.n_before
-        inside = np.flatnonzero(kept <= 1)
-        wanted = np.linspace(kept[0], kept[inside[-1]], _POINTS) if len(inside) else np.zeros(0)
-        chosen = np.unique(np.searchsorted(kept, wanted))
+        curve, in_bits = frontier(self._curves), self.float_bits is not None
+        sizes = (curve.costs + self._fixed) / self.n_before
+        inside = np.flatnonzero(sizes <= (math.inf if in_bits else 1))
+        wanted = np.linspace(sizes[0], sizes[inside[-1]], _POINTS) if len(inside) else np.zeros(0)
+        chosen = np.unique(np.searchsorted(sizes, wanted))
         errors = tuple(self._error(losses) for losses in curve.errors[chosen].tolist())
-        return Forecast(self.measure, self._error(lost), tuple(kept[chosen].tolist()), errors)
+        return Forecast(self.measure, self._error(lost), tuple(sizes[chosen].tolist()), errors, in_bits)
 
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors for one option per block, fitted if there is a fit."""
@@ -247,7 +265,8 @@ class Factorisation:
             module: part.fixed + sum(matrix.n_parameters for matrix in matrices[module])
             for module, part in self.parts.items()
         }
-        return Plan(self.method, matrices, self.n_before, numbers, self.forecast(lost_by(self._curves, choice)))
+        forecast = self.forecast(lost_by(self._curves, choice))
+        return Plan(self.method, matrices, self.n_before, numbers, forecast, self.moments)
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
         """Split the options of all blocks by part."""

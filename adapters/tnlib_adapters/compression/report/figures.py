@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
-from tnlib_adapters.compression.report.report import HeadReport, Report
+from tnlib_adapters.compression.report.report import HeadReport, Report, baselines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,46 +92,59 @@ def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
 
 
 def error_curve(report: Report) -> Figure:
-    """Draw predicted error against fraction kept, the chosen and measured points, and plain int8."""
+    """Draw predicted error against bytes, the chosen and measured points, and the baselines."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
-    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
     ax = figure.subplots()
-    fractions, errors = (np.array(report.curve[name]) for name in ("kept", "predicted"))
+    unit, n_bytes = _bytes_per_unit(report)
+    sizes, errors = (np.array(report.curve.get(name, [])) for name in (unit, "predicted"))
     largest = errors.max(initial=0.0)
     plotted = errors > 1e-4 * largest  # the logarithmic axis ends four decades below the largest error
-    ax.plot(fractions[plotted], errors[plotted], color=QK, label="predicted")
+    ax.plot(n_bytes / 1e6 * sizes[plotted], errors[plotted], color=QK, label="predicted")
+    x = n_bytes / 1e6 * (report.kept if unit == "kept" else report.average_bits or 0.0)
     if report.predicted is not None:
         label = f"chosen: {report.predicted:.3g} predicted"
-        ax.plot(report.kept, report.predicted, "o", color=QK, mfc="none", ms=11, mew=1.5, label=label)
+        ax.plot(x, report.predicted, "o", color=QK, mfc="none", ms=11, mew=1.5, label=label)
     if report.measured is not None:
-        ax.plot(report.kept, report.measured, "D", color=OV, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
-    _draw_plain_int8(ax, report)
-    ax.set(xlabel="numbers kept", ylabel=report.measure, xlim=(0, 1.01))
+        ax.plot(x, report.measured, "D", color=OV, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
+    if report.plain_measured is None:
+        label = f"plain int8: {report.plain_bytes / 1e6:.2f} MB"
+        ax.axvline(report.plain_bytes / 1e6, color="black", ls=":", lw=1, label=label)
+    for (name, size, error), mark in zip(baselines(report), "*P", strict=False):
+        label = f"{name}, {size / 1e6:.2f} MB: {error:.2g} measured"
+        ax.plot(size / 1e6, error, mark, color="black", ms=10, label=label, clip_on=False)
+    stored = " of factors" if report.layout == "dense" else ""
+    ax.set(xlabel=f"MB{stored}, {report.subject}", ylabel=report.measure, xlim=(0, None))
     if report.measure == RELATIVE or not plotted.any():
         ax.set_ylim(0, None)
     else:
         ax.set_yscale("log")
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    _draw_sizes_above(ax, unit, n_bytes)
     ax.grid(alpha=0.3)
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines["right"].set_visible(False)
     ax.legend(frameon=False)
     return figure
 
 
-def _draw_plain_int8(ax: Axes, report: Report) -> None:
-    """Mark plain int8 at the size with as many bytes: its error, or its size only if no error was measured."""
-    sizes, count = (
-        (report.bytes_before, report.n_before) if report.layout == "dense" else (report.bytes_after, report.n_after)
-    )
-    fraction = report.plain_bytes / max(1, report.compressed(sizes)) * count / report.n_before
-    size = f"{report.plain_bytes / 1e6:.2f} MB"
-    if report.plain_measured is None:
-        ax.axvline(fraction, color="black", ls=":", lw=1, label=f"as many bytes as plain int8: {size}")
-    else:
-        label = f"plain int8, {size}: {report.plain_measured:.2g} measured"
-        ax.plot(fraction, report.plain_measured, "*", color="black", ms=11, label=label, clip_on=False)
+def _draw_sizes_above(ax: Axes, unit: str, n_bytes: float) -> None:
+    """Draw a second axis above, in fractions of the numbers or in bits per number."""
+    from matplotlib.ticker import PercentFormatter
+
+    scale = n_bytes / 1e6
+    above = ax.secondary_xaxis("top", functions=(lambda x: x / scale, lambda size: size * scale))
+    if unit == "kept":
+        above.xaxis.set_major_formatter(PercentFormatter(1.0))
+    above.set_xlabel("numbers kept" if unit == "kept" else "bits per number")
+
+
+def _bytes_per_unit(report: Report) -> tuple[str, float]:
+    """Return the unit of the curve, and the bytes for a size of 1 in the factored layout."""
+    if "bits" in report.curve:
+        return "bits", report.n_before / 8
+    if report.layout == "dense":
+        return "kept", float(report.compressed(report.bytes_before))
+    return "kept", report.compressed(report.bytes_after) / report.kept
 
 
 def size_bars(report: Report) -> Figure:

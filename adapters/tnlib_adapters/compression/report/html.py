@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
-from tnlib_adapters.compression.report.report import Report, summarise, verdict
+from tnlib_adapters.compression.report.report import Report, baselines, headline, summarise, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,15 +58,17 @@ def write_page(report: Report, file: Path) -> None:
     """Write the page: summary, sizes, errors per head and layer, and spectra."""
     name = Path(report.source).resolve().name
     body = [
-        f"<h1>{html.escape(name)}, {report.kept:.1%} of its {report.subject} kept by method {report.method}</h1>",
-        f"<p>A {report.model_type} checkpoint from {html.escape(report.source)}; layout {report.layout}"
+        f"<h1>{html.escape(name)}, {html.escape(headline(report) or _size(report))}</h1>",
+        *_trade(report),
+        f"<p>Method {report.method}. A {report.model_type} checkpoint from {html.escape(report.source)}; layout "
+        f"{report.layout}"
         f"{'' if report.store == 'float' else f', factors in {report.store}'}.</p>",
         f"<p>Load it, <code>folder</code> being its path: <code>{html.escape(report.load)}</code></p>",
         table(["", "before", "after"], summarise(report)),
-        *([f"<p>Compared with rounding: {html.escape(comparison)}.</p>"] if (comparison := verdict(report)) else []),
         "<h2>Numbers and bytes before and after</h2>",
         svg(size_bars(report), "numbers"),
         *_curve(report),
+        *_rounded(report),
         "<h2>Error of every head</h2>",
         "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
         f"QK gives the scores, OV the output to the residual stream.{_calibration_note(report)}</p>",
@@ -93,9 +95,50 @@ def write_page(report: Report, file: Path) -> None:
     file.write_text(page(name, body), encoding="utf-8")
 
 
+def _size(report: Report) -> str:
+    if report.is_rounded:
+        return f"{report.subject} in {report.average_bits:.2f} bits per number by method {report.method}"
+    return f"{report.kept:.1%} of its {report.subject} kept by method {report.method}"
+
+
+def _trade(report: Report) -> list[str]:
+    """Return the conclusion and the table of bytes and errors beside the baselines, if there are errors on a text."""
+    if report.measured is None or (conclusion := verdict(report)) is None:
+        return []
+    n_bytes = [report.compressed(sizes) for sizes in (report.bytes_before, report.bytes_after)]
+    sizes = [("original", n_bytes[0], 0.0), (f"method {report.method}", n_bytes[1], report.measured)]
+    rows = [
+        [label, f"{size / 1e6:.2f}", f"{8 * size / report.n_before:.2f}", f"{error:.2g}"]
+        for label, size, error in (*sizes, *baselines(report))
+    ]
+    note = "GPTQ int4 has 4 bits, scales of groups of 128 numbers, and the same calibration text. "
+    return [
+        f"<p>{html.escape(conclusion[0].upper() + conclusion[1:])}.</p>",
+        table(["", f"MB of the {report.subject}", "bits per number", f"{report.measure} on held-out text"], rows),
+        f"<p>{note if report.gptq_bytes is not None else ''}Plain int8 has one scale per output.</p>",
+    ]
+
+
+def _rounded(report: Report) -> list[str]:
+    """Return the table of the weights that are stored as integers, if there are any."""
+    if not report.rounded:
+        return []
+    rows = [
+        [f"{own.module}, {own.of}" if own.of else own.module, str(own.bits), str(own.group or ""), f"{kb:,.1f}"]
+        for own in report.rounded
+        for kb in (own.n_bytes / 1e3,)
+    ]
+    return [
+        "<h2>Bits of every weight</h2>",
+        "<p>Codes and scales. A group is the number of entries that share a scale; without one, it is a column of the "
+        "weight (in, out), or a row of a table of embeddings.</p>",
+        table(["weight", "bits", "group", "kB"], rows),
+    ]
+
+
 def _matrices(report: Report) -> list[str]:
     """Return the table of the matrices outside the attention, if there are any."""
-    if not report.matrices:
+    if not report.matrices or report.is_rounded:
         return []
     rows = [[m.module, m.role, m.kind, f"{m.n_before:,}", f"{m.n_after:,}"] for m in report.matrices]
     head = ["matrix", "role", "factors", "numbers before", "after"]
@@ -104,7 +147,7 @@ def _matrices(report: Report) -> list[str]:
 
 def _curve(report: Report) -> list[str]:
     """Return the section on error against size, if the method predicts errors."""
-    if not report.curve.get("kept"):
+    if not report.curve.get("predicted"):
         return []
     measure = (
         "The root mean square of the relative errors of the truncated operators and weights"
@@ -114,7 +157,7 @@ def _curve(report: Report) -> list[str]:
     return [
         "<h2>Error against size</h2>",
         f"<p>{html.escape(measure)}, predicted by the method for every budget from one factorisation; the error "
-        "measured on the written checkpoint; and plain int8 at the same number of bytes.</p>",
+        "measured on the written checkpoint; and rounding of the same weights, each at its bytes.</p>",
         svg(error_curve(report), "curve"),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from tnlib_adapters.compression.methods.factorisation import RELATIVE
 
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
+INT8, GPTQ = "plain int8", "GPTQ int4"  # baselines; GPTQ with scales of groups of 128
 SUBJECTS = {"attention": "attention", "mlp": "feed-forward layers", "all": "attention, feed-forward and embeddings"}
 
 
@@ -58,6 +60,17 @@ class MatrixReport:
 
 
 @dataclass(frozen=True)
+class RoundedReport:
+    """One weight that is stored as integers, without a factorisation."""
+
+    module: str
+    of: str  # projection "q", "k", "v" or "o" of an attention module, otherwise ""
+    bits: int
+    group: int  # numbers that share a scale; 0 for those of a whole column, or of a row of a table
+    n_bytes: int  # codes and scales
+
+
+@dataclass(frozen=True)
 class Report:
     """Report of one compression. Errors are measured on the written checkpoint, rounding to its dtype included.
 
@@ -87,10 +100,15 @@ class Report:
     what: str = "attention"  # the compressed part of the model: "attention", "mlp" or "all"
     plain_bytes: int = 0  # of the same part with its weights rounded to int8
     plain_measured: float | None = None  # error of plain int8, where `measured` is on a text
+    gptq_bytes: int | None = None  # of the same part in 4 bits by GPTQ, where the method measures the inputs
+    gptq_measured: float | None = None  # its error on the text
+    average_bits: float | None = None  # stored in the factored layout, per number of the source
+    rounded: list[RoundedReport] = field(default_factory=list)  # weights as integers
     measure: str = RELATIVE  # error measure; see `Forecast`
     predicted: float | None = None  # error predicted by the method, without fine-tuning; None: no prediction
     measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
-    curve: dict[str, list[float]] = field(default_factory=dict)  # "kept" and "predicted": every size of this method
+    curve: dict[str, list[float]] = field(default_factory=dict)  # every size of this method: "kept", or "bits" per
+    # number, and "predicted"
     calibration: dict[str, int] = field(default_factory=dict)  # "tokens" of a line or window, number of "lines", of
     # "truncated" ones (not for windows), of lines "held_out", and of "batches"; empty without a text
     load: str = ""  # Python code that loads OUT, with its path as `folder`
@@ -101,6 +119,11 @@ class Report:
     def subject(self) -> str:
         """Name of the compressed part of the model."""
         return SUBJECTS[self.what]
+
+    @property
+    def is_rounded(self) -> bool:
+        """True if all numbers are kept, some of them as integers."""
+        return bool(self.rounded) and self.n_after >= self.n_before
 
     def compressed(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes of the compressed part, from `bytes_before` or `bytes_after`."""
@@ -135,44 +158,86 @@ def summarise(report: Report) -> list[Line]:
     return [*_sizes(report), *_text(report), *_errors(report), *_cost(report)]
 
 
-def verdict(report: Report) -> str | None:
-    """Return a comparison with plain int8 of the same weights, or None if no error was measured on a text."""
+def size_text(report: Report) -> str:
+    """Return the stored bits per number where all numbers are kept, otherwise the fraction of the numbers, in words."""
+    if report.is_rounded:
+        return f"{report.subject} in {report.average_bits:.2f} bits per number"
+    genitive = "'" if report.subject.endswith("s") else "'s"
+    return f"{report.kept:.4f} of the {report.subject}{genitive} numbers kept"
+
+
+def headline(report: Report) -> str | None:
+    """Return bytes before and after, and the error on held-out text; None if none was measured on a text."""
     if report.plain_measured is None or report.measured is None:
         return None
-    n_bytes, plain_bytes = report.compressed(report.bytes_after), report.plain_bytes
-    smaller, closer = n_bytes < plain_bytes, report.measured <= report.plain_measured
-    conclusion = {
-        (True, True): "this is smaller and nearer to the original",
-        (True, False): "this is smaller, plain int8 nearer to the original",
-        (False, True): "this is nearer to the original, plain int8 smaller",
-        (
-            False,
-            False,
-        ): "plain int8 is both smaller and nearer to the original: prefer it, or store these factors in it",
-    }[smaller, closer]
-    if (smaller, closer) == (False, False) and report.store != "float":
-        conclusion = "plain int8 is both smaller and nearer to the original: prefer it"
-    rounded = f"{plain_bytes / 1e6:.2f} MB with {report.measure} {report.plain_measured:.2g}"
-    compressed = f"{n_bytes / 1e6:.2f} MB with {report.measured:.2g}"
-    return f"plain int8 of the same weights takes {rounded}, this {compressed}: {conclusion}"
+    before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
+    bits = f"{8 * after / report.n_before:.2f} bits per number"
+    return (
+        f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits}; {report.measure} {report.measured:.2g} on held-out "
+        "text"
+    )
+
+
+def baselines(report: Report) -> list[tuple[str, int, float]]:
+    """Return name, bytes and measured error of the same part in plain int8, and by GPTQ if that was measured."""
+    rows = []
+    if report.plain_measured is not None:
+        rows.append((INT8, report.plain_bytes, report.plain_measured))
+    if report.gptq_bytes is not None and report.gptq_measured is not None:
+        rows.append((GPTQ, report.gptq_bytes, report.gptq_measured))
+    return rows
+
+
+def verdict(report: Report) -> str | None:
+    """Return in one sentence how a compression compares with its baselines; None if none was measured on a text."""
+    if report.plain_measured is None or report.measured is None:
+        return None
+    n_bytes, clauses, advice = report.compressed(report.bytes_after), [], ""
+    for name, size, error in sorted(baselines(report), key=lambda row: row[1]):
+        smaller, nearer, equal = n_bytes < size, report.measured < error, report.measured == error
+        if nearer:
+            where = "fewer bytes" if smaller else f"{_ratio(n_bytes, size)} its bytes"
+            clauses.append(f"this is nearer to the original than {name} at {where}")
+        elif equal:
+            where = "at fewer bytes" if smaller else f"but {name} takes no more bytes"
+            clauses.append(f"this is as near to the original as {name} {where}")
+        elif smaller:
+            clauses.append(f"{name} is nearer to the original at {_ratio(size, n_bytes)} the bytes")
+        else:
+            clauses.append(f"{name} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes")
+            advice = f": prefer {'rounding, --calibrate TEXT without --keep' if not report.is_rounded else name}"
+    return "; ".join(clauses) + advice
+
+
+def _ratio(larger: int, smaller: int) -> str:
+    return f"{larger / max(1, smaller):.2g} times"
 
 
 def _sizes(report: Report) -> list[Line]:
     before, after, subject = report.bytes_before, report.bytes_after, report.subject
+    numbers = (f"numbers in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}")
     lines = [
-        (f"numbers in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}"),
+        (f"numbers in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
         (f"bytes of the {subject}", _mb(report.compressed(before)), _mb(report.compressed(after))),
         ("the same in plain int8", "", _mb(report.plain_bytes)),
         ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
     ]
-    if report.store != "float":
+    if report.gptq_bytes is not None:
+        lines.insert(3, ("the same by GPTQ in 4 bits", "", _mb(report.gptq_bytes)))
+    if report.is_rounded and report.average_bits is not None:
+        share = 8 * report.compressed(before) / report.n_before
+        lines.insert(1, ("stored bits per number", f"{share:.2f}", f"{report.average_bits:.2f}"))
+    if report.store != "float" and not report.is_rounded:
         lines.insert(1, ("factors stored in", "", report.store))
-    if report.layout == "dense":
+    if report.layout == "dense" and not report.is_rounded:
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
+    if report.rounded:
+        counts = Counter(own.bits for own in report.rounded)
+        lines.append(("weights by bits", "", ", ".join(f"{n} in {bits} bits" for bits, n in sorted(counts.items()))))
     lines += [
         (f"numbers of {matrix.module} ({matrix.role})", f"{matrix.n_before:,}", f"{matrix.n_after:,}")
         for matrix in report.matrices
-        if "embedding" in matrix.role
+        if "embedding" in matrix.role and not report.is_rounded
     ]
     lines += [(f"{module} stays as it is", reason, "") for module, reason in report.left_dense.items()]
     if report.left_out:
@@ -196,7 +261,8 @@ def _text(report: Report) -> list[Line]:
 
 
 def _errors(report: Report) -> list[Line]:
-    errors = {"predicted": report.predicted, "measured": report.measured, "of plain int8": report.plain_measured}
+    errors = {"predicted": report.predicted, "measured": report.measured}
+    errors |= {f"of {name}": error for name, _, error in baselines(report)}
     lines = [(f"{report.measure}, {name}", "", f"{value:.4g}") for name, value in errors.items() if value is not None]
     shown = (f"{report.measure}, on held-out text", *(key for key in report.quality if "predicted" in key))
     quality = {key: value for key, value in report.quality.items() if key not in shown}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tnlib_adapters.compression.report.report import summarise, verdict
+from tnlib_adapters.compression.report.report import baselines, headline, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
@@ -15,28 +17,32 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.compare.by_layer import Comparison
     from tnlib_adapters.compression.compare.on_text import TextComparison
     from tnlib_adapters.compression.evaluation.evaluate import Evaluation
-    from tnlib_adapters.compression.report.report import LayerReport, Report
+    from tnlib_adapters.compression.report.report import Report, RoundedReport
 
 
 def show_report(report: Report, out: Path) -> None:
-    """Print the errors of every layer, the summary, and the verdict."""
-    subject = report.subject
-    rows = [
-        [str(layer.layer), *(f"{e:.4f}" for e in (layer.qk_error, layer.ov_error, layer.worst)), *_counts(layer)]
-        for layer in report.layers
-    ]
+    """Print the size and error beside those of the baselines, the errors of every layer, and the summary."""
+    if (first := headline(report)) and (remark := verdict(report)):
+        click.echo(first)
+        for name, n_bytes, error in baselines(report):
+            click.echo(f"  {name}: {n_bytes / 1e6:.2f} MB, {8 * n_bytes / report.n_before:.2f} bits; {error:.2g}")
+        click.echo(f"{remark[0].upper()}{remark[1:]}.")
+        click.echo()
     after = "in factors" if report.layout == "dense" else "after"
+    counts = ("bits of q k v o", "kB") if report.is_rounded else ("numbers before", after)
+    rows = [
+        [str(layer.layer), *(f"{e:.4f}" for e in (layer.qk_error, layer.ov_error, layer.worst)), *cells]
+        for layer, cells in zip(report.layers, _sizes_of_layers(report), strict=True)
+    ]
     _print_table(
-        f"{report.model_type}, method {report.method}: {report.kept:.4f} of the {_genitive(subject)} numbers kept",
-        ["layer", "QK error", "OV error", "worst head", "numbers before", after],
-        [rows, [["all", "", "", "", *_counts(report)]]],
+        f"{report.model_type}, method {report.method}: {size_text(report)}",
+        ["layer", "QK error", "OV error", "worst head", *counts],
+        [rows, [["all", "", "", "", *_total(report)]]],
     )
     lines = summarise(report)
     width = max(len(name) for name, _, _ in lines)
     for name, before, now in lines:
         click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
-    if remark := verdict(report):
-        click.echo(remark)
     code = report.load.replace("(folder)", f"({path_text(out)!r})")
     click.echo(f"written to {path_text(out)}, with {PAGE}; load it with: {code}")
 
@@ -85,9 +91,22 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
     console.print(table)
 
 
-def _counts(report: Report | LayerReport) -> list[str]:
-    return [f"{report.n_before:,}", f"{report.n_after:,}"]
+def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
+    """Return two cells for every layer: numbers before and after, or the bits of the projections and their kB."""
+    if not report.is_rounded:
+        return [(f"{layer.n_before:,}", f"{layer.n_after:,}") for layer in report.layers]
+    projections = [own for own in report.rounded if own.of]
+    layers = [list(own) for _, own in itertools.groupby(projections, key=lambda own: own.module)]
+    if not layers:
+        return [("", "")] * len(report.layers)
+    return [(" ".join(str(own.bits) for own in layer), _kb(layer)) for layer in layers]
 
 
-def _genitive(name: str) -> str:
-    return f"{name}'" if name.endswith("s") else f"{name}'s"
+def _total(report: Report) -> tuple[str, str]:
+    if not report.is_rounded:
+        return f"{report.n_before:,}", f"{report.n_after:,}"
+    return f"{report.average_bits:.2f} on average", _kb(report.rounded)
+
+
+def _kb(rounded: Sequence[RoundedReport]) -> str:
+    return f"{sum(own.n_bytes for own in rounded) / 1e3:,.1f}"
