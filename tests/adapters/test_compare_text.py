@@ -30,14 +30,15 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 3)
+    for name in ("calibrate", "quantize"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{name}._STEPS", 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) -> None:
     text, keep = made_up_text(), 0.5
-    found = compare_on_text(open_checkpoint(folders[name]), [keep], text)
+    found = compare_on_text(open_checkpoint(folders[name]), [keep], text, bits=[6])
     assert not found.refused
     rows = {row.method: row for row in found.rows}
     assert list(rows) == [*ROUNDED, *comparison_rows()]
@@ -60,9 +61,13 @@ def test_rows_are_what_compress_writes(name: str, folders: Any, tmp_path: Path) 
             assert report.bytes_after["attention"] == n_bytes
             assert evaluate(folders[name], out, held).error == pytest.approx(error, rel=1e-2, abs=1e-6)
     assert found.bytes_before == report.bytes_before["attention"]
-    assert rows["rounded to 8 bits"].n_bytes == report.plain_bytes
-    assert rows["rounded to 4 bits"].n_bytes < 0.7 * report.plain_bytes
-    assert 10 * rows["rounded to 8 bits"].error < rows["rounded to 4 bits"].error
+    report = tnlib_adapters.compress(folders[name], tmp_path / "quantized", bits=6, calibrate=file)
+    assert rows["quantized"].n_bytes == report.bytes_after["attention"]
+    assert rows["quantized"].error == pytest.approx(report.measured, rel=1e-2)
+    assert rows["plain int8"].n_bytes == report.plain_bytes
+    assert rows["GPTQ int4"].n_bytes == report.gptq_bytes
+    assert rows["plain int8"].error == pytest.approx(report.plain_measured)
+    assert 5 * rows["plain int8"].error < rows["GPTQ int4"].error
 
 
 def test_some_methods_and_the_table(folders: Any, tmp_path: Path) -> None:
@@ -84,6 +89,21 @@ def test_some_methods_and_the_table(folders: Any, tmp_path: Path) -> None:
     assert (tmp_path / "out/compare.png").stat().st_size > 10_000
 
 
+def test_quantized_has_sizes_of_its_own(folders: Any) -> None:
+    found = compare_on_text(open_checkpoint(folders["bert"]), [0.5], made_up_text(), ["quantized"], bits=[6, 1.5])
+    rows = {row.method: row for row in found.rows}
+    assert list(rows) == [*ROUNDED, "quantized"]
+    assert rows["quantized"].kept == rows["quantized"].keep == 1
+    assert rows["quantized"].n_bytes_int8 is None
+    assert rows["GPTQ int4"].n_bytes < rows["quantized"].n_bytes < rows["plain int8"].n_bytes
+    assert "bits must be at least" in found.refused["quantized at 1.5"]
+    numbers, sizes = draw_on_text(found).axes
+    assert len(numbers.get_lines()) == 0
+    assert "quantized" in [line.get_label() for line in sizes.get_lines()]
+    with refused(ArgumentError, "compare: bits must lie in (0, 32]"):
+        compare_on_text(open_checkpoint(folders["bert"]), [0.5], made_up_text(), bits=[0])
+
+
 def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
     found = compare_on_text(open_checkpoint(folders["gpt2_lm"]), [0.6, 0.3], made_up_text(), ["matrix"])
     numbers, sizes = draw_on_text(found).axes
@@ -95,7 +115,7 @@ def test_the_picture_has_a_line_for_every_row(folders: Any) -> None:
 def test_what_is_off_is_refused(folders: Any) -> None:
     checkpoint = open_checkpoint(folders["bert"])
     wanted = "compare: with calibrate, method must be one of heads, matrix, ttm, tucker, "
-    with refused(ArgumentError, wanted, "calibrated, got 'cp'"):
+    with refused(ArgumentError, wanted, "calibrated, quantized, got 'cp'"):
         compare_on_text(checkpoint, [0.5], made_up_text(), ["cp"])
     with refused(ArgumentError, "at least ten lines"):
         compare_on_text(checkpoint, [0.5], "w1 w2\nw3 w4\n")

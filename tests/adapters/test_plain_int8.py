@@ -1,8 +1,10 @@
-"""Plain rounding beside a compression: what it takes, what it costs on text, and which of the two is said to win."""
+"""A compression beside plain int8 and GPTQ: their bytes, their errors on a text, and the first lines of the report."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,15 @@ pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
+from click.testing import CliRunner  # noqa: E402
 from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.report.report import verdict  # noqa: E402
-from tnlib_adapters.compression.sizes import plain_bytes, round_weights  # noqa: E402
+from tnlib_adapters.cli import main  # noqa: E402
+from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
+from tnlib_adapters.compression.evaluation.evaluate import evaluate_running, gptq_model  # noqa: E402
+from tnlib_adapters.compression.report.html import write_page  # noqa: E402
+from tnlib_adapters.compression.report.report import RoundedReport, baselines, headline, verdict  # noqa: E402
+from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, round_weights  # noqa: E402
+from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -25,7 +33,8 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 5)
+    for name in ("calibrate", "quantize"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{name}._STEPS", 5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,24 +70,90 @@ def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_pat
         assert report.plain_measured is not None
         assert report.measured is not None
         assert report.plain_measured < report.measured
-        said = verdict(report)
-        assert said is not None
-        assert f"{report.plain_bytes / 1e6:.2f} MB" in said
+        assert [name for name, _, _ in baselines(report)] == ["plain int8", "GPTQ int4"]
 
 
-def test_who_wins(folders: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_gptq_beats_rounding_to_nearest_in_the_same_bits(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    source = SourceModel(open_checkpoint(folders[name]))
+    model = gptq_model(source, inputs_of_text(source.checkpoint, text.read_text(), source=source))
+    gptq = evaluate_running(source.original, model, text.read_text()).error
+    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=1, method="matrix", store="int4")
+    nearest = evaluate(folders[name], tmp_path / "out", text).error
+    assert 0 < gptq < nearest
+    # widths are below 128, so that a column has one scale here, and one or two in groups of 64
+    assert gptq_bytes(source.checkpoint) <= report.bytes_after["attention"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["attention", "all"])
+def test_folded_biases_do_not_matter_to_gptq(name: str, what: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    """Moments of "matrix" belong to the model as it is, those of "quantized" to one with folded biases."""
+    reports = [
+        tnlib_adapters.compress(folders[name], tmp_path / method, method=method, what=what, calibrate=text, **options)
+        for method, options in {"matrix": {"keep": 0.6}, "quantized": {"bits": 6}}.items()
+    ]
+    first, second = (report.gptq_measured for report in reports)
+    assert first == pytest.approx(second, rel=0.5)
+    assert reports[0].gptq_bytes == reports[1].gptq_bytes
+    assert first > 5 * reports[0].plain_measured
+
+
+def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tmp_path: Path) -> None:
+    arguments = ["compress", str(folders["bert"]), str(tmp_path / "out"), "--bits", "6", "--calibrate", str(text)]
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "140"})
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
+    before, after = (report[f"bytes_{when}"]["attention"] for when in ("before", "after"))
+    assert report["average_bits"] == 8 * after / report["n_before"] <= 6
+    first, int8, gptq, conclusion, *_ = result.stdout.splitlines()
+    bits = f"{report['average_bits']:.2f} bits per number"
+    assert first.startswith(f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits}; 1 - cosine ")
+    assert f"{report['measured']:.2g} on held-out text" in first
+    assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
+    assert gptq.endswith(f" bits; {report['gptq_measured']:.2g}")
+    assert "GPTQ int4" in conclusion
+    assert "numbers kept" not in result.stdout
+    assert bits in (tmp_path / "out/README.md").read_text()
+
+
+def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", bits=6, calibrate=text, what="all")
+    checkpoint = open_checkpoint(folders["bert"])
+    assert Counter(own.of for own in report.rounded if own.of) == dict.fromkeys("qkvo", checkpoint.n_layers)
+    assert {own.module for own in report.rounded if not own.of} == {own.module for own in report.matrices}
+    n_biases = report.compressed(report.bytes_after) - sum(own.n_bytes for own in report.rounded)
+    assert 0 < n_biases < 0.5 * report.compressed(report.bytes_after)
+    assert max(report.curve["bits"]) > 8 > 6 > min(report.curve["bits"])
+    write_page(report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for own in report.rounded:
+        name = f"{own.module}, {own.of}" if own.of else own.module
+        assert f"<td>{name}</td><td>{own.bits}</td><td>{own.group or ''}</td>" in page
+    assert "% of its" not in page
+
+
+def test_conclusions(folders: Any, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.5)
     assert verdict(report) is None  # nothing was measured on text
+    assert headline(report) is None
 
-    def of(n_bytes: int, measured: float, store: str = "float") -> str:
+    def of(n_bytes: int, measured: float, *, is_rounded: bool = False, **gptq: Any) -> str:
+        rounded = [RoundedReport("m", "q", 4, 0, 9)] if is_rounded else []
         changed = dataclasses.replace(
             report, bytes_after={"attention": n_bytes, "other": 0}, measured=measured, plain_measured=0.1,
-            plain_bytes=100, store=store,
+            plain_bytes=100, rounded=rounded, n_after=report.n_before if is_rounded else report.n_after, **gptq,
         )  # fmt: skip
         return str(verdict(changed))
 
-    assert of(50, 0.05).endswith("this is smaller and nearer to the original")
-    assert of(50, 0.2).endswith("this is smaller, plain int8 nearer to the original")
-    assert of(200, 0.05).endswith("this is nearer to the original, plain int8 smaller")
-    assert of(200, 0.2).endswith("prefer it, or store these factors in it")
-    assert of(200, 0.2, "int8").endswith("prefer it")
+    assert of(50, 0.05) == "this is nearer to the original than plain int8 at fewer bytes"
+    assert of(50, 0.2) == "plain int8 is nearer to the original at 2 times the bytes"
+    assert of(50, 0.1) == "this is as near to the original as plain int8 at fewer bytes"
+    assert of(200, 0.05) == "this is nearer to the original than plain int8 at 2 times its bytes"
+    assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT without --keep")
+    assert of(200, 0.2, is_rounded=True).endswith("plain int8 is nearer to the original at fewer bytes: prefer it")
+    both = of(40, 0.2, gptq_bytes=50, gptq_measured=0.3)
+    assert both == (
+        "this is nearer to the original than GPTQ int4 at fewer bytes; plain int8 is nearer to the original at 2.5 "
+        "times the bytes"
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tnlib_adapters import builtin_path, compress
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, spectra
-from tnlib_adapters.compression.report.report import Report, summarise
+from tnlib_adapters.compression.report.report import Report, RoundedReport, summarise
 
 CURVE = {"kept": [0.1, 0.5, 0.9], "predicted": [0.5, 0.1, 0.01]}
 
@@ -29,6 +29,7 @@ def on_text(plain: Report) -> Report:
         "divergence, predicted without the fit": 0.1,
     }
     measures = {"measure": "divergence (nats a token)", "predicted": 0.1, "measured": 0.12, "plain_measured": 1e-4}
+    measures |= {"gptq_bytes": 9_000, "gptq_measured": 0.01}
     return replace(plain, **measures, curve=CURVE, quality=told)
 
 
@@ -38,25 +39,31 @@ def points(report: Report) -> dict[str, Any]:
     return {str(line.get_label()).partition(":")[0]: line for line in ax.lines}
 
 
-@pytest.mark.slow
-def test_the_curve_and_three_points(on_text: Report) -> None:
-    found = points(on_text)
-    np.testing.assert_array_equal(found["predicted"].get_xydata(), np.column_stack(list(CURVE.values())))
-    ((x, y),) = found["chosen"].get_xydata()
-    assert (x, y) == (on_text.kept, 0.1)
-    ((x, y),) = found["measured"].get_xydata()
-    assert (x, y) == (on_text.kept, 0.12)
-    ((x, y),) = found[f"plain int8, {on_text.plain_bytes / 1e6:.2f} MB"].get_xydata()
-    assert x == pytest.approx(on_text.plain_bytes / (4 * on_text.n_before))  # factors are in float32
-    assert y == 1e-4
+def test_the_curve_and_four_points_are_drawn_over_bytes(on_text: Report) -> None:
+    lines, whole = points(on_text), 4e-6 * on_text.n_before  # MB of float32
+    np.testing.assert_allclose(lines["predicted"].get_xydata(), np.column_stack(list(CURVE.values())) * [whole, 1])
+    for name, x, y in (
+        ("chosen", on_text.kept * whole, 0.1),
+        ("measured", on_text.kept * whole, 0.12),
+        (f"plain int8, {on_text.plain_bytes / 1e6:.2f} MB", on_text.plain_bytes / 1e6, 1e-4),
+        ("GPTQ int4, 0.01 MB", 0.009, 0.01),
+    ):
+        np.testing.assert_allclose(lines[name].get_xydata(), [(x, y)])
+
+
+def test_a_curve_over_bits(on_text: Report) -> None:
+    curve = {"bits": [2.0, 4.0, 8.0], "predicted": [0.3, 0.1, 0.01]}
+    lines = points(replace(on_text, curve=curve, average_bits=4.0))
+    np.testing.assert_allclose(lines["predicted"].get_xdata(), np.array(curve["bits"]) / 8e6 * on_text.n_before)
+    np.testing.assert_allclose(lines["measured"].get_xdata(), 4 / 8e6 * on_text.n_before)
 
 
 @pytest.mark.parametrize("layout", ["factored", "dense"])
-def test_plain_int8_stands_where_as_many_bytes_are(layout: str, plain: Report) -> None:
+def test_plain_int8_without_an_error_is_a_line_at_its_bytes(layout: str, plain: Report) -> None:
     sizes = plain.bytes_before if layout == "dense" else plain.bytes_after
-    found = points(replace(plain, layout=layout, bytes_after=sizes))
-    (line,) = (one for name, one in found.items() if name == "as many bytes as plain int8")
-    assert line.get_xdata()[0] == pytest.approx(plain.plain_bytes / (4 * plain.n_before))
+    lines = points(replace(plain, layout=layout, bytes_after=sizes))
+    assert lines["plain int8"].get_xdata()[0] == pytest.approx(plain.plain_bytes / 1e6)
+    assert lines["chosen"].get_xdata()[0] == pytest.approx(4e-6 * plain.n_after)
 
 
 def test_errors_close_to_one_are_written_so(plain: Report) -> None:
@@ -85,9 +92,18 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
     assert lines["numbers in the attention"] == (f"{on_text.n_before:,}", f"{on_text.n_after:,}")
     assert lines["perplexity, on held-out text"] == ("8.000", "9.000")
     assert [name for name in lines if "divergence" in name] == [
-        f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8")
+        f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8", "of GPTQ int4")
     ]
     assert lines["divergence (nats a token), measured"] == ("", "0.12")
+
+
+def test_the_summary_of_rounded_weights_counts_bits(plain: Report) -> None:
+    rounded = [RoundedReport("layers.0", name, bits, 0, 9) for name, bits in zip("qkvo", (2, 3, 3, 8), strict=True)]
+    changed = replace(plain, rounded=rounded, n_after=plain.n_before, average_bits=4.25)
+    lines = {name: (before, after) for name, before, after in summarise(changed)}
+    assert lines["numbers in the attention"] == ("", f"{plain.n_before:,}")
+    assert lines["stored bits per number"] == ("32.00", "4.25")
+    assert lines["weights by bits"] == ("", "1 in 2 bits, 2 in 3 bits, 1 in 8 bits")
 
 
 def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:
@@ -103,4 +119,4 @@ def test_odd_names_of_measures_are_left_alone(plain: Report) -> None:
 
 def test_nothing_is_drawn_of_what_is_not_known(plain: Report) -> None:
     found = points(replace(plain, predicted=None, measured=None))
-    assert set(found) == {"predicted", "as many bytes as plain int8"}
+    assert set(found) == {"predicted", "plain int8"}

@@ -114,8 +114,8 @@ def error_curve(report: Report) -> Figure:
     for (name, size, error), mark in zip(baselines(report), "*P", strict=False):
         label = f"{name}, {size / 1e6:.2f} MB: {error:.2g} measured"
         ax.plot(size / 1e6, error, mark, color="black", ms=10, label=label, clip_on=False)
-    stored = " of factors" if report.layout == "dense" else ""
-    ax.set(xlabel=f"MB{stored}, {report.subject}", ylabel=report.measure, xlim=(0, None))
+    stored = ", in factors" if report.layout == "dense" else ""
+    ax.set(xlabel=f"MB of the {report.subject}{stored}", ylabel=report.measure, xlim=(0, None))
     if report.measure == RELATIVE or not plotted.any():
         ax.set_ylim(0, None)
     else:
@@ -132,7 +132,14 @@ def _draw_sizes_above(ax: Axes, unit: str, n_bytes: float) -> None:
     from matplotlib.ticker import PercentFormatter
 
     scale = n_bytes / 1e6
-    above = ax.secondary_xaxis("top", functions=(lambda x: x / scale, lambda size: size * scale))
+
+    def size_of(x: Any) -> Any:
+        return x / scale
+
+    def x_of(size: Any) -> Any:
+        return size * scale
+
+    above = ax.secondary_xaxis("top", functions=(size_of, x_of))
     if unit == "kept":
         above.xaxis.set_major_formatter(PercentFormatter(1.0))
     above.set_xlabel("numbers kept" if unit == "kept" else "bits per number")
