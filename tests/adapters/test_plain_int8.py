@@ -129,7 +129,7 @@ def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     for own in report.rounded:
         name = f"{own.module}, {own.of}" if own.of else own.module
-        assert f"<td>{name}</td><td>{own.bits}</td><td>{own.group or ''}</td>" in page
+        assert f"<td>{name}</td><td>{own.bits}</td><td>{own.rank or ''}</td><td>{own.group or ''}</td>" in page
     assert "% of its" not in page
 
 
@@ -139,7 +139,7 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     assert headline(report) is None
 
     def of(n_bytes: int, measured: float, *, is_rounded: bool = False, **gptq: Any) -> str:
-        rounded = [RoundedReport("m", "q", 4, 0, 9)] if is_rounded else []
+        rounded = [RoundedReport("m", "q", 4, None, 0, 9)] if is_rounded else []
         changed = dataclasses.replace(
             report, bytes_after={"attention": n_bytes, "other": 0}, measured=measured, plain_measured=0.1,
             plain_bytes=100, rounded=rounded, n_after=report.n_before if is_rounded else report.n_after, **gptq,

@@ -98,7 +98,9 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
 
 
 def test_the_summary_of_rounded_weights_counts_bits(plain: Report) -> None:
-    rounded = [RoundedReport("layers.0", name, bits, 0, 9) for name, bits in zip("qkvo", (2, 3, 3, 8), strict=True)]
+    rounded = [
+        RoundedReport("layers.0", name, bits, None, 0, 9) for name, bits in zip("qkvo", (2, 3, 3, 8), strict=True)
+    ]
     changed = replace(plain, rounded=rounded, n_after=plain.n_before, average_bits=4.25)
     lines = {name: (before, after) for name, before, after in summarise(changed)}
     assert lines["numbers in the attention"] == ("", f"{plain.n_before:,}")

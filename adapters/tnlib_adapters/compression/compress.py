@@ -23,6 +23,7 @@ from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, 
 from tnlib_adapters.compression.sizes import count_matrix, gptq_bytes, plain_bytes, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -242,15 +243,17 @@ def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
 
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:
-    """Return one report for every weight that is stored as integers as a whole."""
-    return [
-        RoundedReport(module, matrix.of, integers.format.bits, integers.format.group, n_bits // 8)
-        for module, own in plan.matrices.items()
-        for matrix in own
-        if matrix.kind == "dense"
-        for integers in matrix.integers.values()
-        for n_bits in (integers.format.n_bits(integers.codes.shape),)
-    ]
+    """Return one report for every weight in integers, if the method spends bits or all weights stay whole."""
+    if not plan.forecast.in_bits and plan.n_after < plan.n_before:
+        return []
+    return [_rounded_report(module, m) for module, own in plan.matrices.items() for m in own if m.integers]
+
+
+def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
+    held = list(matrix.integers.values())
+    rank = None if matrix.kind == "dense" else matrix.arrays["left"].shape[1]
+    n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
+    return RoundedReport(module, matrix.of, held[0].format.bits, rank, held[0].format.group, n_bits // 8)
 
 
 def _read_calibration(request: Request) -> tuple[str | None, str]:

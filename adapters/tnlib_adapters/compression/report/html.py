@@ -124,15 +124,21 @@ def _rounded(report: Report) -> list[str]:
     if not report.rounded:
         return []
     rows = [
-        [f"{own.module}, {own.of}" if own.of else own.module, str(own.bits), str(own.group or ""), f"{kb:,.1f}"]
+        [
+            f"{own.module}, {own.of}" if own.of else own.module,
+            str(own.bits),
+            str(own.rank or ""),
+            str(own.group or ""),
+            f"{own.n_bytes / 1e3:,.1f}",
+        ]
         for own in report.rounded
-        for kb in (own.n_bytes / 1e3,)
     ]
     return [
         "<h2>Bits of every weight</h2>",
-        "<p>Codes and scales. A group is the number of entries that share a scale; without one, it is a column of the "
-        "weight (in, out), or a row of a table of embeddings.</p>",
-        table(["weight", "bits", "group", "kB"], rows),
+        "<p>Codes and scales, of a whole weight or, with a rank, of two factors. A group is the number of entries that "
+        "share a scale; without one, it is a column of the weight (in, out), a component of the factors, or a row of a "
+        "table of embeddings.</p>",
+        table(["weight", "bits", "rank", "group", "kB"], rows),
     ]
 
 

@@ -61,12 +61,13 @@ class MatrixReport:
 
 @dataclass(frozen=True)
 class RoundedReport:
-    """One weight that is stored as integers, without a factorisation."""
+    """One weight that is stored as integers, whole or as two factors."""
 
     module: str
     of: str  # projection "q", "k", "v" or "o" of an attention module, otherwise ""
     bits: int
-    group: int  # numbers that share a scale; 0 for those of a whole column, or of a row of a table
+    rank: int | None  # of the factors; None for a whole weight
+    group: int  # numbers that share a scale; 0 for those of a whole column or component, or of a row of a table
     n_bytes: int  # codes and scales
 
 
@@ -103,7 +104,7 @@ class Report:
     gptq_bytes: int | None = None  # of the same part in 4 bits by GPTQ, where the method measures the inputs
     gptq_measured: float | None = None  # its error on the text
     average_bits: float | None = None  # stored in the factored layout, per number of the source
-    rounded: list[RoundedReport] = field(default_factory=list)  # weights as integers
+    rounded: list[RoundedReport] = field(default_factory=list)  # all weights, if the size is one in bits
     measure: str = RELATIVE  # error measure; see `Forecast`
     predicted: float | None = None  # error predicted by the method, without fine-tuning; None: no prediction
     measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
@@ -122,8 +123,8 @@ class Report:
 
     @property
     def is_rounded(self) -> bool:
-        """True if all numbers are kept, some of them as integers."""
-        return bool(self.rounded) and self.n_after >= self.n_before
+        """True if the size is the number of bits, not of numbers."""
+        return bool(self.rounded)
 
     def compressed(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes of the compressed part, from `bytes_before` or `bytes_after`."""
@@ -159,7 +160,7 @@ def summarise(report: Report) -> list[Line]:
 
 
 def size_text(report: Report) -> str:
-    """Return the stored bits per number where all numbers are kept, otherwise the fraction of the numbers, in words."""
+    """Return the stored bits per number of rounded weights, otherwise the fraction of the numbers, in words."""
     if report.is_rounded:
         return f"{report.subject} in {report.average_bits:.2f} bits per number"
     genitive = "'" if report.subject.endswith("s") else "'s"
@@ -232,8 +233,9 @@ def _sizes(report: Report) -> list[Line]:
     if report.layout == "dense" and not report.is_rounded:
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
     if report.rounded:
-        counts = Counter(own.bits for own in report.rounded)
-        lines.append(("weights by bits", "", ", ".join(f"{n} in {bits} bits" for bits, n in sorted(counts.items()))))
+        counts = Counter((own.rank is None, own.bits) for own in report.rounded)
+        forms = [f"{n} {'in' if whole else 'as factors in'} {bits} bits" for (whole, bits), n in sorted(counts.items())]
+        lines.append(("weights by bits", "", ", ".join(forms)))
     lines += [
         (f"numbers of {matrix.module} ({matrix.role})", f"{matrix.n_before:,}", f"{matrix.n_after:,}")
         for matrix in report.matrices

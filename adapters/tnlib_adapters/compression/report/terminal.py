@@ -99,7 +99,11 @@ def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
     layers = [list(own) for _, own in itertools.groupby(projections, key=lambda own: own.module)]
     if not layers:
         return [("", "")] * len(report.layers)
-    return [(" ".join(str(own.bits) for own in layer), _kb(layer)) for layer in layers]
+    return [(" ".join(map(_bits, layer)), _kb(layer)) for layer in layers]
+
+
+def _bits(own: RoundedReport) -> str:
+    return str(own.bits) if own.rank is None else f"{own.bits}(rank {own.rank})"
 
 
 def _total(report: Report) -> tuple[str, str]:
