@@ -77,8 +77,8 @@ def main() -> None:
               help="Choose the smallest size with a predicted error of at most E: relative error of the weights; with "
               "--calibrate, 1 - cosine of the embeddings or the divergence (nats a token).")  # fmt: skip
 @click.option("--bits", type=float, metavar="BITS",
-              help="Average number of stored bits per number of the compressed part, scales and biases counted; with "
-              "--calibrate.")  # fmt: skip
+              help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
+              "counted. 4 if no size is given.")  # fmt: skip
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
               help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
               "embeddings and the unembedding.")  # fmt: skip
@@ -99,13 +99,15 @@ def main() -> None:
               "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
               "original size; loads anywhere.")  # fmt: skip
 @click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
-              help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers.")  # fmt: skip
+              help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate and no "
+              "size, every weight has as many bits.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
-    The size is chosen by --keep, --bits or --max-error; with several, all are met. With --calibrate alone, weights are
-    rounded to 4 bits on average.
+    With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
+    numbers instead, as factors. --max-error chooses the smallest size within an error, and is met beside --keep or
+    --bits.
     """
     with _command() as progress:
         from tnlib_adapters.compression.compress import compress as run
