@@ -111,7 +111,7 @@ def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tm
     assert first.startswith(f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits}; 1 - cosine ")
     assert f"{report['measured']:.2g} on held-out text" in first
     assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
-    assert gptq.endswith(f" bits; {report['gptq_measured']:.2g}")
+    assert gptq.endswith(f" bits (groups of 128); {report['gptq_measured']:.2g}")
     assert "GPTQ int4" in conclusion
     assert "numbers kept" not in result.stdout
     assert bits in (tmp_path / "out/README.md").read_text()
@@ -151,7 +151,9 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     assert of(50, 0.1) == "this is as near to the original as plain int8 at fewer bytes"
     assert of(200, 0.05) == "this is nearer to the original than plain int8 at 2 times its bytes"
     assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT without --keep")
-    assert of(200, 0.2, is_rounded=True).endswith("plain int8 is nearer to the original at fewer bytes: prefer it")
+    assert of(200, 0.2, is_rounded=True).endswith(
+        "plain int8 is nearer to the original at fewer bytes: prefer plain int8"
+    )
     both = of(40, 0.2, gptq_bytes=50, gptq_measured=0.3)
     assert both == (
         "this is nearer to the original than GPTQ int4 at fewer bytes; plain int8 is nearer to the original at 2.5 "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tnlib_adapters.compression.report.report import baselines, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report.report import GPTQ, baselines, headline, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
@@ -25,7 +25,8 @@ def show_report(report: Report, out: Path) -> None:
     if (first := headline(report)) and (remark := verdict(report)):
         click.echo(first)
         for name, n_bytes, error in baselines(report):
-            click.echo(f"  {name}: {n_bytes / 1e6:.2f} MB, {8 * n_bytes / report.n_before:.2f} bits; {error:.2g}")
+            bits = f"{8 * n_bytes / report.n_before:.2f} bits{' (groups of 128)' if name == GPTQ else ''}"
+            click.echo(f"  {name}: {n_bytes / 1e6:.2f} MB, {bits}; {error:.2g}")
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
         click.echo()
     after = "in factors" if report.layout == "dense" else "after"
