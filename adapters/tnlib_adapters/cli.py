@@ -99,8 +99,8 @@ def main() -> None:
               "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
               "original size; loads anywhere.")  # fmt: skip
 @click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
-              help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate and no "
-              "size, every weight has as many bits.")  # fmt: skip
+              help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate and "
+              "no size, every weight has as many bits.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.

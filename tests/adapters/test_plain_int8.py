@@ -156,6 +156,5 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     )
     both = of(40, 0.2, gptq_bytes=50, gptq_measured=0.3)
     assert both == (
-        "this is nearer to the original than GPTQ int4 at fewer bytes; plain int8 is nearer to the original at 2.5 "
-        "times the bytes"
+        "this is nearer to the original than GPTQ int4 at fewer bytes; plain int8 is nearer at 2.5 times the bytes"
     )

@@ -82,12 +82,12 @@ class Bench:
 
     def baselines(self, moments: Mapping[str, Array]) -> list[TextRow]:
         """Return the rows of plain int8 and of GPTQ with these moments of the inputs."""
-        made: dict[str, tuple[Callable[[], RunningModel], int]] = {
+        models: dict[str, tuple[Callable[[], RunningModel], int]] = {
             INT8: (lambda: round_weights(self.source.copy()), plain_bytes(self.checkpoint)),
             GPTQ: (lambda: gptq_model(self.source, moments), gptq_bytes(self.checkpoint)),
         }
         rows = []
-        for name, (make, size) in made.items():
+        for name, (make, size) in models.items():
             started = time.perf_counter()
             evaluation = evaluate_running(self.source.original, make(), self.text)
             seconds = time.perf_counter() - started

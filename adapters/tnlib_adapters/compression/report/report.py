@@ -207,7 +207,8 @@ def verdict(report: Report) -> str | None:
         else:
             clauses.append(f"{name} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes")
             advice = f": prefer {'rounding, --calibrate TEXT without --keep' if not report.is_rounded else name}"
-    return "; ".join(clauses) + advice
+    later = [clause.replace(" to the original", "") for clause in clauses[1:]]
+    return "; ".join([*clauses[:1], *later]) + advice
 
 
 def _ratio(larger: int, smaller: int) -> str:
@@ -234,7 +235,9 @@ def _sizes(report: Report) -> list[Line]:
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
     if report.rounded:
         counts = Counter((own.rank is None, own.bits) for own in report.rounded)
-        forms = [f"{n} {'in' if whole else 'as factors in'} {bits} bits" for (whole, bits), n in sorted(counts.items())]
+        forms = [
+            f"{n} {'in' if is_whole else 'as factors in'} {bits} bits" for (is_whole, bits), n in sorted(counts.items())
+        ]
         lines.append(("weights by bits", "", ", ".join(forms)))
     lines += [
         (f"numbers of {matrix.module} ({matrix.role})", f"{matrix.n_before:,}", f"{matrix.n_after:,}")
