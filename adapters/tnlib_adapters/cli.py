@@ -38,7 +38,6 @@ _IN_HELP = (
 _EXAMPLES = """\b
 Examples:
   tnlib compress IN OUT --calibrate TEXT
-  tnlib compress IN OUT --bits 3 --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER

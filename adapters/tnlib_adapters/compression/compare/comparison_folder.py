@@ -133,7 +133,8 @@ def draw_on_text(comparison: TextComparison) -> Figure:
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=9)
+        if ax.get_legend_handles_labels()[1]:
+            ax.legend(frameon=False, fontsize=9)
     return figure
 
 

@@ -172,4 +172,4 @@ def _calibration_note(report: Report) -> str:
     """Return a note on operator errors for a calibrated compression, else an empty string."""
     if report.measure == RELATIVE:
         return ""
-    return " With calibration they are large: they count removed directions that the text does not use."
+    return " With calibration they are large: they count errors in directions that the text does not use."
