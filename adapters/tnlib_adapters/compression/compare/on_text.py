@@ -130,14 +130,10 @@ def _worst(evaluation: Evaluation) -> float | None:
 
 
 def comparison_rows() -> dict[str, str]:
-    """Return the name of every row of a comparison with the method that it measures.
-
-    Rows are at fractions of the numbers, of which methods with a budget of bits keep all.
-    """
-    methods = {name: method for name, method in WITH_TEXT.items() if not method.in_bits}
-    both = [name for name, method in methods.items() if method.calibration != "required"]
+    """Return the name of every row of a comparison with the method that it measures."""
+    both = [name for name, method in WITH_TEXT.items() if method.calibration != "required"]
     rows = {name: method for method in both for name in (method, f"{method}, whitened")}
-    return rows | {name: name for name in methods if name not in both}
+    return rows | {name: name for name in WITH_TEXT if name not in both}
 
 
 @dataclass(frozen=True)
