@@ -221,11 +221,13 @@ def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp
     assert "in windows of 8 tokens" in lines["calibration text"]
 
 
+@pytest.mark.parametrize("budget", [{"keep": 0.6}, {"bits": 4}], ids=["calibrated", "quantized"])
 def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
-    folders, text, tmp_path, without_pictures
+    budget, folders, text, tmp_path, without_pictures, monkeypatch
 ):
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.quantize._STEPS", 4)
     text.write_text(made_up_text(9), encoding="utf-8")
-    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.6, calibrate=text)
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", calibrate=text, **budget)
     assert report.measured is None or not report.calibration["held_out"]
     lines = {name: after for name, _, after in summarise(report)}
     assert "pass a text of at least 10 lines" in lines["not measured on held-out text"]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import unchanged
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated, rounding_loss
+from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 
 Array = np.ndarray
@@ -217,6 +218,17 @@ def test_the_loss_is_its_definition(m: int, n: int, seed: int) -> None:
         for b, right in ((slopes, p), (None, np.eye(n))):
             wanted = np.linalg.norm(left @ error @ right.T) ** 2
             np.testing.assert_allclose(rounding_loss(error, a, b), wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("reads", ["none", "singular"])
+def test_zeros_have_one_stored_form(reads: str) -> None:
+    """Their components are arbitrary, and moments of these are no moments to roundoff."""
+    rng = np.random.default_rng(0)
+    m, n = 130, 129
+    own = QuantizedWeight(np.zeros((m, n), np.float32), moments(reads, m, rng), moments("singular", n, rng), 1.0)
+    (option,) = own.options
+    assert (option.bits, option.rank, option.loss) == (2, None, 0)
+    assert not own.rounded(0).values().any()
 
 
 def test_correlated_inputs_gain_an_order_of_magnitude() -> None:

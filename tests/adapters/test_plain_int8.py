@@ -17,12 +17,18 @@ pytest.importorskip("tokenizers")
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
 from click.testing import CliRunner  # noqa: E402
-from tnlib_adapters import evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.cli import main  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate_running, gptq_model  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
-from tnlib_adapters.compression.report.report import RoundedReport, baselines, headline, verdict  # noqa: E402
+from tnlib_adapters.compression.report.report import (  # noqa: E402
+    RoundedReport,
+    baselines,
+    headline,
+    summarise,
+    verdict,
+)
 from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, round_weights  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
@@ -131,6 +137,24 @@ def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
         name = f"{own.module}, {own.of}" if own.of else own.module
         assert f"<td>{name}</td><td>{own.bits}</td><td>{own.rank or ''}</td><td>{own.group or ''}</td>" in page
     assert "% of its" not in page
+
+
+@pytest.mark.parametrize(("method", "kinds"), [("tucker", "stack"), ("cp", "stack"), ("heads", "heads")])
+def test_whole_arrays_of_a_layer_are_rounded(method: str, kinds: str, tmp_path: Path) -> None:
+    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", method=method, store="int8")
+    described = open_checkpoint(tmp_path / "out").factored
+    assert {description.kind for description in described} == {kinds}
+    assert {own.bits for own in report.rounded} == {8}
+    assert all((own.rank is None) == (kinds == "stack") for own in report.rounded)
+
+
+def test_a_dense_folder_states_what_its_weights_were_rounded_to(tmp_path: Path) -> None:
+    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", store="int4", layout="dense")
+    lines = {name: (before, after) for name, before, after in summarise(report)}
+    assert lines["stored bits per number before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
+    assert report.compressed(report.bytes_after) == report.compressed(report.bytes_before)
+    note = (tmp_path / "out" / "README.md").read_text()
+    assert f"which rounded its attention to {report.average_bits:.2f} bits per number" in note
 
 
 def test_conclusions(folders: Any, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def compress(
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
-    """Write a copy of a checkpoint folder that stores a fraction `keep` of the numbers, or meets `max_error`.
+    """Write a copy of a checkpoint folder that stores a fraction of the numbers, or fewer bits of each.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ def compress(
         Calibration text file in UTF-8, representative of the model's use. Needs torch and transformers. A tenth of
         the text is held out to measure the result on.
     statistics
-        File of the calibration statistics of "calibrated": created if it does not exist, resumed after an
-        interruption, and reused for another size of the same model on the same text.
+        File of the calibration statistics of "calibrated" and "quantized": created if it does not exist, resumed after
+        an interruption, and reused for another size of the same model on the same text, by either method.
     calibration_tokens
         Tokens that are read of each line of the calibration text: longer lines are truncated. A language model reads
         windows of this many tokens instead, and no line is truncated. At most the context of the model. The report
@@ -251,7 +251,7 @@ def _rounded_reports(plan: Plan) -> list[RoundedReport]:
 
 def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
     held = list(matrix.integers.values())
-    rank = None if matrix.kind == "dense" else matrix.arrays["left"].shape[1]
+    rank = matrix.arrays["left"].shape[1] if "left" in matrix.arrays else None
     n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
     return RoundedReport(module, matrix.of, held[0].format.bits, rank, held[0].format.group, n_bits // 8)
 

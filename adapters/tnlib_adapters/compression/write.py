@@ -73,7 +73,7 @@ def write_note(out: Path, report: Report) -> None:
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
     requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
     size = (
-        f"stores its {report.subject} in {report.average_bits:.2f} bits per number"
+        f"rounded its {report.subject} to {report.average_bits:.2f} bits per number"
         if report.is_rounded
         else f"kept {report.kept:.4f} of the numbers of its {report.subject}"
     )

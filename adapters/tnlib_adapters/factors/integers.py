@@ -91,6 +91,11 @@ class IntegerFormat:
         """The code of 0, between two codes if they are packed."""
         return (2**self.bits - 1) / 2 if self.is_packed else 0.0
 
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """The lowest and the highest code."""
+        return (0, 2**self.bits - 1) if self.is_packed else (-127, 127)
+
     def n_groups(self, length: int) -> int:
         """Return the number of groups of an axis of this length."""
         return -(-length // self.group) if 0 < self.group < length else 1
@@ -277,17 +282,17 @@ def period(bits: int) -> tuple[int, int]:
     return 8 // common, bits // common
 
 
-def round_slices(a: Array, leg: int, bits: int = 8) -> tuple[Array, Array]:
-    """Return integers of `bits` bits and a float32 scale per slice along an axis; their product approximates `a`.
+def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
+    """Return int8 and a float32 scale per slice along an axis; their product approximates `a`.
 
-    The integers run from -127 to 127, or from -7 to 7 for 4 bits: symmetric, so that 0 is exact.
+    The integers run from -127 to 127: symmetric, so that 0 is exact.
 
     >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
     >>> q.tolist(), scale.shape
     ([[127, 127], [-64, 32]], (1, 2))
     """
     others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
-    return _symmetric(a, others, 2 ** (bits - 1) - 1)
+    return _symmetric(a, others)
 
 
 def int8_format(part: str, shape: Shape) -> IntegerFormat:
@@ -349,18 +354,18 @@ def _round_symmetric(a: Array, format: IntegerFormat) -> Integers:
     axes = format.axes
     sizes = format.group_sizes(a.shape[axes[0]])
     if len(sizes) == 1:
-        return Integers(*_symmetric(a, axes, 127), format)
+        return Integers(*_symmetric(a, axes), format)
     ends = np.cumsum(sizes)[:-1]
-    parts = [_symmetric(part, axes, 127) for part in np.split(a, ends, axes[0])]
+    parts = [_symmetric(part, axes) for part in np.split(a, ends, axes[0])]
     codes, scales = (np.concatenate(arrays, axes[0]) for arrays in zip(*parts, strict=True))
     return Integers(codes, scales, format)
 
 
-def _symmetric(a: Array, axes: tuple[int, ...], top: int) -> tuple[Array, Array]:
-    """Return integers from -top to top, and float32 scales shared along these axes."""
-    scale = (np.max(np.abs(a), axis=axes, keepdims=True, initial=0.0) / top).astype(np.float32)
+def _symmetric(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return integers from -127 to 127, and float32 scales shared along these axes."""
+    scale = (np.max(np.abs(a), axis=axes, keepdims=True, initial=0.0) / 127).astype(np.float32)
     scale[scale == 0] = 1.0
-    return np.clip(np.rint(a / scale.astype(np.float64)), -top, top).astype(np.int8), scale
+    return np.clip(np.rint(a / scale.astype(np.float64)), -127, 127).astype(np.int8), scale
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:

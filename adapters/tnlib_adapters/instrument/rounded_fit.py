@@ -74,7 +74,7 @@ class _Grid:
         """Return the rounded weight after moves of the weights, in steps, and of the scales, relative to themselves."""
         moved, relative = moves
         steps = self.steps(self.scales * (1 + relative))
-        low, high = (0, 2**self.form.bits - 1) if self.form.is_packed else (-127, 127)
+        low, high = self.form.code_range
         weight = self.weight + moved * self.steps(self.scales)
         inside = (weight / _divisors(steps) + self.form.centre).clamp(low, high)
         codes = inside + (torch.floor(inside + 0.5).clamp(low, high) - inside).detach()
@@ -87,7 +87,7 @@ class _Grid:
         scales = from_bf16(to_bf16(scales)) if self.form.is_packed else scales
         steps = _divisors(self.steps(torch.from_numpy(scales)))
         weight = self.weight + moved * self.steps(self.scales)
-        low, high = (0, 2**self.form.bits - 1) if self.form.is_packed else (-127, 127)
+        low, high = self.form.code_range
         codes = torch.floor(weight / steps + self.form.centre + 0.5).clamp(low, high).numpy()
         return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
 

@@ -19,6 +19,7 @@ from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_
 from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.table import TABLE, WITH_TEXT, resolve
 from tnlib_adapters.compression.planner import factorise
+from tnlib_adapters.compression.report.report import GPTQ, INT8
 from tnlib_adapters.compression.request import (
     Progress,
     check_attention,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]
-INT8, GPTQ = "plain int8", "GPTQ int4"
 ROUNDED = (INT8, GPTQ)  # baselines, all weights rounded
 DEFAULT_BITS = (4.0, 3.0)
 

@@ -110,7 +110,7 @@ def _rounded(
         groups[axis] = np.zeros(weight.shape[axis], np.int64)
     scales = np.where(scales == 0, _NO_STEP, scales)
     step = np.ascontiguousarray(scales[np.ix_(groups[0], groups[1])][np.ix_(rows, columns)])
-    low, high = (0, 2**form.bits - 1) if form.is_packed else (-127, 127)
+    low, high = form.code_range
     unit = np.ascontiguousarray(weight[np.ix_(rows, columns)])
     codes = np.zeros(weight.shape, np.int16)
     _nearest_plane(unit, step, factors[0], factors[1], form.centre, low, high, metric[0] is not None, codes)

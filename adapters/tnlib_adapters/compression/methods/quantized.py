@@ -25,7 +25,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
 
 GROUPS = (0, 128)  # numbers that share a scale: a whole column, or 128 of its entries
-_MEASURED = (2, 3, 4)  # bits; the loss at more is extrapolated
+_MEASURED = 4  # bits up to which losses are measured; those at more are extrapolated
 _PER_BIT = 3.9  # ratio of the losses of neighbouring widths above them: 3.8 to 3.95 on MiniLM and the built-in Llama
 _FACTOR_BITS = 3
 _FACTOR_COSTS = (0.6, 1.1, 1.7)  # bits per number of the weight at which the loss of factors is measured
@@ -105,8 +105,9 @@ class QuantizedWeight:
     def options(self) -> list[Option]:
         """All forms that no other undercuts in bits and in loss, by ascending bits."""
         if self._bits is not None:
-            return [next(option for option in self._whole() if option.bits == self._bits)]
-        candidates = [*self._whole(), *([] if self._by_row else self._factored())]
+            return self._whole((self._bits,), GROUPS[:1])
+        is_factored = not self._by_row and self.weight.any()  # zeros have no components
+        candidates = [*self._whole(BITS, GROUPS), *(self._factored() if is_factored else [])]
         options = list[Option]()
         for option in sorted(candidates, key=lambda option: (option.cost, option.loss)):
             if not options or (option.cost > options[-1].cost and option.loss < options[-1].loss):
@@ -126,17 +127,19 @@ class QuantizedWeight:
         form = IntegerFormat(chosen.bits, int(self._by_row), chosen.group)
         return RoundedProduct((round_compensated(self.weight, form, self._reads, self._slopes),), (self.weight,))
 
-    def _whole(self) -> list[Option]:
-        length = self.weight.shape[int(self._by_row)]
-        options = []
-        for group in (group for group in GROUPS if group < length):
-            loss = 0.0
-            for bits in BITS:
-                form = IntegerFormat(bits, int(self._by_row), group if bits < 8 else 0)
-                if bits in _MEASURED:
+    def _whole(self, widths: Sequence[int], groups: Sequence[int]) -> list[Option]:
+        """Return the whole weight in these widths, ascending, and groups; losses beyond 4 bits are extrapolated."""
+        axis, options = int(self._by_row), list[Option]()
+        for group in (group for group in groups if group < self.weight.shape[axis]):
+            losses = dict[int, float]()
+            for bits in widths:
+                measured = min(bits, _MEASURED)
+                if measured not in losses:
+                    form = IntegerFormat(measured, axis, group)
                     rounded = round_compensated(self.weight, form, self._reads, self._slopes, descend=False)
-                    loss = self._loss(rounded.values(np.float64))
-                expected = loss * _PER_BIT ** min(0, _MEASURED[-1] - bits)
+                    losses[measured] = self._loss(rounded.values(np.float64))
+                form = IntegerFormat(bits, axis, group if bits < 8 else 0)
+                expected = losses[measured] * _PER_BIT ** (measured - bits)
                 options.append(Option(bits, form.group, None, form.n_bits(self.weight.shape), expected))
         return options
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
-from tnlib_adapters.compression.report.report import Report, baselines, headline, summarise, verdict
+from tnlib_adapters.compression.report.report import Report, baselines, headline, size_text, summarise, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def write_page(report: Report, file: Path) -> None:
 
 def _size(report: Report) -> str:
     if report.is_rounded:
-        return f"{report.subject} in {report.average_bits:.2f} bits per number by method {report.method}"
+        return f"{size_text(report)} by method {report.method}"
     return f"{report.kept:.1%} of its {report.subject} kept by method {report.method}"
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
+from tnlib_adapters.compression.methods.table import TABLE
 
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
@@ -64,9 +65,9 @@ class RoundedReport:
     """One weight that is stored as integers, whole or as two factors."""
 
     module: str
-    of: str  # projection "q", "k", "v" or "o" of an attention module, otherwise ""
+    of: str  # projections of an attention module, such as "q" or "qk"; otherwise ""
     bits: int
-    rank: int | None  # of the factors; None for a whole weight
+    rank: int | None  # of two factors; None for a whole weight, and for a Tucker, CP or TT-matrix
     group: int  # numbers that share a scale; 0 for those of a whole column or component, or of a row of a table
     n_bytes: int  # codes and scales
 
@@ -162,7 +163,7 @@ def summarise(report: Report) -> list[Line]:
 def size_text(report: Report) -> str:
     """Return the stored bits per number of rounded weights, otherwise the fraction of the numbers, in words."""
     if report.is_rounded:
-        return f"{report.subject} in {report.average_bits:.2f} bits per number"
+        return f"{report.subject} rounded to {report.average_bits:.2f} bits per number"
     genitive = "'" if report.subject.endswith("s") else "'s"
     return f"{report.kept:.4f} of the {report.subject}{genitive} numbers kept"
 
@@ -228,7 +229,8 @@ def _sizes(report: Report) -> list[Line]:
         lines.insert(3, ("the same by GPTQ in 4 bits", "", _mb(report.gptq_bytes)))
     if report.is_rounded and report.average_bits is not None:
         share = 8 * report.compressed(before) / report.n_before
-        lines.insert(1, ("stored bits per number", f"{share:.2f}", f"{report.average_bits:.2f}"))
+        dense = " before multiplying out" if report.layout == "dense" else ""
+        lines.insert(1, (f"stored bits per number{dense}", f"{share:.2f}", f"{report.average_bits:.2f}"))
     if report.store != "float" and not report.is_rounded:
         lines.insert(1, ("factors stored in", "", report.store))
     if report.layout == "dense" and not report.is_rounded:
@@ -260,7 +262,7 @@ def _text(report: Report) -> list[Line]:
     lines = [("calibration text", "", f"{text['lines']:,} lines, {how}; {text['held_out']:,} more held out")]
     if text["held_out"] == 0:
         lines.append(("not measured on held-out text", "", "pass a text of at least 10 lines"))
-    if text["batches"] == 1 and report.method == "calibrated":  # the fit has no other batch to be chosen on
+    if text["batches"] == 1 and TABLE[report.method].unit == "model":  # the fit has no other batch to be chosen on
         lines.append(("fit not validated", "", "the text fills one batch; pass at least 2,000 tokens"))
     return lines
 
