@@ -6,6 +6,7 @@ scales of groups of 128 numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
+from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq as gptq
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.factors.integers import IntegerFormat, round_slices
 from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo
@@ -92,12 +93,16 @@ def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequen
 
 
 def gptq_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:
-    """Return the bytes of the compressed part rounded by GPTQ: 4 bits in groups of 128, biases unchanged."""
-    table = checkpoint.wiring.embedding.table
-    return sum(
-        _gptq_format(1 if linear == table else linear.input_axis).n_bits(weight.shape) // 8 + n_bias
-        for linear, weight, n_bias in _weights(checkpoint, what, modules)
-    )
+    """Return the bytes of the compressed part rounded by GPTQ: 4 bits in groups of 128, biases unchanged.
+
+    A zero point takes 4 bits.
+    """
+    table, total = checkpoint.wiring.embedding.table, 0
+    for linear, weight, n_bias in _weights(checkpoint, what, modules):
+        form = IntegerFormat(_GPTQ_BITS, 1 if linear == table else linear.input_axis, _GPTQ_GROUP)
+        n_groups = math.prod(form.scale_shape(weight.shape))
+        total += (form.n_bits(weight.shape) + _GPTQ_BITS * n_groups) // 8 + n_bias
+    return total
 
 
 def _weights(checkpoint: Checkpoint, what: str, modules: Sequence[str]) -> Iterator[tuple[Any, TensorInfo, int]]:
@@ -136,17 +141,13 @@ def round_by_gptq(
     for key, module, output_axis in _modules(model, what, modules):
         weight, is_table = module.weight.detach().numpy(), model.wiring.is_embedding(key)
         axis = 1 if is_table else 1 - output_axis
-        metric: list[Array | None] = [None, None]
-        reads = moments[(model.wiring.tied_key or key) if is_table else key]
-        if reads.ndim == 2:
+        moments_of_input = moments[(model.wiring.tied_key or key) if is_table else key]
+        reads = None
+        if moments_of_input.ndim == 2:
             n_in = weight.shape[axis]
-            metric[axis] = reads[:n_in, :n_in].astype(np.float64)  # without the row of the bias
-        _set_weight(module, round_compensated(weight, _gptq_format(axis), *metric, descend=False).values())
+            reads = moments_of_input[:n_in, :n_in].astype(np.float64)  # without the row of the bias
+        _set_weight(module, gptq(weight, axis, _GPTQ_BITS, _GPTQ_GROUP, reads))
     return model
-
-
-def _gptq_format(axis: int) -> IntegerFormat:
-    return IntegerFormat(_GPTQ_BITS, axis, _GPTQ_GROUP)
 
 
 def _modules(model: RunningModel, what: str, modules: Sequence[str]) -> Iterator[tuple[str, Any, int]]:

@@ -18,11 +18,11 @@ from tnlib_adapters.compression.methods.factorisation import Factorisation, Fact
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.quantized import QuantizedLayer, QuantizedMatrix, QuantizedWeight
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.compression.sizes import attention_tensors, count_attention
+from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.files.tensor_file import STORED_AS
+from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock
@@ -158,5 +158,6 @@ def _loss_per_error(components: Components, gates: Array, total: float) -> float
 
 
 def _float_bits(checkpoint: Checkpoint) -> int:
-    """Return the bits of a float of the attention as stored."""
-    return max(8 * STORED_AS[info.dtype].itemsize for info in attention_tensors(checkpoint, 0))
+    """Return the bits of the widest float in the weight files, an upper bound for biases."""
+    floats = (info.dtype for info in checkpoint.folder.tensors.values() if info.dtype in FLOATS)
+    return max(8 * STORED_AS[dtype].itemsize for dtype in floats)
