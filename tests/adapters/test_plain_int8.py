@@ -177,7 +177,7 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     assert of(50, 0.2) == "plain int8 is nearer to the original at 2 times the bytes"
     assert of(50, 0.1) == "this is as near to the original as plain int8 at fewer bytes"
     assert of(200, 0.05) == "this is nearer to the original than plain int8 at 2 times its bytes"
-    assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT without --keep")
+    assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT with --bits")
     assert of(200, 0.2, is_rounded=True).endswith(
         "plain int8 is nearer to the original at fewer bytes: prefer plain int8"
     )

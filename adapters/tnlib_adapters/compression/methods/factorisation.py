@@ -195,9 +195,13 @@ class Factorisation:
         if max_error is not None:
             choice = smallest(self._curves, self._lost_within(max_error))
             if choice is None or self._spent(choice) > budget:
+                curve = frontier(self._curves)
+                inside = curve.errors[curve.costs + self._fixed <= budget]
+                reached = f"the least is {self._error(float(inside[-1])):.3g}" if len(inside) else "none fits at all"
+                within = "" if bits is None else f" within {bits:g} bits"
                 raise ArgumentError(
-                    f"compress: max_error={max_error:g} is reached by no allocation of method {self.method!r}"
-                    f"{'' if bits is None else f' within {bits:g} bits'}; allow more error."
+                    f"compress: max_error={max_error:g} is reached by no allocation of method {self.method!r}{within}, "
+                    f"{reached}; allow more error{'' if bits is None else ' or more bits'}."
                 )
             return choice
         if bits is None:

@@ -207,7 +207,7 @@ def verdict(report: Report) -> str | None:
             clauses.append(f"{name} is nearer to the original at {_ratio(size, n_bytes)} the bytes")
         else:
             clauses.append(f"{name} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes")
-            advice = f": prefer {'rounding, --calibrate TEXT without --keep' if not report.is_rounded else name}"
+            advice = f": prefer {name if report.is_rounded else 'rounding, --calibrate TEXT with --bits'}"
     later = [clause.replace(" to the original", "") for clause in clauses[1:]]
     return "; ".join([*clauses[:1], *later]) + advice
 
