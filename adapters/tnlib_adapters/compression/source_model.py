@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.files.tensor_file import TensorInfo, check_finite
+from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.stored_weights import Change
 
 
 class SourceModel:
-    """A checkpoint as a running model, loaded by transformers at its first use and only once.
+    """A checkpoint as a running model, made at its first use and only once.
 
-    Every step that changes weights works on a copy and drops it, so that at most two models are in memory.
+    Every step that changes weights works on a copy and drops it.
 
     Parameters
     ----------
@@ -41,21 +41,15 @@ class SourceModel:
         Raises
         ------
         FileFormatError
-            If transformers cannot load it, or a weight is NaN or inf.
+            If transformers does not know it, a tensor is missing or left over, or a weight is NaN or inf.
         """
         from tnlib_adapters.instrument.running_model import open_running
 
-        folder = self.checkpoint.folder.path
-        model = open_running(folder, self.function, self.max_tokens)
-        for name, parameter in model.model.named_parameters():
-            check_finite(name, folder, parameter.numpy())
-        return model
+        return open_running(self.checkpoint, self.function, self.max_tokens)
 
-    def copy(self) -> RunningModel:
-        """Return a copy of the original, whose weights may be changed."""
-        from tnlib_adapters.instrument.running_model import running
-
-        return running(copy.deepcopy(self.original.model), self.original.tokenizer, self.max_tokens, self.function)
+    def copy(self, change: Change | None = None) -> RunningModel:
+        """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""
+        return self.original.changed(change)
 
 
 class _Vector(TensorInfo):

@@ -13,66 +13,27 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from tnlib import FileFormatError
 from tnlib_adapters.architectures.attention_sizes import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.loaded_module import wire_model
-from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
-from tnlib_adapters.files.tokenizer import MAX_TOKENS, OFFLINE, load_tokenizer, loaded
+from tnlib_adapters.files.tokenizer import MAX_TOKENS, load_tokenizer
+from tnlib_adapters.instrument.stored_weights import (
+    Change,
+    Source,
+    StoredWeights,
+    find_stored,
+    make_without_weights,
+)
 
-_POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 _TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
-
-
-def load_model(function: str, folder: Path, *, predicts: bool) -> Any:
-    """Return the model of a folder in float32 and evaluation mode, with its language-model head if it `predicts`.
-
-    Raises
-    ------
-    FileFormatError
-        If transformers cannot load it, or tensors are missing, left over or of another shape: transformers would
-        initialise missing ones at random and ignore the others.
-    """
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForTextEncoding
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
-
-    import tnlib_adapters.transformers_plugin  # noqa: F401  registers the quantizer that loads compressed folders
-
-    config = loaded(function, f"the model in {folder}", lambda: AutoConfig.from_pretrained(str(folder), **OFFLINE))
-    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # where AutoModel may also make a decoder, as for T5
-    loader: Any = AutoModelForCausalLM if predicts else AutoModelForTextEncoding if encodes else AutoModel
-    options = {**OFFLINE, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
-    options["ignore_mismatched_sizes"] = True  # refused below, by name
-    model, info = loaded(function, f"the model in {folder}", lambda: loader.from_pretrained(str(folder), **options))
-    problems = {
-        "missing": [name for name in info["missing_keys"] if _POOLER not in name],
-        "left over": [name for name in info["unexpected_keys"] if _is_of(model, name)],
-        "of another shape": [str(name[0]) for name in info["mismatched_keys"]],
-    }
-    for problem, names in problems.items():
-        if names:
-            first, n_others = sorted(names)[0], len(names) - 1
-            others = f" and {n_others} more" if n_others else ""
-            raise FileFormatError(
-                f"{function}: every tensor of {type(model).__name__} must be in {folder} and no other of its layers, "
-                f"got {first!r}{others} {problem}; download the checkpoint again."
-            )
-    return model.eval().requires_grad_(False)
-
-
-def _is_of(model: nn.Module, name: str) -> bool:
-    """Test if a tensor belongs to a layer of this model, and not to a head that it was loaded without."""
-    base: Any = getattr(model, "base_model", model)
-    first = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
-    return first in dict(base.named_children()) or first in dict(model.named_children())
 
 
 Key = TypeVar("Key")
@@ -133,6 +94,13 @@ class RunningModel:
     layers: tuple[Layer, ...]
     max_tokens: int = MAX_TOKENS
     function: str = "evaluate"
+    weights: StoredWeights | None = None
+
+    def changed(self, change: Change | None = None) -> RunningModel:
+        """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
+        if self.weights is None:
+            raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
+        return _running_from(self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights)
 
     @property
     def sizes(self) -> Sizes:
@@ -182,9 +150,9 @@ class RunningModel:
 
 
 def open_running(
-    folder: str | os.PathLike[str], function: str = "evaluate", max_tokens: int = MAX_TOKENS
+    source: Checkpoint | str | os.PathLike[str], function: str = "evaluate", max_tokens: int = MAX_TOKENS
 ) -> RunningModel:
-    """Load a checkpoint folder of a model of text, with its tokenizer, in transformers.
+    """Open a checkpoint, or its folder, of a model of text, with its tokenizer, as a transformers model.
 
     Raises
     ------
@@ -192,10 +160,25 @@ def open_running(
         If the architecture is not known, or the folder does not hold the whole model; messages on the latter begin
         with `function`.
     """
-    path = Path(folder)
-    predicts = open_checkpoint(path).wiring.unembedding is not None  # a folder without a head gets one at random
-    tokenizer = load_tokenizer(function, path)
-    return running(load_model(function, path, predicts=predicts), tokenizer, max_tokens, function)
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    tokenizer = load_tokenizer(function, checkpoint.folder.path)
+    return _running_from(checkpoint, tokenizer, max_tokens, function)
+
+
+def _running_from(
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    max_tokens: int,
+    function: str,
+    change: Change | None = None,
+    original: StoredWeights | None = None,
+) -> RunningModel:
+    model = make_without_weights(function, checkpoint)
+    stored = find_stored(model, checkpoint, function)
+    running_model = running(model, tokenizer, max_tokens, function)
+    source = Source(checkpoint, running_model.wiring, stored)
+    weights = StoredWeights(model, [layer.block for layer in running_model.layers], source, change, original)
+    return replace(running_model, weights=weights)
 
 
 def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> RunningModel:

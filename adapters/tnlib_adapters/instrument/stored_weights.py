@@ -1,0 +1,338 @@
+"""Weights of a transformers model in memory only while they are needed: the model is made without them.
+
+A group of weights is one block, or all weights outside the blocks. A group is read from the checkpoint when it is
+loaded, factored weights multiplied out, and converted to float32. The weights of a small model stay in memory; of a
+larger one those of the blocks that ran last do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tnlib import FileFormatError
+from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.factors.projections import put_together
+from tnlib_adapters.files.tokenizer import OFFLINE, loaded
+
+IN_MEMORY = 1 << 30  # bytes of weights in float32 that may stay in memory
+OUTSIDE = -1  # the group outside the blocks
+_POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
+Group = dict[str, Tensor]  # name of a parameter or buffer in the model -> its values
+Change = Callable[[int, Group], Group]  # index and weights of a group -> changed weights
+
+
+def make_without_weights(function: str, checkpoint: Checkpoint) -> Any:
+    """Return the transformers model of a checkpoint with all parameters on the meta device, in evaluation mode.
+
+    Buffers that are computed from the config, such as rotary frequencies, are in place.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForTextEncoding
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+    import tnlib_adapters.transformers_plugin  # noqa: F401  registers the config of compressed folders
+
+    folder = checkpoint.folder.path
+
+    def make() -> Any:
+        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        if hasattr(config, "quantization_config"):  # of a compressed folder: its weights are multiplied out
+            del config.quantization_config
+        predicts = checkpoint.wiring.unembedding is not None
+        encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # AutoModel may also make a decoder, as for T5
+        loader: Any = AutoModelForCausalLM if predicts else AutoModelForTextEncoding if encodes else AutoModel
+        with _parameters_on_meta():
+            return loader.from_config(config, dtype=torch.float32).eval()
+
+    return loaded(function, f"the model in {folder}", make)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move every parameter to the meta device as it is assigned to a module; buffers stay."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        on_meta = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, on_meta)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the parameters and persistent buffers of a model are stored.
+
+    Parameters
+    ----------
+    checkpoint
+        Folder of the weights.
+    wiring
+        Wiring of the model, by the names in memory.
+    stored
+        Name in the model -> stored tensor. A list holds one entry for every expert; a tuple holds matrices that are
+        joined along their first axis.
+    """
+
+    checkpoint: Checkpoint
+    wiring: Wiring
+    stored: Mapping[str, Any]
+
+    def read(self, names: Sequence[str]) -> Group:
+        """Return the values of some parameters and buffers, floats in single precision."""
+        factored = self._layers_of_factors
+        values = {name: self._read(self.stored[name]) for name in names if name not in factored}
+        for k in {factored[name] for name in names if name in factored}:
+            joined = put_together(self.wiring.layers[k].attention, self.checkpoint.projections(k))
+            values |= {name: joined[name] for name in names if factored.get(name) == k}
+        return {name: _as_tensor(array) for name, array in values.items()}
+
+    @cached_property
+    def _layers_of_factors(self) -> dict[str, int]:
+        """Layers of the attention weights and biases that are stored as factors, by their names."""
+        described = {entry.module for entry in self.checkpoint.factored or () if entry.of}
+        layers = enumerate(zip(self.checkpoint.wiring.attention_modules, self.wiring.layers, strict=True))
+        return {
+            name: k
+            for k, (module, layer) in layers
+            if module in described
+            for linear in layer.attention.projections.values()
+            for name in (linear.weight, linear.bias)
+            if name is not None
+        }
+
+    def _read(self, stored: Any) -> Array:
+        if isinstance(stored, str):
+            return self.checkpoint.folder.tensors[stored].read_finite()
+        parts = [self._read(part) for part in stored]
+        return np.stack(parts) if isinstance(stored, list) else np.concatenate(parts)
+
+
+def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, Any]:
+    """Return the stored tensor of every parameter and persistent buffer of a model, see `Source`, and tie parameters.
+
+    Raises
+    ------
+    FileFormatError
+        If tensors are missing, left over or of another shape.
+    """
+    tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
+    prefix, renamed = f"{model.base_model_prefix}.", _renamed(model, wiring)
+    stored, missing = dict[str, Any](), []
+    for name in model.state_dict(keep_vars=True):
+        found = renamed.get(name) or next((own for own in _older_names(name, prefix) if own in tensors), None)
+        if found is not None:
+            stored[name] = found
+        elif _POOLER in name:
+            _set(model, name, nn.Parameter(torch.zeros(model.get_parameter(name).shape), requires_grad=False))
+        else:
+            missing.append(name)
+    described = [entry.module for entry in checkpoint.factored or ()]
+    used = set(_flat(stored.values())) | {name for name in tensors if any(f"{m}." in name for m in described)}
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    left_over = [
+        name
+        for name in tensors
+        if name not in used and _is_of(model, name) and not any(pattern.search(name) for pattern in ignored)
+    ]
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
+    mismatched = [
+        name
+        for name, own in stored.items()
+        if isinstance(own, str) and tensors[own].shape != shapes[name] and tensors[own].size
+    ]
+    for problem, names in {"missing": missing, "left over": left_over, "of another shape": mismatched}.items():
+        if names:
+            first, n_others = sorted(names)[0], len(names) - 1
+            others = f" and {n_others} more" if n_others else ""
+            raise FileFormatError(
+                f"{function}: every tensor of {type(model).__name__} must be in {checkpoint.folder.path} and no other "
+                f"of its layers, got {first!r}{others} {problem}; download the checkpoint again."
+            )
+    _tie(model, stored)
+    return stored
+
+
+def _older_names(name: str, prefix: str) -> Iterator[str]:
+    """Yield the names under which a tensor may be stored, with and without the prefix of the base model."""
+    for own in (name, prefix + name, name.removeprefix(prefix)):
+        yield own
+        yield own.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def _renamed(model: Any, wiring: Wiring) -> dict[str, Any]:
+    """Return the stored tensors of embeddings, unembeddings and experts, which have other names in memory."""
+    names = {id(module): name for name, module in model.named_modules()}
+    renamed = dict[str, Any]()
+    head = model.get_output_embeddings()
+    if head is not None and wiring.unembedding is not None:
+        renamed[f"{names[id(head)]}.weight"] = wiring.unembedding.linear.weight
+    if wiring.embedding.shared:
+        table = model.get_input_embeddings().weight
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding) and module.weight.shape == table.shape:
+                renamed[f"{name}.weight"] = wiring.embedding.table.weight
+    parameters = dict(model.named_parameters())
+    for layer in wiring.layers:
+        if layer.experts is None:
+            continue
+        block = next(own for own in _older_names(layer.module, f"{model.base_model_prefix}.") if own in names.values())
+        experts = layer.experts.experts
+        made = {
+            "gate.weight": layer.experts.router.weight,
+            "experts.gate_up_proj": [tuple(matrix.weight for matrix in expert.inputs) for expert in experts],
+            "experts.down_proj": [expert.down.weight for expert in experts],
+        }
+        of_layer = {f"{block}.mlp.{name}": stored for name, stored in made.items()}
+        renamed |= {name: stored for name, stored in of_layer.items() if name in parameters}
+    return renamed
+
+
+def _flat(stored: Iterable[Any]) -> Iterator[str]:
+    for own in stored:
+        if isinstance(own, str):
+            yield own
+        else:
+            yield from _flat(own)
+
+
+def _tie(model: Any, stored: Mapping[str, Any]) -> None:
+    """Give parameters of one stored tensor one object, as in a model that transformers loads."""
+    first = dict[str, nn.Parameter]()
+    for name in [name for name, _ in model.named_parameters(remove_duplicate=False)]:
+        own = stored.get(name)
+        if isinstance(own, str):
+            _set(model, name, first.setdefault(own, model.get_parameter(name)))
+
+
+def _set(model: nn.Module, name: str, value: Tensor) -> None:
+    """Replace a parameter or buffer."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, value)
+
+
+def _is_of(model: nn.Module, name: str) -> bool:
+    """Test if a tensor belongs to a layer of this model, and not to a head that it was loaded without."""
+    base: Any = getattr(model, "base_model", model)
+    first = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
+    return first in dict(base.named_children()) or first in dict(model.named_children())
+
+
+def _as_tensor(values: Array) -> Tensor:
+    if values.dtype.kind == "f":
+        values = values.astype(np.float32, copy=False)
+    return torch.from_numpy(values if values.flags.writeable else np.array(values))
+
+
+class StoredWeights:
+    """Weights of a model that are loaded group by group.
+
+    Parameters
+    ----------
+    model
+        Model without weights.
+    blocks
+        Its blocks.
+    source
+        Where the weights are stored.
+    change
+        Applied to every group that is loaded; None for the weights as they are stored.
+    original
+        Weights of another model from the same source: if they are in memory, they are copied and not read again.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        blocks: Sequence[nn.Module],
+        source: Source,
+        change: Change | None = None,
+        original: StoredWeights | None = None,
+    ) -> None:
+        self.source, self._change, self._model, self._original = source, change, model, original
+        paths = {id(module): f"{name}." for name, module in model.named_modules()}
+        of_blocks = [paths[id(block)] for block in blocks]
+        self._names: dict[int, list[str]] = {group: [] for group in range(OUTSIDE, len(blocks))}
+        self._empty = {**dict(model.named_parameters()), **_persistent_buffers(model, source.stored)}
+        self._same = {
+            name: [other for other, held in model.named_parameters(remove_duplicate=False) if held is value]
+            for name, value in model.named_parameters()
+        }
+        for name in self._empty.keys() & source.stored.keys():
+            group = next((k for k, path in enumerate(of_blocks) if name.startswith(path)), OUTSIDE)
+            self._names[group].append(name)
+        self.n_bytes = {group: sum(4 * self._empty[n].numel() for n in own) for group, own in self._names.items()}
+        self._loaded, self._paused = OrderedDict[int, None](), False
+        for group in self._names if self.fit_in_memory else (OUTSIDE,):
+            self.load(group)
+        for k, block in enumerate(() if self.fit_in_memory else blocks):
+            block.register_forward_pre_hook(partial(self._load_before, k), prepend=True)
+
+    @property
+    def fit_in_memory(self) -> bool:
+        """True if all weights stay in memory."""
+        return sum(self.n_bytes.values()) <= IN_MEMORY
+
+    def load(self, group: int) -> None:
+        """Put the weights of a group in place; those of other blocks are dropped if all do not fit in memory."""
+        if group in self._loaded:
+            return
+        held = [] if self.fit_in_memory or group == OUTSIDE else [own for own in self._loaded if own != OUTSIDE]
+        while held and sum(self.n_bytes[own] for own in (*held, group)) > IN_MEMORY // 2:
+            first = held.pop(0)
+            self._put({name: self._empty[name] for name in self._names[first]})
+            del self._loaded[first]
+        self._put(self.read(group))
+        self._loaded[group] = None
+
+    def read(self, group: int) -> Group:
+        """Return the weights of a group by their names in the model."""
+        if self._original is not None and self._original.fit_in_memory:
+            values = {name: value.detach().clone() for name, value in self._original.held(group).items()}
+        else:
+            values = self.source.read(self._names[group])
+        return values if self._change is None else self._change(group, values)
+
+    def held(self, group: int) -> Group:
+        """Return the weights of a group that is in memory."""
+        values = self._model.state_dict(keep_vars=True)
+        return {name: values[name] for name in self._names[group]}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Load nothing when blocks are called inside."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def _load_before(self, k: int, *_: Any) -> None:
+        if not self._paused:
+            self.load(k)
+
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            is_buffer = name not in self._same
+            held = value if is_buffer or isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
+            for own in self._same.get(name, [name]):
+                _set(self._model, own, held)
+
+
+def _persistent_buffers(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored}
