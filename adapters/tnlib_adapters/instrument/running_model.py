@@ -102,6 +102,11 @@ class RunningModel:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
         return _running_from(self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights)
 
+    def load(self, k: int) -> None:
+        """Put the weights of the k-th block in place, if they are not in memory."""
+        if self.weights is not None:
+            self.weights.load(k)
+
     @property
     def sizes(self) -> Sizes:
         """Sizes of the attention layers."""
@@ -247,22 +252,6 @@ def _padded(ids: Sequence[Sequence[int]], pad: int) -> Batch:
     tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
     return Batch(tokens, mask)
-
-
-@contextmanager
-def start_of_gradients(block: nn.Module) -> Iterator[None]:
-    """Detach the input stream of `block` and make it require gradients, so that no parameter has to."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (args[0].detach().requires_grad_(), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": kwargs["hidden_states"].detach().requires_grad_()}
-
-    handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @contextmanager

@@ -112,8 +112,7 @@ class Source:
             for k, (module, layer) in layers
             if module in described
             for linear in layer.attention.projections.values()
-            for name in (linear.weight, linear.bias)
-            if name is not None
+            for name in (linear.weight, f"{linear.module}.bias")
         }
 
     def _read(self, stored: Any) -> Array:
@@ -133,16 +132,24 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
     """
     tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
     prefix, renamed = f"{model.base_model_prefix}.", _renamed(model, wiring)
+    described = {entry.module for entry in checkpoint.factored or ()}
+    of_factors = {
+        f"{linear.module}.{part}"
+        for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True)
+        if module in described
+        for linear in layer.attention.projections.values()
+        for part in ("weight", "bias")
+    }
     stored, missing = dict[str, Any](), []
     for name in model.state_dict(keep_vars=True):
-        found = renamed.get(name) or next((own for own in _older_names(name, prefix) if own in tensors), None)
+        names = [own for own in _older_names(name, prefix) if own in tensors or own in of_factors]
+        found = renamed.get(name) or next(iter(names), None)
         if found is not None:
             stored[name] = found
         elif _POOLER in name:
             _set(model, name, nn.Parameter(torch.zeros(model.get_parameter(name).shape), requires_grad=False))
         else:
             missing.append(name)
-    described = [entry.module for entry in checkpoint.factored or ()]
     used = set(_flat(stored.values())) | {name for name in tensors if any(f"{m}." in name for m in described)}
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     left_over = [
@@ -154,7 +161,7 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
     mismatched = [
         name
         for name, own in stored.items()
-        if isinstance(own, str) and tensors[own].shape != shapes[name] and tensors[own].size
+        if isinstance(own, str) and own not in of_factors and tensors[own].shape != shapes[name]
     ]
     for problem, names in {"missing": missing, "left over": left_over, "of another shape": mismatched}.items():
         if names:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.factors.projections import NAMES
+from tnlib_adapters.instrument.block_passes import Call, Frame, run_block
 from tnlib_adapters.instrument.running_model import (
     Batch,
     Projection,
@@ -24,8 +25,8 @@ from tnlib_adapters.instrument.running_model import (
     find_matrix,
     input_of,
     output_of,
-    start_of_gradients,
 )
+from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Place:
         Factor of what is looked up in a table.
     predicts
         True for an unembedding.
+    group
+        Index of its block, or `OUTSIDE`.
     """
 
     module: nn.Module
@@ -51,6 +54,7 @@ class Place:
     projection: Projection | None = None
     scale: float = 1.0
     predicts: bool = False
+    group: int = OUTSIDE
 
     @property
     def is_table(self) -> bool:
@@ -67,12 +71,18 @@ def find_places(model: RunningModel, modules: Sequence[str] = (), *, attention: 
     for k, layer in enumerate(model.layers if attention else ()):
         for name in NAMES:
             projection = layer.projections[name]
-            places[f"{k}.{name}"] = Place(projection.module, f"{k}.{'y' if name == 'o' else 'x'}", projection)
+            reads = f"{k}.{'y' if name == 'o' else 'x'}"
+            places[f"{k}.{name}"] = Place(projection.module, reads, projection, group=k)
     wiring = model.wiring
+    blocks = {
+        matrix.name: k
+        for k, wired in enumerate(wiring.layers)
+        for matrix in (*wired.latent_matrices, *wired.feed_forward_matrices)
+    }
     for name in modules:
-        module = find_matrix(model, name)
+        module, group = find_matrix(model, name), blocks.get(name, OUTSIDE)
         if not wiring.is_embedding(name):
-            places[name] = Place(module, name, predicts=wiring.is_unembedding(name))
+            places[name] = Place(module, name, predicts=wiring.is_unembedding(name), group=group)
             continue
         # only a module of another class scales what it looks up; other versions of transformers do so elsewhere
         places[name] = Place(module, name, scale=1.0 if type(module) is nn.Embedding else wiring.embedding.scale)
@@ -92,6 +102,9 @@ def read(model: RunningModel, batch: Batch, places: Places) -> dict[str, Tensor]
     return _reads(reads, places, batch)
 
 
+Observed = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]  # inputs, gradients at outputs, gradient at the stream
+
+
 def observe(
     model: RunningModel, batch: Batch, places: Places, generator: torch.Generator
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -102,23 +115,103 @@ def observe(
     from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
     twice the Kullback-Leibler divergence of the predictions.
     """
+    frame, streams = Frame(model), list[Tensor]()
+    with torch.no_grad():
+        x, calls = frame.enter(batch)
+        for k, call in enumerate(calls):
+            streams.append(x)
+            x = run_block(model, k, x, call)
+    reads, slopes, gradient = observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)
+    for k in reversed(range(len(streams))):
+        own, of_block, gradient = observe_block(
+            model, k, streams[k], calls[k], batch, of_group(places, k), gradient
+        )
+        reads, slopes = {**own, **reads}, {**of_block, **slopes}
+    own, of_tables = observe_input(frame, batch, of_group(places, OUTSIDE), gradient)
+    return {**own, **reads}, {**of_tables, **slopes}
+
+
+def of_group(places: Places, group: int) -> dict[str, Place]:
+    """Return the places in one block, or outside the blocks."""
+    return {key: place for key, place in places.items() if place.group == group}
+
+
+def observe_block(
+    model: RunningModel, k: int, x: Tensor, call: Call, batch: Batch, places: Places, gradient: Tensor
+) -> Observed:
+    """Run the k-th block on the stream x; return inputs, gradients at outputs, and the gradient at x.
+
+    Parameters
+    ----------
+    model, k
+        The model and the index of the block.
+    x, call
+        Input of the block, and its further arguments.
+    batch
+        Tokens of x.
+    places
+        Places in this block.
+    gradient
+        Gradient of the probe at the output of the block.
+    """
     wrote: dict[str, Tensor] = {}
-    with _keeping_reads(places) as reads, ExitStack() as hooks:
-        tables = [place.module for place in places.values() if place.is_table]
-        hooks.enter_context(_leaf_at(*tables) if tables else start_of_gradients(model.layers[0].block))
-        for key, place in places.items():
-            hooks.enter_context(output_of(place.module, wrote, key))
-        with torch.enable_grad():
-            out = model(batch)
-            tensors = {id(t): t for t in wrote.values()}  # a fused module writes several projections
-            slope = draw_probe(model, out, batch, generator)
-            grads = dict(zip(tensors, torch.autograd.grad(out, list(tensors.values()), slope), strict=True))
+    with _keeping_reads(places) as reads, _keeping_writes(places, wrote), torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        out = run_block(model, k, leaf, call)
+        slopes, at_stream = _slopes(out, gradient, places, wrote, leaf, batch)
+    return _reads(reads, places, batch), slopes, at_stream
+
+
+def observe_output(frame: Frame, x: Tensor, batch: Batch, places: Places, generator: torch.Generator) -> Observed:
+    """Draw a probe of the output for the output x of the last block; return as `observe_block`, of unembeddings."""
+    heads = {key: place for key, place in places.items() if place.predicts}
+    wrote: dict[str, Tensor] = {}
+    with _keeping_reads(heads) as reads, _keeping_writes(heads, wrote), torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        out = frame.leave(leaf, batch)
+        slope = draw_probe(frame.model, out, batch, generator)
+        slopes, at_stream = _slopes(out, slope, heads, wrote, leaf, batch)
+    return _reads(reads, heads, batch), slopes, at_stream
+
+
+def observe_input(
+    frame: Frame, batch: Batch, places: Places, gradient: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return inputs of tables, and gradients at their outputs, for the gradient at the input of the first block."""
+    tables = {key: place for key, place in places.items() if place.is_table}
+    if not tables:
+        return {}, {}
+    wrote: dict[str, Tensor] = {}
+    with _keeping_reads(tables) as reads, ExitStack() as hooks, torch.enable_grad():
+        for place in tables.values():
+            hooks.enter_context(_leaf_at(place.module))
+        hooks.enter_context(_keeping_writes(tables, wrote))
+        x, _ = frame.enter(batch)
+        slopes, _ = _slopes(x, gradient, tables, wrote, None, batch)
+    return _reads(reads, tables, batch), slopes
+
+
+def _slopes(
+    out: Tensor, gradient: Tensor, places: Places, wrote: Mapping[str, Tensor], leaf: Tensor | None, batch: Batch
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the gradients at what places wrote, and at the leaf."""
+    tensors = {id(t): t for t in (*wrote.values(), *([] if leaf is None else [leaf]))}
+    grads = dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], gradient), strict=True))
     slopes = {}
     for key, place in places.items():
         grad = grads[id(wrote[key])]
         grad = grad if place.projection is None else place.projection.written(grad)
         slopes[key] = _valid(grad if place.scale == 1 else place.scale * grad, batch)
-    return _reads(reads, places, batch), slopes
+    return slopes, gradient if leaf is None else grads[id(leaf)]
+
+
+@contextmanager
+def _keeping_writes(places: Places, wrote: dict[str, Tensor]) -> Iterator[None]:
+    """Store the outputs of the modules of places by key whenever they run inside the block."""
+    with ExitStack() as hooks:
+        for key, place in places.items():
+            hooks.enter_context(output_of(place.module, wrote, key))
+        yield
 
 
 @contextmanager

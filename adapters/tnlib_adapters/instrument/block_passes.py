@@ -1,0 +1,138 @@
+"""Forward and backward passes of a model block by block, over all batches, with what is between blocks on disk.
+
+One block is in memory at a time. A forward pass stores the input of every block; a backward pass runs every block once
+more from its stored input, last to first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword arguments of a block
+
+
+class Streams:
+    """Residual streams of batches, or gradients at them, in files of a folder: one file per name, in float32."""
+
+    def __init__(self, folder: Path, batches: Sequence[Batch], width: int) -> None:
+        self._folder, self._width = folder, width
+        self._shapes = [tuple(batch.ids.shape) for batch in batches]
+        sizes = [4 * width * texts * tokens for texts, tokens in self._shapes]
+        self._starts = [sum(sizes[:k]) for k in range(len(sizes))]
+
+    def write(self, name: str, k: int, stream: Tensor) -> None:
+        """Store the stream of the k-th batch."""
+        file = self._folder / name
+        with file.open("r+b" if file.exists() else "w+b") as opened:
+            opened.seek(self._starts[k])
+            opened.write(stream.detach().float().cpu().contiguous().numpy().data)
+
+    def read(self, name: str, k: int) -> Tensor:
+        """Return the stream of the k-th batch, (texts, tokens, width)."""
+        texts, tokens = self._shapes[k]
+        count = texts * tokens * self._width
+        values = np.fromfile(self._folder / name, np.float32, count, offset=self._starts[k])
+        return torch.from_numpy(values.reshape(texts, tokens, self._width))
+
+    def remove(self, name: str) -> None:
+        """Delete the streams of all batches."""
+        (self._folder / name).unlink(missing_ok=True)
+
+
+class _Entered(Exception):
+    """Raised at the last block, whose output is not needed."""
+
+
+class Frame:
+    """What a model computes before and after its blocks, with the weights of at most one block in memory."""
+
+    def __init__(self, model: RunningModel) -> None:
+        self.model = model
+        self._beside: tuple[Any, ...] | None = ()  # what the first block returns besides its output; None for nothing
+
+    def enter(self, batch: Batch) -> tuple[Tensor, list[Call]]:
+        """Return the input of the first block, and the further arguments of every block.
+
+        Gradients flow to the embeddings if they are enabled.
+        """
+        entering, calls = list[Tensor](), list[Call]()
+
+        def forward(k: int, *args: Any, **kwargs: Any) -> Any:
+            x, call = split_call(args, kwargs)
+            entering.append(x)
+            calls.append(call)
+            if k == 0 and self._runs_first:
+                self.model.load(0)
+                block = self.model.layers[0].block
+                with torch.no_grad():
+                    out = type(block).forward(block, *args, **kwargs)
+                self._beside = out[1:] if isinstance(out, tuple) else None
+            if k + 1 == len(self.model.layers):
+                raise _Entered
+            return self._returned(x)
+
+        with self._replaced(forward):
+            try:
+                self.model(batch)
+            except _Entered:
+                pass
+        return entering[0], calls
+
+    def leave(self, x: Tensor, batch: Batch) -> Tensor:
+        """Return the output of the model for the output of the last block; gradients flow to x."""
+        last = len(self.model.layers) - 1
+
+        def forward(k: int, *args: Any, **kwargs: Any) -> Any:
+            return self._returned(x if k == last else split_call(args, kwargs)[0])
+
+        with self._replaced(forward):
+            return self.model(batch)
+
+    @property
+    def _runs_first(self) -> bool:
+        """True until it is known what blocks return, and of T5: its first block makes a bias for all others."""
+        return self._beside == () or self.model.wiring.layers[0].attention.relative_bias is not None
+
+    def _returned(self, x: Tensor) -> Any:
+        return x if self._beside is None else (x, *self._beside)
+
+    @contextmanager
+    def _replaced(self, forward: Callable[..., Any]) -> Iterator[None]:
+        """Let blocks compute forward(k, ...) inside, and load no weights for it."""
+        blocks: list[Any] = [layer.block for layer in self.model.layers]
+        for k, block in enumerate(blocks):
+            block.forward = partial(forward, k)
+        try:
+            if self.model.weights is None:
+                yield
+            else:
+                with self.model.weights.paused():
+                    yield
+        finally:
+            for block in blocks:
+                del block.forward
+
+
+def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Call]:
+    """Return the stream that a block is called with, and its further arguments."""
+    if args:
+        return args[0], (args[1:], kwargs)
+    return kwargs["hidden_states"], ((), {name: value for name, value in kwargs.items() if name != "hidden_states"})
+
+
+def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
+    """Return the output of the k-th block."""
+    model.load(k)
+    args, kwargs = call
+    out = model.layers[k].block(x, *args, **kwargs)
+    return cast(Tensor, out[0] if isinstance(out, tuple) else out)
