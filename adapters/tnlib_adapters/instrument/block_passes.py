@@ -30,9 +30,13 @@ class Streams:
         sizes = [4 * width * texts * tokens for texts, tokens in self._shapes]
         self._starts = [sum(sizes[:k]) for k in range(len(sizes))]
 
+    def has(self, name: str) -> bool:
+        """Test if streams are stored of all batches."""
+        return (self._folder / name).exists()
+
     def write(self, name: str, k: int, stream: Tensor) -> None:
-        """Store the stream of the k-th batch."""
-        file = self._folder / name
+        """Store the stream of the k-th batch, to be read after `finish`."""
+        file = self._folder / f"{name}.partial"
         with file.open("r+b" if file.exists() else "w+b") as opened:
             opened.seek(self._starts[k])
             opened.write(stream.detach().float().cpu().contiguous().numpy().data)
@@ -43,6 +47,10 @@ class Streams:
         count = texts * tokens * self._width
         values = np.fromfile(self._folder / name, np.float32, count, offset=self._starts[k])
         return torch.from_numpy(values.reshape(texts, tokens, self._width))
+
+    def finish(self, name: str) -> None:
+        """Declare the streams of all batches stored."""
+        (self._folder / f"{name}.partial").replace(self._folder / name)
 
     def remove(self, name: str) -> None:
         """Delete the streams of all batches."""
@@ -136,3 +144,30 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
     args, kwargs = call
     out = model.layers[k].block(x, *args, **kwargs)
     return cast(Tensor, out[0] if isinstance(out, tuple) else out)
+
+
+def forward(
+    frame: Frame, streams: Streams, batches: Sequence[Batch], step: Callable[[], None]
+) -> list[list[Call]]:
+    """Store the inputs of all blocks, "stream-0" and so on, and the output of the last.
+
+    Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
+    called before every block.
+    """
+    step()
+    calls = []
+    with torch.no_grad():
+        for b, batch in enumerate(batches):
+            x, of_batch = frame.enter(batch)
+            streams.write("stream-0", b, x)
+            calls.append(of_batch)
+        streams.finish("stream-0")
+        for k in range(len(frame.model.layers)):
+            step()
+            if streams.has(f"stream-{k + 1}"):
+                continue
+            for b in range(len(batches)):
+                x = run_block(frame.model, k, streams.read(f"stream-{k}", b), calls[b][k])
+                streams.write(f"stream-{k + 1}", b, x)
+            streams.finish(f"stream-{k + 1}")
+    return calls

@@ -29,6 +29,7 @@ from tnlib_adapters.files.tokenizer import OFFLINE, loaded
 IN_MEMORY = 1 << 30  # bytes of weights in float32 that may stay in memory
 OUTSIDE = -1  # the group outside the blocks
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
+_ROTARY = r"rotary_emb\.inv_freq"  # stored by older versions of transformers
 Group = dict[str, Tensor]  # name of a parameter or buffer in the model -> its values
 Change = Callable[[int, Group], Group]  # index and weights of a group -> changed weights
 
@@ -151,12 +152,9 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
         else:
             missing.append(name)
     used = set(_flat(stored.values())) | {name for name in tensors if any(f"{m}." in name for m in described)}
-    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    left_over = [
-        name
-        for name in tensors
-        if name not in used and _is_of(model, name) and not any(pattern.search(name) for pattern in ignored)
-    ]
+    buffers = {own for name, _ in model.named_buffers() for own in _older_names(name, prefix)}
+    ignored = re.compile("|".join([_ROTARY, *(model._keys_to_ignore_on_load_unexpected or ())]))
+    left_over = [name for name in tensors.keys() - used - buffers if _is_of(model, name) and not ignored.search(name)]
     shapes = {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
     mismatched = [
         name

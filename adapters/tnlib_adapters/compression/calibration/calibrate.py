@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,13 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect, measure_gates, no_save, resume
+from tnlib_adapters.compression.calibration.statistics import (
+    ComponentsOf,
+    Statistics,
+    StatisticsFiles,
+    collect,
+    origin_of,
+)
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
 from tnlib_adapters.compression.methods.components import Components
@@ -22,10 +29,12 @@ from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import Products, Projections
+from tnlib_adapters.factors.projections import Products, Projections, put_together, take_apart
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.stored_weights import Change, Group
+    from tnlib_adapters.instrument.weight_inputs import Places
 
 # Moments and gates converge with few tokens; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 32_768
@@ -73,7 +82,7 @@ def collect_calibration(
     Parameters
     ----------
     checkpoint, model
-        The model on disk, and running. The biases of the running model are changed, its outputs are not.
+        The model on disk, and running.
     batches
         Batches of the calibration text.
     progress
@@ -83,28 +92,86 @@ def collect_calibration(
     file
         Statistics file, or None.
     """
-    from tnlib_adapters.instrument.layer_fit import install
     from tnlib_adapters.instrument.weight_inputs import find_places
 
     check_tokens(model.function, batches, widest_input(checkpoint, what))
-    rotary, folded = has_rotary_or_norms(checkpoint), []
-    for k in checkpoint.wiring.projection_layers(what):
-        folded.append(fold_biases(checkpoint.projections(k), checkpoint.sizes, keys=not rotary))
-        install(model, k, folded[-1])  # moments must be those of the inputs of the folded weights
     names, sample = names_of(checkpoint, what, with_text=True), sample_batches(batches, _TOKENS_OF_STATISTICS)
-    places = find_places(model, names, attention=bool(folded))
-    so_far, save = (Statistics(), no_save) if file is None else resume(file, checkpoint, sample, places, model.longest)
-    statistics = collect(model, places, sample, so_far, progress, save=save)
-    layers, matrices, total = [], list[Matrix](), len(folded) + len(names)
-    for k, weights in enumerate(folded):
-        progress("factorising", k, total)
-        layers.append(CalibratedLayer(weights, statistics.of_layer(k)))
-    for done, name in enumerate(names):
-        progress("factorising", len(folded) + done, total)
-        matrices.append(read_matrix(checkpoint, name, statistics.reads, statistics.slopes))
-    progress("factorising", total, total)
-    gates = measure_gates(model, places, sample, components_of(layers, matrices), statistics, progress, save=save)
-    return Calibration(tuple(folded), layers, matrices, statistics, gates)
+    keys = not has_rotary_or_norms(checkpoint)
+    # moments must be those of the inputs of the folded weights
+    model = model.changed(fold_biases_of(model, keys=keys)) if checkpoint.wiring.projection_layers(what) else model
+    places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
+    groups = {name: place.group for name, place in places.items()}
+    folded: dict[int, Projections] = {}
+    layers: dict[int, CalibratedLayer] = {}
+    matrices: dict[str, Matrix] = {}
+
+    def components(group: int, moments: Statistics) -> dict[str, Components]:
+        if group in checkpoint.wiring.projection_layers(what):
+            folded[group] = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=keys)
+            layers[group] = CalibratedLayer(folded[group], moments.of_layer(group))
+        own = [name for name in names if groups[name] == group]
+        matrices.update({name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own})
+        return components_of({k: layer for k, layer in layers.items() if k == group}, [matrices[n] for n in own])
+
+    statistics = _collected(checkpoint, model, places, sample, components, progress, file)
+    for group in {place.group for place in places.values()}:
+        if group not in layers and not any(groups[name] == group for name in matrices):  # collected before
+            components(group, statistics)
+    in_order = [layers[k] for k in sorted(layers)]
+    return Calibration(
+        tuple(folded[k] for k in sorted(folded)), in_order, [matrices[n] for n in names], statistics, statistics.gates
+    )
+
+
+def _collected(
+    checkpoint: Checkpoint,
+    model: RunningModel,
+    places: Places,
+    batches: Sequence[Batch],
+    components: ComponentsOf,
+    progress: Progress,
+    file: Path | None,
+) -> Statistics:
+    """Return the statistics of a text, from a file if it exists; otherwise they are saved there in the end.
+
+    Until then the file has a folder beside it, from which an interrupted collection is resumed.
+    """
+    if file is None:
+        return collect(model, places, batches, progress, components=components)
+    folder = file.with_name(f"{file.name}.partial")
+    files = StatisticsFiles(folder, origin_of(checkpoint, batches, places, model.longest), file)
+    if not files.is_complete():
+        folder.mkdir(exist_ok=True)
+        collect(
+            model,
+            places,
+            batches,
+            progress,
+            components=components,
+            folder=folder,
+            save=files.save,
+            done=files.done(),
+        )
+        files.join()
+        shutil.rmtree(folder)
+    return files.statistics()
+
+
+def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
+    """Return the change of the weights of a model by `fold_biases`, which no output notices."""
+    import torch
+
+    layers = model.wiring.layers
+
+    def change(group: int, values: Group) -> Group:
+        if not 0 <= group < len(layers) or layers[group].attention.latent is not None:
+            return values
+        attention = layers[group].attention
+        projections = take_apart(attention, lambda name: values[name].numpy() if name in values else None)
+        folded = put_together(attention, fold_biases(projections, model.sizes, keys=keys))
+        return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
+
+    return change
 
 
 def calibrated_parts(
@@ -132,11 +199,11 @@ def weighed_parts(calibration: Calibration) -> tuple[list[CalibratedLayer], list
     return calibration.layers, calibration.matrices
 
 
-def components_of(layers: Sequence[CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:
-    """Return the components of all weights by their keys in a running model."""
+def components_of(layers: Mapping[int, CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:
+    """Return the components of all weights by their keys in a running model; layers by their index."""
     components = {
         f"{k}.{name}": weight_components
-        for k, layer in enumerate(layers)
+        for k, layer in layers.items()
         for name, weight_components in layer.components.items()
     }
     return components | {weight_components.name: weight_components.components for weight_components in matrices}
@@ -175,7 +242,7 @@ def factorise_calibrated(
     """
     running = source or SourceModel(checkpoint)
     batches = running.original.batches(text)
-    calibration = collect_calibration(checkpoint, running.copy(), batches, progress, what=what, file=file)
+    calibration = collect_calibration(checkpoint, running.original, batches, progress, what=what, file=file)
     layers, matrices = weighed_parts(calibration)
     moments = calibration.statistics.reads
 

@@ -49,7 +49,7 @@ def factorise_quantized(
     """
     running = source or SourceModel(checkpoint)
     batches = running.original.batches(text)
-    calibration = collect_calibration(checkpoint, running.copy(), batches, progress, what=what, file=file)
+    calibration = collect_calibration(checkpoint, running.original, batches, progress, what=what, file=file)
     float_bits = _float_bits(checkpoint)
     layers = [_layer(calibration, k, float_bits, bits) for k in range(len(calibration.layers))]
     matrices = [_matrix(checkpoint, calibration, matrix.name, bits) for matrix in calibration.matrices]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.components import Components, Moments, second_moments
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.files.tensor_file import STORED_AS, Entry, read_header, write_tensor_file
+from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
 if TYPE_CHECKING:
     import torch
@@ -30,16 +29,17 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
 
+    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
+
 _SEED = 0
-_SAVED_EVERY = 10.0  # seconds
-_FORMAT, _VERSION = "tnlib statistics", "4"
+_FORMAT, _VERSION = "tnlib statistics", "5"
 _PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
 _BLOCK = 1 << 24  # bytes hashed at a time
 
 
-@dataclass
+@dataclass(frozen=True)
 class Statistics:
-    """Calibration statistics of the first batches of a text, by weight keys; collection can be resumed.
+    """Calibration statistics of a text, by weight keys, in memory or read from files at every access.
 
     Parameters
     ----------
@@ -47,29 +47,24 @@ class Statistics:
         By input key: sums over tokens of x x^T; for an embedding table the token counts.
     slopes
         Sums of p p^T with the gradient p of a probe at the output; for an unembedding at the input, because the output
-        is as wide as the vocabulary. Both over `n_read` batches.
+        is as wide as the vocabulary.
     gates
-        Sums of squares of the derivative with respect to a gate on each component, over `n_weighed` batches.
-    n_read, n_weighed
-        Number of batches so far.
+        Means of squares of the derivative with respect to a gate on each component, over texts and probes, or over
+        tokens for language models. Half of it is, to lowest order, the loss of cosine similarity of the embeddings, or
+        the increase of the divergence of the predictions, when the component is removed.
     """
 
-    reads: dict[str, Array] = field(default_factory=dict)
-    slopes: dict[str, Array] = field(default_factory=dict)
-    gates: dict[str, Array] = field(default_factory=dict)
-    n_read: int = 0
-    n_weighed: int = 0
+    reads: Mapping[str, Array] = field(default_factory=dict)
+    slopes: Mapping[str, Array] = field(default_factory=dict)
+    gates: Mapping[str, Array] = field(default_factory=dict)
 
     def of_layer(self, k: int) -> Moments:
         """Return the moments of the attention of one layer."""
         return Moments(self.reads[f"{k}.x"], self.reads[f"{k}.y"], {n: self.slopes[f"{k}.{n}"] for n in NAMES})
 
 
-Save = Callable[[Statistics], None]
-
-
-def no_save(_: Statistics) -> None:
-    """Save nothing: the callback of a collection without a file."""
+# group index and its moments -> components of its weights, by key
+ComponentsOf = Callable[[int, Statistics], Mapping[str, Components]]
 
 
 def collect_reads(
@@ -92,75 +87,185 @@ def collect(
     model: RunningModel,
     places: Places,
     batches: Sequence[Batch],
-    statistics: Statistics,
     progress: Progress = quiet,
     *,
-    save: Save = no_save,
+    components: ComponentsOf | None = None,
+    folder: Path | None = None,
+    save: Callable[[int, Statistics], None] | None = None,
+    done: Collection[int] = (),
 ) -> Statistics:
-    """Return the statistics with input and gradient moments over the batches, resumed after the last batch.
+    """Return the statistics of the batches, collected block by block, last to first.
 
-    `save` is called every few seconds and at the end.
+    Parameters
+    ----------
+    model
+        The model; the weights of one block are in memory at a time if all do not fit.
+    places
+        Weights, see `find_places`.
+    batches
+        Batches of the text.
+    progress
+        Called as progress(stage, done, total).
+    components
+        Components on which gates are measured; None for moments alone.
+    folder
+        Folder for streams between blocks; those that it holds are used again. None for a temporary one.
+    save
+        Called with every group as it is done, in the place of a result; None to return all groups.
+    done
+        Groups that are saved already.
     """
-    from tnlib_adapters.instrument.weight_inputs import observe
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return collect(
+                model, places, batches, progress, components=components, folder=Path(temporary), save=save, done=done
+            )
+    collection = _Collection(model, places, batches, folder, components, progress)
+    kept = Statistics({}, {}, {})
 
-    place_of = {place.reads: place for place in places.values()}
-    for k in _saving("reading activations", statistics.n_read, len(batches), progress, lambda: save(statistics)):
-        reads, slopes = observe(model, batches[k], places, _generator(2 * k))
-        for key, x in reads.items():
-            _add(statistics.reads, key, _moments(x, place_of[key]))
-        for key, slope in slopes.items():
-            if places[key].predicts:
-                slope = slope @ places[key].module.get_parameter("weight")
-            _add(statistics.slopes, key, second_moments(slope.numpy()))
-        statistics.n_read = k + 1
-    return statistics
+    def keep(_: int, statistics: Statistics) -> None:
+        for part in _PARTS:
+            getattr(kept, part).update(getattr(statistics, part))
+
+    collection.run(save or keep, done)
+    return kept
 
 
-def measure_gates(
+class _Collection:
+    """Passes over the batches that collect the statistics of every group of weights."""
+
+    def __init__(
+        self,
+        model: RunningModel,
+        places: Places,
+        batches: Sequence[Batch],
+        folder: Path,
+        components: ComponentsOf | None,
+        progress: Progress,
+    ) -> None:
+        from tnlib_adapters.instrument.block_passes import Frame, Streams
+
+        self._model, self._places, self._batches = model, places, batches
+        self._components, self._progress = components, progress
+        self._frame, self._streams = Frame(model), Streams(folder, batches, model.sizes.d_model)
+        self._n = len(model.layers)
+        self._probes = (0,) if components is None else (0, 1)
+        self._done, self._total = 0, 2 + self._n * (1 + len(self._probes))
+
+    def run(self, save: Callable[[int, Statistics], None], done: Collection[int]) -> None:
+        """Collect the statistics of all groups that are not done."""
+        from tnlib_adapters.instrument.block_passes import forward
+        from tnlib_adapters.instrument.stored_weights import OUTSIDE
+
+        calls = forward(self._frame, self._streams, self._batches, self._step)
+        if not any(self._streams.has(f"gradient-{self._probes[-1]}-{k}") for k in range(self._n + 1)):
+            self._observe_output()
+        for k in reversed(range(self._n)):
+            if k not in done:
+                save(k, self._observe_block(k, calls))
+            for probe in self._probes:
+                self._streams.remove(f"gradient-{probe}-{k + 1}")
+        if OUTSIDE not in done:
+            save(OUTSIDE, self._observe_outside())
+        for probe in self._probes:
+            self._streams.remove(f"gradient-{probe}-0")
+        self._progress("collecting statistics", self._total, self._total)
+
+    def _step(self) -> None:
+        self._progress("collecting statistics", min(self._done, self._total), self._total)
+        self._done += 1
+
+    def _observe_output(self) -> None:
+        """Store the gradients of all probes at the output of the last block."""
+        from tnlib_adapters.instrument.weight_inputs import observe_output
+
+        self._step()
+        for probe in self._probes:
+            for b, batch in enumerate(self._batches):
+                x = self._streams.read(f"stream-{self._n}", b)
+                gradient = observe_output(self._frame, x, batch, {}, _generator(2 * b + probe))[2]
+                self._streams.write(f"gradient-{probe}-{self._n}", b, gradient)
+            self._streams.finish(f"gradient-{probe}-{self._n}")
+
+    def _observe_block(self, k: int, calls: Sequence[Sequence[Any]]) -> Statistics:
+        """Return the statistics of one block, and store the gradients at its input."""
+        from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
+
+        places = of_group(self._places, k)
+
+        def observed(probe: int) -> Iterator[Observed]:
+            self._step()
+            for b, batch in enumerate(self._batches):
+                x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{probe}-{k + 1}", b)
+                reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, places, gradient)
+                self._streams.write(f"gradient-{probe}-{k}", b, at_stream)
+                yield reads, slopes
+            self._streams.finish(f"gradient-{probe}-{k}")
+
+        return self._statistics(k, places, observed)
+
+    def _observe_outside(self) -> Statistics:
+        """Return the statistics of embeddings and unembeddings."""
+        from tnlib_adapters.instrument.stored_weights import OUTSIDE
+        from tnlib_adapters.instrument.weight_inputs import observe_input, observe_output, of_group
+
+        places = of_group(self._places, OUTSIDE)
+        heads = any(place.predicts for place in places.values())
+
+        def observed(probe: int) -> Iterator[Observed]:
+            self._step()
+            for b, batch in enumerate(self._batches):
+                reads, slopes = observe_input(
+                    self._frame, batch, places, self._streams.read(f"gradient-{probe}-0", b)
+                )
+                if heads:
+                    x, generator = self._streams.read(f"stream-{self._n}", b), _generator(2 * b + probe)
+                    of_heads = observe_output(self._frame, x, batch, places, generator)
+                    reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
+                yield reads, slopes
+
+        return self._statistics(OUTSIDE, places, observed) if places else Statistics()
+
+    def _statistics(self, group: int, places: Places, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
+        place_of = {place.reads: place for place in places.values()}
+        reads, slopes = dict[str, Array](), dict[str, Array]()
+        for batch_reads, batch_slopes in observed(0):
+            for key, x in batch_reads.items():
+                _add(reads, key, _moments(x, place_of[key]))
+            for key, slope in batch_slopes.items():
+                if places[key].predicts:
+                    slope = slope @ places[key].module.get_parameter("weight")
+                _add(slopes, key, second_moments(slope.numpy()))
+        moments = Statistics(reads, slopes)
+        if self._components is None:
+            return moments
+        sides = {key: _sides(own) for key, own in self._components(group, moments).items()}
+        gates = dict[str, Array]()
+        for batch_reads, batch_slopes in observed(1):
+            for key, own in _gates(self._model, places, sides, batch_reads, batch_slopes).items():
+                _add(gates, key, own)
+        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch in self._batches)
+        return Statistics(reads, slopes, {key: total / count for key, total in gates.items()})
+
+
+def _gates(
     model: RunningModel,
     places: Places,
-    batches: Sequence[Batch],
-    components: Mapping[str, Components],
-    statistics: Statistics,
-    progress: Progress = quiet,
-    *,
-    save: Save = no_save,
+    sides: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    reads: Mapping[str, torch.Tensor],
+    slopes: Mapping[str, torch.Tensor],
 ) -> dict[str, Array]:
-    """Return for every weight the mean squared derivative with respect to a gate on each of its components.
-
-    The mean is over texts and probes, or over tokens for language models. Half of it is, to lowest order, the loss of
-    cosine similarity of the embeddings, or the increase of the divergence of the predictions, when the component is
-    removed. Resumes after the last batch of `statistics`, which it updates.
-    """
-    from tnlib_adapters.instrument.weight_inputs import observe
-
-    tied = model.wiring.tied_key
-    sides = {key: _sides(component) for key, component in components.items()}
-    for k in _saving("measuring gates", statistics.n_weighed, len(batches), progress, lambda: save(statistics)):
-        reads, gradients = observe(model, batches[k], places, _generator(2 * k + 1))
-        for key, (left, right) in sides.items():
-            x = reads[places[key].reads]
-            # a table lookup has row -1 at padding, where slopes are 0
-            on_left = left[x] if places[key].is_table else x[..., : len(left)] @ left  # b t [m] c
-            slopes = (on_left * (gradients[key] @ right.T)).sum(1)  # b [t] c
-            if tied is not None and model.wiring.is_embedding(key):  # the same gate acts on both uses of the table
-                slopes += ((reads[tied] @ right.T) * (gradients[tied] @ left)).sum(1)  # b [t] c
-            _add(statistics.gates, key, slopes.double().square().sum(0).numpy())
-        statistics.n_weighed = k + 1
-    count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
-    return {key: total / count for key, total in statistics.gates.items()}
-
-
-def _saving(stage: str, start: int, total: int, progress: Progress, save: Callable[[], None]) -> Iterator[int]:
-    """Count from `start` to `total`; save every few seconds and at the end."""
-    due = time.monotonic() + _SAVED_EVERY
-    for done in range(start, total):
-        progress(stage, done, total)
-        yield done
-        if time.monotonic() > due or done + 1 == total:
-            save()
-            due = time.monotonic() + _SAVED_EVERY
-    progress(stage, total, total)
+    """Return the sum over texts of squared derivatives with respect to a gate on each component, of one batch."""
+    tied, gates = model.wiring.tied_key, {}
+    for key, (left, right) in sides.items():
+        x = reads[places[key].reads]
+        # a table lookup has row -1 at padding, where slopes are 0
+        on_left = left[x] if places[key].is_table else x[..., : len(left)] @ left  # b t [m] c
+        derivatives = (on_left * (slopes[key] @ right.T)).sum(1)  # b [t] c
+        if tied is not None and model.wiring.is_embedding(key):  # the same gate acts on both uses of the table
+            derivatives += ((reads[tied] @ right.T) * (slopes[tied] @ left)).sum(1)  # b [t] c
+        gates[key] = derivatives.double().square().sum(0).numpy()
+    return gates
 
 
 def _add(sums: dict[str, Array], key: str, batch_sum: Array) -> None:
@@ -191,8 +296,11 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(_SEED + seed)
 
 
-def _origin(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) -> dict[str, str]:
-    """Return digests that identify statistics: of the weight files, of the tokens, and of the keys."""
+def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int) -> dict[str, str]:
+    """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
+
+    `longest` is the number of tokens at which texts were truncated.
+    """
     model, text = hashlib.sha256(), hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
@@ -202,7 +310,8 @@ def _origin(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places) ->
         for part in (batch.ids, batch.mask):
             text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
     keys = hashlib.sha256("\n".join(sorted(places)).encode())
-    return {"model": model.hexdigest(), "text": text.hexdigest(), "weights": keys.hexdigest()}
+    digests = {"model": model.hexdigest(), "text": text.hexdigest(), "weights": keys.hexdigest()}
+    return digests | {"tokens": str(longest)}
 
 
 def check_statistics_file(file: Path, out: Path) -> None:
@@ -220,25 +329,79 @@ def check_statistics_file(file: Path, out: Path) -> None:
         _header(file)
 
 
-def resume(
-    file: Path, checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int
-) -> tuple[Statistics, Save]:
-    """Return the statistics of these weights from a file, or new ones if it does not exist, and the save function.
+class StatisticsFiles:
+    """Statistics on disk: one file that is complete, or one file for every group in a folder while they are collected.
 
-    `longest` is the number of tokens at which texts were truncated.
-
-    Raises
-    ------
-    FileFormatError
-        If the file has another format, or is damaged.
-    ArgumentError
-        If its statistics belong to another model, text, truncation of the text, or choice of weights.
+    Parameters
+    ----------
+    folder
+        Folder of the files of groups; it exists.
+    origin
+        Digests of model, text and choice of weights, see `origin_of`.
+    file
+        File of all groups, to be used again; None for none.
     """
-    origin = _origin(checkpoint, batches, places) | {"tokens": str(longest)}
-    return _read(file, origin) if file.exists() else Statistics(), partial(_write, file, origin)
+
+    def __init__(self, folder: Path, origin: Mapping[str, str], file: Path | None = None) -> None:
+        self._folder, self._origin, self._file = folder, origin, file
+
+    def is_complete(self) -> bool:
+        """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
+        if self._file is None or not self._file.exists():
+            return False
+        _check(self._file, self._origin)
+        return True
+
+    def done(self) -> list[int]:
+        """Return the groups that are saved; raise if one is damaged or belongs to other statistics."""
+        groups = [int(file.stem.removeprefix("group")) for file in self._folder.glob("group*.safetensors")]
+        for group in groups:
+            _check(self._of_group(group), self._origin)
+        return groups
+
+    def save(self, group: int, statistics: Statistics) -> None:
+        """Save the statistics of a group."""
+        entries = [
+            Entry(f"{part}.{key}", dtype, np.ascontiguousarray(values, STORED_AS[dtype]))
+            for part, dtype in _PARTS.items()
+            for key, values in getattr(statistics, part).items()
+        ]
+        _write(self._of_group(group), self._origin, entries)
+
+    def statistics(self) -> Statistics:
+        """Return the statistics of all groups, each array read when it is used."""
+        files = [self._file] if self.is_complete() and self._file else [self._of_group(k) for k in self.done()]
+        tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
+        return Statistics(*(_Stored(_below(f"{part}.", tensors)) for part in _PARTS))
+
+    def join(self) -> None:
+        """Write the file of all groups, if there is to be one."""
+        if self._file is not None and not self._file.exists():
+            tensors = [info for k in self.done() for info in read_header(self._of_group(k))[0].values()]
+            _write(self._file, self._origin, [Entry(info.name, info.dtype, info) for info in tensors])
+
+    def _of_group(self, group: int) -> Path:
+        return self._folder / f"group{group}.safetensors"
 
 
-def _read(file: Path, origin: Mapping[str, str]) -> Statistics:
+class _Stored(Mapping[str, Array]):
+    """Arrays that are read at every access."""
+
+    def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, key: str) -> Array:
+        return self._tensors[key].read_stored()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _check(file: Path, origin: Mapping[str, str]) -> None:
+    """Raise unless a file holds statistics of this origin, as they were saved."""
     stored = _header(file)
     for part, description in (
         ("model", "another model"),
@@ -252,26 +415,15 @@ def _read(file: Path, origin: Mapping[str, str]) -> Statistics:
                 f"{file}; name another file, or remove it to start anew."
             )
     tensors, _ = read_header(file)
-    arrays = {name: info.read_stored() for name, info in tensors.items()}
-    if stored.get("digest") != _digest(stored, arrays):
+    if stored.get("digest") != _digest(stored, [Entry(info.name, info.dtype, info) for info in tensors.values()]):
         raise FileFormatError(f"compress: {file} was changed after it was saved; remove it and collect again.")
-    reads, slopes, gates = (_below(f"{part}.", arrays) for part in _PARTS)
-    return Statistics(reads, slopes, gates, int(stored["read"]), int(stored["weighed"]))
 
 
-def _write(file: Path, origin: Mapping[str, str], statistics: Statistics) -> None:
+def _write(file: Path, origin: Mapping[str, str], entries: Sequence[Entry]) -> None:
     """Write statistics atomically, replacing the previous file."""
     hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
-    metadata = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "read": str(statistics.n_read),
-        "weighed": str(statistics.n_weighed),
-        **origin,
-    }
-    arrays = dict(_arrays(statistics))
-    metadata["digest"] = _digest(metadata, arrays)
-    entries = [Entry(name, _PARTS[name.partition(".")[0]], values) for name, values in arrays.items()]
+    metadata = {"format": _FORMAT, "version": _VERSION, **origin}
+    metadata["digest"] = _digest(metadata, entries)
     try:
         for _ in write_tensor_file(hidden, entries, metadata):
             pass
@@ -280,23 +432,17 @@ def _write(file: Path, origin: Mapping[str, str], statistics: Statistics) -> Non
         hidden.unlink(missing_ok=True)
 
 
-def _arrays(statistics: Statistics) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of a file by their names, as they are stored."""
-    for part, dtype in _PARTS.items():
-        for key, values in getattr(statistics, part).items():
-            yield f"{part}.{key}", np.ascontiguousarray(values, STORED_AS[dtype])
-
-
-def _digest(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
+def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
     """Return a digest of the metadata, but for the digest itself, and of all arrays by name."""
     state = hashlib.sha256(repr(sorted((k, v) for k, v in metadata.items() if k != "digest")).encode())
-    for name, values in sorted(arrays.items()):
-        state.update(f"{name} {values.dtype.str} {values.shape}".encode() + values.tobytes())
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
+        state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode() + values.tobytes())
     return state.hexdigest()
 
 
-def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+def _below(prefix: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    return {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
 
 
 def _header(file: Path) -> dict[str, str]:
