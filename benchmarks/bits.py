@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect
+from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.calibration.text import sample_batches
 from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 from tnlib_adapters.compression.methods.components import Components, table_components
@@ -104,7 +104,7 @@ class Subject:
         model = self._original
         batches = sample_batches(model.batches(text), _TOKENS)
         places = find_places(model, self._names)
-        collected = collect(model, places, batches, Statistics())
+        collected = collect(model, places, batches)
         sums: dict[str, Array] = {}
         for batch in batches:
             for key, x in read(model, batch, places).items():

@@ -67,6 +67,9 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.sizes import count_attention
+        from tnlib_adapters.compression.calibration.text import sample_batches
+        from tnlib_adapters.factors.expansion import expand
+        from tnlib_adapters.instrument.block_passes import Streams
         from tnlib_adapters.instrument.layer_fit import install
         from tnlib_adapters.instrument.running_model import open_running
 
@@ -77,10 +80,14 @@ def stage(*, refit: bool) -> Run:
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = found.by_part(found.choose(keep))
         if refit:
-            fitted(model, layers, [], options, batches, 0)
+            with tempfile.TemporaryDirectory() as folder:
+                streams = Streams(Path(folder), sample_batches(batches, 65_536), checkpoint.sizes.d_model)
+                matrices = fitted(open_running(source), layers, [], options, streams, 0)
+            projections = [expand(own, checkpoint.sizes) for own in matrices]
         else:
-            for k, layer in enumerate(layers):
-                install(model, k, layer.products(options[k]).expand(checkpoint.sizes))
+            projections = [layer.products(options[k]).expand(checkpoint.sizes) for k, layer in enumerate(layers)]
+        for k, own in enumerate(projections):
+            install(model, k, own)
         texts = [test.read_text(encoding="utf-8") for test in tests]
         return [evaluate_running(open_running(source), model, text).measures() for text in texts]
 

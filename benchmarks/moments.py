@@ -34,7 +34,7 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     import torch
     from tnlib_adapters import open_checkpoint
     from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, components_of
-    from tnlib_adapters.compression.calibration.statistics import Statistics, collect, collect_reads, measure_gates
+    from tnlib_adapters.compression.calibration.statistics import collect, collect_reads
     from tnlib_adapters.compression.calibration.text import sample_batches
     from tnlib_adapters.instrument.running_model import open_running
     from tnlib_adapters.instrument.weight_inputs import find_places
@@ -54,10 +54,10 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
         collect_reads(model, places, some)
 
     def moments(some: list[Batch]) -> None:
-        collect(model, places, some, Statistics())
+        collect(model, places, some)
 
     def gates(some: list[Batch]) -> None:
-        measure_gates(model, places, some, components_of(layers), Statistics())
+        collect(model, places, some, components=lambda k, _: components_of({k: layers[k]}) if k >= 0 else {})
 
     return batches, plain, dict(zip(COLLECTED, (inputs, moments, gates), strict=True))
 

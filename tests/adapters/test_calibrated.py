@@ -28,7 +28,8 @@ from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import fit_layers, install  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams, fit_layers, install  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
 
@@ -51,6 +52,10 @@ def quietly(*_: object) -> None:
 def as_products(one: Projections) -> Products:
     """Return weights as they are, each with its bias as a last row."""
     return Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
+
+
+def streams_of(model, batches, folder) -> Streams:
+    return Streams(folder, batches, model.sizes.d_model)
 
 
 def first_batch(model) -> Batch:
@@ -94,7 +99,7 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_biases_fold_without_a_trace(folders, name):
+def test_biases_fold_without_a_trace(folders, tmp_path, name):
     """b_K dropped and b_V inside b_O: the model of transformers computes the same."""
     before, after = open_running(folders[name]), open_running(folders[name])
     checkpoint = open_checkpoint(folders[name])
@@ -109,8 +114,9 @@ def test_biases_fold_without_a_trace(folders, name):
     for k, one in enumerate(whole):
         for n, weight in one.expand(checkpoint.sizes).weights.items():
             np.testing.assert_array_equal(weight, folded[k].weights[n])
-    for _ in fit_layers(after, after.batches(made_up_text(20)), whole.__getitem__, n_steps=1, progress=quietly):
-        pass
+    streams = streams_of(after, after.batches(made_up_text(20)), tmp_path)
+    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quietly)):
+        install(after, k, fitted.expand(checkpoint.sizes))
     batch = first_batch(before)
     with torch.no_grad():
         one, two = (m(batch)[batch.valid] if m.predicts else m(batch) for m in (before, after))
@@ -118,46 +124,35 @@ def test_biases_fold_without_a_trace(folders, name):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, name):
+def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, tmp_path, name):
     checkpoint = open_checkpoint(folders[name])
     embeddings = checkpoint.architecture.embeddings[0]
     table = checkpoint.read(f"{embeddings}.weight") / 2
-
-    def read_by_the_first_layer(model) -> list[torch.Tensor]:
-        seen = []
-
-        def hook(_, args, kwargs) -> None:
-            seen.append(args[0] if args else kwargs["hidden_states"])
-
-        model.layers[0].block.register_forward_pre_hook(hook, with_kwargs=True)
-        return seen
-
     other = open_running(folders[name])
+    batches = other.batches(made_up_text())
     with torch.no_grad():
+        original, _ = Frame(other).enter(batches[-1])
         other.model.get_input_embeddings().weight.copy_(torch.from_numpy(table))
-        wanted = read_by_the_first_layer(other)
-        batches = other.batches(made_up_text())
-        other(batches[-1])
-    whole = [as_products(checkpoint.projections(k)) for k in range(checkpoint.n_layers)]
-    for tables in ({}, {embeddings: table}):
-        model = open_running(folders[name])
-        seen = read_by_the_first_layer(model)
-        for _ in fit_layers(model, batches, whole.__getitem__, tables=tables, n_steps=0, progress=quietly):
-            pass
-        found = [one.shape == wanted[0].shape and torch.equal(one, wanted[0]) for one in seen]
-        assert any(found) == bool(tables)
+        changed, _ = Frame(other).enter(batches[-1])
+    assert not torch.equal(original, changed)
+    for tables, wanted in (({}, original), ({embeddings: table}, changed)):
+        both = FitStreams(open_running(folders[name]), streams_of(other, batches, tmp_path), tables)
+        assert torch.equal(both.truncated(0, len(batches) - 1), wanted)
+        assert torch.equal(both.original(0, len(batches) - 1), original)
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, name):
+def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_path, name):
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
     layers, _ = calibrated_parts(checkpoint, model, batches)
     ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
-    for _ in fit_layers(fitted, batches, lambda k: layers[k].products(ranks), n_steps=15, progress=quietly):
-        pass
+    streams = streams_of(fitted, batches, tmp_path)
+    products = fit_layers(fitted, streams, lambda k: layers[k].products(ranks), n_steps=15, progress=quietly)
+    for k, one in enumerate(products):
+        install(fitted, k, one.expand(checkpoint.sizes))
     for k, one in enumerate(layers):
         install(truncated, k, one.products(ranks).expand(checkpoint.sizes))
     one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))

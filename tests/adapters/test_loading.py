@@ -15,8 +15,9 @@ import pytest
 import torch
 from checkpoint_folders import WEIGHTS, change_config
 from safetensors.torch import load_file, save_file
+from running_models import save_with_tokenizer
 from tnlib_adapters import builtin_path, compress, evaluate, inspect, open_checkpoint
-from tnlib_adapters.instrument.running_model import load_model
+from tnlib_adapters.instrument.running_model import open_running
 
 from tnlib import FileFormatError
 
@@ -125,7 +126,7 @@ def test_a_damaged_tokenizer_is_one_sentence(content: str, llama: Path, text: Pa
 
 
 @pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2", "gpt2_lm", "opt_after", "gpt_neox", "falcon_alibi"])
-def test_whole_models_load(name: str, saved: Any) -> None:
-    folder = Path(saved(name)[1])
-    model = load_model("test", folder, predicts=name not in ("bert", "bert_masked", "gpt2"))
+def test_whole_models_load(name: str, saved: Any, tmp_path: Path) -> None:
+    folder = save_with_tokenizer(saved(name)[0], tmp_path)
+    model = open_running(folder).model
     assert not any(parameter.requires_grad for parameter in model.parameters())

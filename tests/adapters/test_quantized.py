@@ -30,7 +30,8 @@ from tnlib_adapters.compression.calibration.quantize import factorise_quantized,
 from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import Block, enter, install, model_error  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import Block, FitStreams, install  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import BertConfig, BertModel  # noqa: E402
@@ -268,14 +269,15 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
     factorisation = factorise_quantized(checkpoint, text, bits=bits)
     (layer,) = factorisation.parts.values()
     options = factorisation.by_part(factorisation.select_bits(None, None))
-    held_out, _ = enter(running, sample_batches(batches, 65_536), None)
+    streams = Streams(tmp_path, sample_batches(batches, 65_536), running.sizes.d_model)
     errors = {}
     for n_steps in (0, 1, 30):
-        ((*matrices,),) = fitted(open_running(source), [layer], [], options, batches, n_steps)
+        ((*matrices,),) = fitted(running, [layer], [], options, streams, n_steps)
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)
-        errors[n_steps] = model_error(Block(after, 0), held_out, {})
+        both = FitStreams(running, streams)
+        errors[n_steps] = both.error(Block(after, 0), {}, None)
     assert errors[1] <= errors[0]
     assert errors[30] <= errors[0]
     assert errors[0] > 0

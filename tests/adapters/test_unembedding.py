@@ -254,7 +254,7 @@ def test_components_of_an_unembedding_are_those_of_a_matrix() -> None:
 def test_gates_of_a_tied_table_act_on_both_uses(name: str, folders: Any, text: Path) -> None:
     """The gates of all components together are a factor of the table: its derivative is found by automatic
     differentiation of the drawn log-probabilities with respect to the table, whatever uses it."""
-    from tnlib_adapters.compression.calibration.statistics import Statistics, measure_gates
+    from tnlib_adapters.compression.calibration.statistics import collect
     from tnlib_adapters.instrument.running_model import draw_probe
     from tnlib_adapters.instrument.weight_inputs import find_places
 
@@ -263,7 +263,8 @@ def test_gates_of_a_tied_table_act_on_both_uses(name: str, folders: Any, text: P
     (batch,) = model.batches(text.read_text())[:1]
     rows, columns = model.model.get_input_embeddings().weight.shape
     one = components(np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32))
-    found = measure_gates(model, find_places(model, [table], attention=False), [batch], {table: one}, Statistics())
+    places = find_places(model, [table], attention=False)
+    found = collect(model, places, [batch], components=lambda *_: {table: one}).gates
 
     weight = model.model.get_input_embeddings().weight.requires_grad_()
     total = np.zeros(columns)

@@ -138,20 +138,22 @@ def tenpy(folder: Path, outside: Path) -> Reader:
 
 def statistics(folder: Path, outside: Path) -> Reader:
     import torch
-    from tnlib_adapters.compression.calibration.statistics import Statistics, resume
+    from tnlib_adapters.compression.calibration.statistics import Spill, Statistics, StatisticsFiles, origin_of
     from tnlib_adapters.files.tokenizer import MAX_TOKENS
     from tnlib_adapters.instrument.running_model import Batch
 
     model = open_checkpoint(builtin_path())
     batches = [Batch(torch.arange(6).reshape(2, 3), torch.ones(2, 3, dtype=torch.long))]
     places: dict[str, Any] = {f"0.{name}": SimpleNamespace(reads="0.x") for name in "qk"}
-    _, save = resume(folder / "statistics", model, batches, places, MAX_TOKENS)
+    origin = origin_of(model, batches, places, MAX_TOKENS)
+    files = StatisticsFiles(Spill(folder), origin, folder / "statistics")
     square = np.eye(4, dtype=np.float32)
     gates = dict.fromkeys(places, square.astype(np.float64))
-    save(Statistics({"0.x": square}, dict.fromkeys(places, square), gates, 6, 6))
+    files.save(0, Statistics({"0.x": square}, dict.fromkeys(places, square), gates))
+    files.join()
 
     def read(file: Path) -> None:
-        found, _ = resume(file, model, batches, places, MAX_TOKENS)
+        found = StatisticsFiles(Spill(folder), origin, file).statistics()
         for part in (found.reads, found.slopes, found.gates):
             for values in part.values():
                 assert np.array_equal(values, square), "numbers that were changed"

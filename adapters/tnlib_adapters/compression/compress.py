@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -165,6 +166,8 @@ def compress(
         report.write(partial / REPORT)
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
+    if request.spill_folder is not None:
+        shutil.rmtree(request.spill_folder, ignore_errors=True)
     return report
 
 

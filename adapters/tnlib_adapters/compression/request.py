@@ -58,6 +58,7 @@ class Request:
     calibrate: Path | None = None
     statistics: Path | None = None
     calibration_tokens: int = MAX_TOKENS
+    spill: Path | None = None
 
     def __post_init__(self) -> None:
         if self.method == "":
@@ -82,6 +83,13 @@ class Request:
         self._check_method()
         self._check_statistics()
         self._check_tokens()
+
+    @property
+    def spill_folder(self) -> Path | None:
+        """Folder of a calibration in progress, from which it is resumed; None for a temporary one."""
+        if self.spill is None and self.statistics is not None:
+            return self.statistics.with_name(f"{self.statistics.name}.partial")
+        return self.spill
 
     @property
     def unsized(self) -> bool:

@@ -25,18 +25,18 @@ class Streams:
     """Residual streams of batches, or gradients at them, in files of a folder: one file per name, in float32."""
 
     def __init__(self, folder: Path, batches: Sequence[Batch], width: int) -> None:
-        self._folder, self._width = folder, width
+        self.folder, self.batches, self._width = folder, batches, width
         self._shapes = [tuple(batch.ids.shape) for batch in batches]
         sizes = [4 * width * texts * tokens for texts, tokens in self._shapes]
         self._starts = [sum(sizes[:k]) for k in range(len(sizes))]
 
     def has(self, name: str) -> bool:
         """Test if streams are stored of all batches."""
-        return (self._folder / name).exists()
+        return (self.folder / name).exists()
 
     def write(self, name: str, k: int, stream: Tensor) -> None:
         """Store the stream of the k-th batch, to be read after `finish`."""
-        file = self._folder / f"{name}.partial"
+        file = self.folder / f"{name}.partial"
         with file.open("r+b" if file.exists() else "w+b") as opened:
             opened.seek(self._starts[k])
             opened.write(stream.detach().float().cpu().contiguous().numpy().data)
@@ -45,16 +45,16 @@ class Streams:
         """Return the stream of the k-th batch, (texts, tokens, width)."""
         texts, tokens = self._shapes[k]
         count = texts * tokens * self._width
-        values = np.fromfile(self._folder / name, np.float32, count, offset=self._starts[k])
+        values = np.fromfile(self.folder / name, np.float32, count, offset=self._starts[k])
         return torch.from_numpy(values.reshape(texts, tokens, self._width))
 
     def finish(self, name: str) -> None:
         """Declare the streams of all batches stored."""
-        (self._folder / f"{name}.partial").replace(self._folder / name)
+        (self.folder / f"{name}.partial").replace(self.folder / name)
 
     def remove(self, name: str) -> None:
         """Delete the streams of all batches."""
-        (self._folder / name).unlink(missing_ok=True)
+        (self.folder / name).unlink(missing_ok=True)
 
 
 class _Entered(Exception):
@@ -147,7 +147,7 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
 
 
 def forward(
-    frame: Frame, streams: Streams, batches: Sequence[Batch], step: Callable[[], None]
+    frame: Frame, streams: Streams, step: Callable[[], None] = lambda: None
 ) -> list[list[Call]]:
     """Store the inputs of all blocks, "stream-0" and so on, and the output of the last.
 
@@ -157,7 +157,7 @@ def forward(
     step()
     calls = []
     with torch.no_grad():
-        for b, batch in enumerate(batches):
+        for b, batch in enumerate(streams.batches):
             x, of_batch = frame.enter(batch)
             streams.write("stream-0", b, x)
             calls.append(of_batch)
@@ -166,7 +166,7 @@ def forward(
             step()
             if streams.has(f"stream-{k + 1}"):
                 continue
-            for b in range(len(batches)):
+            for b in range(len(streams.batches)):
                 x = run_block(frame.model, k, streams.read(f"stream-{k}", b), calls[b][k])
                 streams.write(f"stream-{k + 1}", b, x)
             streams.finish(f"stream-{k + 1}")

@@ -8,14 +8,15 @@ layer on the original stream x. First the last factor R of W_O = L R and its bia
 with y' the mixed values of the truncated heads, o the output of the original attention, and L the identity if W_O is
 not factored. Then all factors of the block, those of a truncated feed-forward layer included, by gradient descent on
 the squared difference at the output of the block. No gradient leaves the block. The factors of a layer, as truncated,
-refitted, descended or halfway, are chosen on held-out batches by the output of the whole model, later layers unchanged.
+refitted, descended or halfway, are chosen on held-out batches by the error d of the output of the block: by the mean of
+d^T P d, with the second moments P of the gradients of random probes there. To lowest order it is the error of the
+output of the model, if the errors of tokens are independent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, cast
@@ -26,8 +27,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.projections import Products, Projections, join_modules
+from tnlib_adapters.factors.projections import Products, Projections, join_modules, put_together
+from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward
 from tnlib_adapters.instrument.running_model import Batch, Layer, RunningModel, find_module, input_of, output_of
+from tnlib_adapters.instrument.stored_weights import Group
 
 _RIDGE = 0.03
 _RATE = 0.03  # learning rate, relative to the root mean square of a factor
@@ -72,29 +75,22 @@ class Block:
         return parameters
 
     def run(
-        self, x: Tensor, call: tuple[tuple[Any, ...], dict[str, Any]], parameters: Mapping[str, Tensor] | None = None
+        self, x: Tensor, call: Call, parameters: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """Return the output of the block for input x and further call arguments, optionally with other parameters."""
+        self.model.load(self.k)
         args, kwargs = call
         moving = parameters is not None and any(t.requires_grad for t in parameters.values())
         with torch.set_grad_enabled(moving):
             out = functional_call(self.layer.block, dict(parameters or {}), (x, *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
-    def install(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy these parameters into the model."""
-        with torch.no_grad():
-            for name, value in parameters.items():
-                self.layer.block.get_parameter(name).copy_(value)
-
 
 def install(model: RunningModel, k: int, projections: Projections) -> None:
-    """Put projections into the k-th layer of a running model."""
-    block = Block(model, k)
-    tensors: Any = [
-        {name: as_tensor(a) for name, a in arrays.items()} for arrays in (projections.weights, projections.biases)
-    ]
-    block.install(block.of_attention(Projections(*tensors)))
+    """Put projections into the k-th layer of a running model, whose weights are all in memory."""
+    with torch.no_grad():
+        for name, values in put_together(model.wiring.layers[k].attention, projections).items():
+            model.model.get_parameter(name).copy_(as_tensor(values))
 
 
 def as_tensor(values: Array) -> Tensor:
@@ -106,36 +102,98 @@ def _name(block: nn.Module, module: nn.Module) -> str:
     return str(next(name for name, candidate in block.named_modules() if candidate is module))
 
 
-@dataclass
-class Stream:
-    """Streams of one batch before the current layer: after the original and after the truncated layers."""
-
-    batch: Batch
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]  # per layer, the further arguments of its block
-    original: Tensor
-    truncated: Tensor
-
-
-def fit_layers(
-    model: RunningModel,
-    batches: Sequence[Batch],
-    start: Callable[[int], Products],
-    *,
-    tables: Mapping[str, Array] | None = None,
-    n_steps: int,
-    seed: int = 0,
-    progress: Callable[[str, int, int], None],
-) -> Iterator[Products]:
-    """Yield the fitted weights of every layer; each is installed in the model before the next is fitted.
+class FitStreams:
+    """Streams of all batches before and after the blocks: of the original model, and of the truncated one.
 
     Parameters
     ----------
     model
         Model with its original weights.
-    batches
-        Calibration batches.
+    streams
+        Streams of the calibration batches; those of the original model that are stored are used again. The layers are
+        chosen on the first few batches, and fitted on the others.
+    tables
+        Truncated tables of embeddings, by module: the truncated streams start from these.
+    """
+
+    def __init__(self, model: RunningModel, streams: Streams, tables: Mapping[str, Array] | None = None) -> None:
+        self._streams, self.batches = streams, streams.batches
+        count = min(_HELD_OUT, len(self.batches) // 2)
+        self.held_out, self.fitted = range(max(1, count)), range(count, len(self.batches))
+        frame = Frame(model)
+        self._calls = forward(frame, streams)
+        if tables:
+            frame = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
+        with torch.no_grad():
+            for b, batch in enumerate(self.batches):
+                self._streams.write("truncated-0", b, frame.enter(batch)[0])
+        self._streams.finish("truncated-0")
+
+    def original(self, k: int, b: int) -> Tensor:
+        """Return the input of the k-th original block; that of one more is the output of the last."""
+        return self._streams.read(f"stream-{k}", b)
+
+    def truncated(self, k: int, b: int) -> Tensor:
+        """Return the input of the k-th block after truncated blocks."""
+        return self._streams.read(f"truncated-{k}", b)
+
+    def call(self, k: int, b: int) -> Call:
+        """Return the further arguments of the k-th block."""
+        return self._calls[b][k]
+
+    def valid(self, b: int) -> Tensor:
+        """Return where a batch has tokens."""
+        return self.batches[b].valid
+
+    def advance(self, block: Block, parameters: Mapping[str, Tensor]) -> None:
+        """Store the truncated streams after a block with these parameters, and delete those before it."""
+        for b in range(len(self.batches)):
+            out = block.run(self.truncated(block.k, b), self.call(block.k, b), parameters)
+            self._streams.write(f"truncated-{block.k + 1}", b, out)
+        self._streams.finish(f"truncated-{block.k + 1}")
+        self._streams.remove(f"truncated-{block.k}")
+
+    def error(self, block: Block, parameters: Mapping[str, Tensor], metric: Tensor | None) -> float:
+        """Return the sum of d^T P d over held-out tokens, with the error d of the block's output and the metric P."""
+        total = 0.0
+        for b in self.held_out:
+            out = block.run(self.truncated(block.k, b), self.call(block.k, b), parameters)
+            error = (out - self.original(block.k + 1, b))[self.valid(b)].double()
+            total += float((error * (error if metric is None else error @ metric)).sum())
+        return total
+
+
+def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) -> Group:
+    """Return the truncated tables among the weights of a group, by their names in the model."""
+    names = {id(parameter): name for name, parameter in model.model.named_parameters()}
+    weights = {names[id(find_module(model.model, name).get_parameter("weight"))]: t for name, t in tables.items()}
+    return {name: as_tensor(table) for name, table in weights.items() if name in values}
+
+
+def fit_layers(
+    model: RunningModel,
+    streams: Streams,
+    start: Callable[[int], Products],
+    *,
+    metric: Callable[[int], Array] | None = None,
+    tables: Mapping[str, Array] | None = None,
+    n_steps: int,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[Products]:
+    """Yield the fitted weights of every layer.
+
+    Parameters
+    ----------
+    model
+        Model with its original weights.
+    streams
+        For the streams of the calibration batches between layers.
     start
         Function from a layer index to its truncated weights.
+    metric
+        Function from a layer index to second moments of the gradients at its output, in which the errors of candidates
+        are compared; None for the identity.
     tables
         Truncated tables of embeddings, by module: they feed the first layer.
     n_steps
@@ -145,86 +203,39 @@ def fit_layers(
     progress
         Called as progress(stage, done, total).
     """
-    held_out, streams = enter(model, batches, tables)
+    both = FitStreams(model, streams, tables)
     generator = torch.Generator().manual_seed(seed)
     for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
-        block, truncated = Block(model, k), start(k).each(as_tensor)
-        if "o" in truncated.factors:
-            refitted = _refit_output(block, streams, truncated)
-        else:
-            refitted = truncated
-            for stream in streams:
-                stream.original = block.run(stream.original, stream.calls[k])
-        best = truncated
-        if truncated.parts:  # otherwise nothing of the block is truncated
-            descended = _descend(block, streams, refitted, n_steps, generator)
+        model.load(k)
+        block, best = Block(model, k), start(k).each(as_tensor)
+        if best.parts:  # otherwise nothing of the block is truncated
+            refitted = _refit_output(block, both, best) if "o" in best.factors else best
+            descended = _descend(block, both, refitted, n_steps, generator)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
-            candidates = (descended, halfway, refitted, truncated)
-            best = min(candidates, key=lambda products: model_error(block, held_out, block.parameters(products)))
-            block.install(block.parameters(best))
-        for stream in streams:
-            stream.truncated = block.run(stream.truncated, stream.calls[k])
+            weighed = None if metric is None else torch.from_numpy(metric(k)).double()
+            candidates = (descended, halfway, refitted, best)
+            best = min(candidates, key=lambda products: both.error(block, block.parameters(products), weighed))
+        both.advance(block, block.parameters(best))
         yield best.each(Tensor.numpy)
     progress("fitting layers", len(model.layers), len(model.layers))
 
 
-def enter(
-    model: RunningModel, batches: Sequence[Batch], tables: Mapping[str, Array] | None
-) -> tuple[list[tuple[Batch, Tensor]], list[Stream]]:
-    """Return held-out batches with the outputs of the model, and the streams of the other batches.
-
-    The truncated streams start from these tables of embeddings, which are copied into the model.
-    """
-    count = min(_HELD_OUT, len(batches) // 2)
-    held_out = [(batch, _model_output(model, batch)) for batch in batches[: max(1, count)]]
-    streams = [_enter(model, batch) for batch in batches[count:]]
-    if tables:
-        _look_up(model, tables, streams)
-    return held_out, streams
-
-
-def _enter(model: RunningModel, batch: Batch) -> Stream:
-    """Run a batch; return the input of the first block and the further arguments of all blocks."""
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    entering: list[Tensor] = []
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entering.append(args[0] if args else kwargs["hidden_states"])
-        rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
-        calls.append((args[1:], rest))
-
-    with ExitStack() as hooks, torch.no_grad():
-        for layer in model.layers:
-            hooks.callback(layer.block.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        model(batch)
-    return Stream(batch, calls, entering[0], entering[0])
-
-
-def _look_up(model: RunningModel, tables: Mapping[str, Array], streams: Sequence[Stream]) -> None:
-    """Copy these embeddings into the model and recompute the truncated streams."""
-    for name, table in tables.items():
-        with torch.no_grad():
-            find_module(model.model, name).get_parameter("weight").copy_(as_tensor(table))
-    for stream in streams:
-        stream.truncated = _enter(model, stream.batch).truncated
-
-
-def _refit_output(block: Block, streams: Sequence[Stream], start: Products) -> Products:
-    """Return `start` with the last factor of W_O and its bias refitted; original streams advance past the block."""
-    o, truncated = block.layer.projections["o"].module, block.parameters(start)
+def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
+    """Return `start` with the last factor of W_O and its bias refitted."""
+    o, truncated, k = block.layer.projections["o"].module, block.parameters(start), block.k
     *first, old = start.factors["o"]
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
     n = 0
     xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
-    for stream in streams:
+    for b in streams.fitted:
         with output_of(o, wrote, 0):
-            stream.original = block.run(stream.original, stream.calls[block.k])
-        with input_of(o, read, 0), torch.no_grad():
-            block.run(stream.truncated, stream.calls[block.k], truncated)
-        z = reduce(torch.matmul, first, read[0][stream.batch.valid]).double()  # t [w], [w] r
-        target = wrote[0][stream.batch.valid].double()
+            block.run(streams.original(k, b), streams.call(k, b))
+        with input_of(o, read, 0):
+            block.run(streams.truncated(k, b), streams.call(k, b), truncated)
+        z = reduce(torch.matmul, first, read[0][streams.valid(b)]).double()  # t [w], [w] r
+        target = wrote[0][streams.valid(b)].double()
         n += len(z)
         xx, xy, sx, sy = xx + z.T @ z, xy + z.T @ target, sx + z.sum(0), sy + target.sum(0)
     has_bias = start.output_bias is not None
@@ -239,7 +250,7 @@ def _refit_output(block: Block, streams: Sequence[Stream], start: Products) -> P
 
 
 def _descend(
-    block: Block, streams: Sequence[Stream], start: Products, n_steps: int, generator: torch.Generator
+    block: Block, streams: FitStreams, start: Products, n_steps: int, generator: torch.Generator
 ) -> Products:
     """Return the factors after `n_steps` of Adam, in units of the root mean square of each factor."""
     scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
@@ -254,7 +265,7 @@ def _descend(
 
 def adam(
     block: Block,
-    streams: Sequence[Stream],
+    streams: FitStreams,
     moves: Sequence[Any],
     parameters: Callable[[], Mapping[str, Tensor]],
     rate: float,
@@ -271,34 +282,11 @@ def adam(
     )
     order: list[int] = []
     for _ in range(n_steps):
-        order = order or torch.randperm(len(streams), generator=generator).tolist()
-        stream = streams[order.pop()]
-        wrote = block.run(stream.truncated, stream.calls[block.k], parameters())
-        loss = (wrote - stream.original)[stream.batch.valid].square().mean()
+        order = order or torch.randperm(len(streams.fitted), generator=generator).tolist()
+        b = streams.fitted[order.pop()]
+        wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), parameters())
+        loss = (wrote - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
-
-
-def model_error(block: Block, held_out: Sequence[tuple[Batch, Tensor]], parameters: Mapping[str, Tensor]) -> float:
-    """Return the error of the whole model with these parameters of a block, which are copied into the model.
-
-    It is 1 - cosine, or the Kullback-Leibler divergence, summed.
-    """
-    block.install(parameters)
-    total = 0.0
-    for batch, before in held_out:
-        after = _model_output(block.model, batch)
-        if block.model.predicts:
-            total += float((before.exp() * (before - after)).sum())
-        else:
-            total += float((1 - (before * after).sum(-1)).sum())
-    return total
-
-
-def _model_output(model: RunningModel, batch: Batch) -> Tensor:
-    """Return the embeddings of a batch, or its log-probabilities."""
-    with torch.no_grad():
-        out = model(batch)
-    return out[batch.valid].log_softmax(-1) if model.predicts else out

@@ -9,7 +9,7 @@ fixed up to the clipped rounding error (Esser et al., Learned step size quantiza
 the squared difference at the output of a block moves both, and the biases of the attention, first block to last; no
 gradient leaves the block. W starts between the rounded value and the nearest point of its cell to the original, so that
 codes near a boundary can change. Factors of a weight are rounded one by one. The weights of a block, as rounded or as
-fitted, are chosen on held-out batches by the output of the whole model.
+fitted, are chosen on held-out batches by the output of the block, see `fit_layers`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import NAMES, Projections
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
-from tnlib_adapters.instrument.layer_fit import Block, Stream, adam, as_tensor, enter, model_error
-from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.block_passes import Streams
+from tnlib_adapters.instrument.layer_fit import Block, FitStreams, adam, as_tensor
+from tnlib_adapters.instrument.running_model import RunningModel
 
 _RATE = 0.012  # learning rate of the weights, in steps of their grid
 _SCALE_RATE = 0.0012  # of the scales, relative
@@ -99,24 +100,27 @@ def _divisors(steps: Tensor) -> Tensor:
 
 def fit_rounded_layers(
     model: RunningModel,
-    batches: Sequence[Batch],
+    streams: Streams,
     start: Callable[[int], RoundedBlock],
     *,
+    metric: Callable[[int], Array] | None = None,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
     seed: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[RoundedBlock]:
-    """Yield the fitted weights of every layer; each is installed in the model before the next is fitted.
+    """Yield the fitted weights of every layer.
 
     Parameters
     ----------
     model
         Model with its original weights.
-    batches
-        Calibration batches.
+    streams
+        For the streams of the calibration batches between layers.
     start
         Function from a layer index to its rounded weights.
+    metric
+        As in `fit_layers`.
     tables
         Rounded tables of embeddings, by module: they feed the first layer.
     n_steps
@@ -126,25 +130,23 @@ def fit_rounded_layers(
     progress
         Called as progress(stage, done, total).
     """
-    held_out, streams = enter(model, batches, tables)
+    both = FitStreams(model, streams, tables)
     generator = torch.Generator().manual_seed(seed)
     for k in range(len(model.layers)):
         progress("fitting layers", k, len(model.layers))
+        model.load(k)
         block, best = Block(model, k), start(k)
-        for stream in streams:
-            stream.original = block.run(stream.original, stream.calls[k])
         if best.rounded:
-            fitted = _fitted(block, streams, best, n_steps, generator)
-            best = min((best, fitted), key=lambda own: model_error(block, held_out, _parameters(block, own)))
-            block.install(_parameters(block, best))
-        for stream in streams:
-            stream.truncated = block.run(stream.truncated, stream.calls[k])
+            fitted = _fitted(block, both, best, n_steps, generator)
+            weighed = None if metric is None else torch.from_numpy(metric(k)).double()
+            best = min((best, fitted), key=lambda own: both.error(block, _parameters(block, own), weighed))
+        both.advance(block, _parameters(block, best))
         yield best
     progress("fitting layers", len(model.layers), len(model.layers))
 
 
 def _fitted(
-    block: Block, streams: Sequence[Stream], start: RoundedBlock, n_steps: int, generator: torch.Generator
+    block: Block, streams: FitStreams, start: RoundedBlock, n_steps: int, generator: torch.Generator
 ) -> RoundedBlock:
     """Return the weights and biases after `n_steps` of Adam."""
     grids = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +13,10 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import (
     ComponentsOf,
+    Spill,
     Statistics,
     StatisticsFiles,
+    block_key,
     collect,
     origin_of,
 )
@@ -32,6 +33,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Products, Projections, put_together, take_apart
 
 if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
     from tnlib_adapters.instrument.weight_inputs import Places
@@ -76,6 +78,7 @@ def collect_calibration(
     *,
     what: str = "attention",
     file: Path | None = None,
+    spill: Spill | None = None,
 ) -> Calibration:
     """Return the calibration statistics and components of the weights that `what` selects.
 
@@ -91,6 +94,8 @@ def collect_calibration(
         Compressed part; there are no layers for "mlp" and for attention on latent vectors.
     file
         Statistics file, or None.
+    spill
+        Folder for what is between blocks, from which an interrupted collection is resumed; None for a temporary one.
     """
     from tnlib_adapters.instrument.weight_inputs import find_places
 
@@ -113,7 +118,7 @@ def collect_calibration(
         matrices.update({name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own})
         return components_of({k: layer for k, layer in layers.items() if k == group}, [matrices[n] for n in own])
 
-    statistics = _collected(checkpoint, model, places, sample, components, progress, file)
+    statistics = _collected(checkpoint, model, places, sample, components, progress, file, spill)
     for group in {place.group for place in places.values()}:
         if group not in layers and not any(groups[name] == group for name in matrices):  # collected before
             components(group, statistics)
@@ -131,30 +136,33 @@ def _collected(
     components: ComponentsOf,
     progress: Progress,
     file: Path | None,
+    spill: Spill | None,
 ) -> Statistics:
-    """Return the statistics of a text, from a file if it exists; otherwise they are saved there in the end.
-
-    Until then the file has a folder beside it, from which an interrupted collection is resumed.
-    """
-    if file is None:
+    """Return the statistics of a text, from a file if it exists; otherwise they are saved there in the end."""
+    if spill is None:
         return collect(model, places, batches, progress, components=components)
-    folder = file.with_name(f"{file.name}.partial")
-    files = StatisticsFiles(folder, origin_of(checkpoint, batches, places, model.longest), file)
+    from tnlib_adapters.instrument.block_passes import Streams
+
+    files = StatisticsFiles(spill, origin_of(checkpoint, batches, places, model.longest), file)
     if not files.is_complete():
-        folder.mkdir(exist_ok=True)
+        streams, done = Streams(spill.folder, batches, model.sizes.d_model), files.done()
         collect(
-            model,
-            places,
-            batches,
-            progress,
-            components=components,
-            folder=folder,
-            save=files.save,
-            done=files.done(),
+            model, places, batches, progress, components=components, streams=streams, save=files.save, done=done
         )
         files.join()
-        shutil.rmtree(folder)
     return files.statistics()
+
+
+def metric_of(statistics: Statistics) -> Callable[[int], Array]:
+    """Return the function from a block to the second moments of the gradients at its output."""
+    return lambda k: statistics.slopes[block_key(k)]
+
+
+def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) -> Streams:
+    """Return the streams of the batches of the fit, of which those of the statistics are the first."""
+    from tnlib_adapters.instrument.block_passes import Streams
+
+    return Streams(spill.folder, sample_batches(batches, _TOKENS_OF_FIT), model.sizes.d_model)
 
 
 def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
@@ -216,6 +224,7 @@ def factorise_calibrated(
     *,
     what: str = "attention",
     file: Path | None = None,
+    folder: Path | None = None,
     source: SourceModel | None = None,
 ) -> Factorisation:
     """Factorise `what` of every layer by the statistics of a text; the chosen factors are fitted on it.
@@ -232,6 +241,8 @@ def factorise_calibrated(
         "attention", "mlp" or "all".
     file
         Statistics file, or None.
+    folder
+        Folder for what is between blocks, from which an interrupted run is resumed; None for a temporary one.
     source
         The running model of `checkpoint`; None loads it.
 
@@ -240,14 +251,17 @@ def factorise_calibrated(
     ArgumentError
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
-    running = source or SourceModel(checkpoint)
-    batches = running.original.batches(text)
-    calibration = collect_calibration(checkpoint, running.original, batches, progress, what=what, file=file)
+    model = (source or SourceModel(checkpoint)).original
+    batches, spill = model.batches(text), Spill(folder)
+    calibration = collect_calibration(
+        checkpoint, model, batches, progress, what=what, file=file, spill=spill
+    )
     layers, matrices = weighed_parts(calibration)
     moments = calibration.statistics.reads
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
-        return fitted(running.copy(), layers, matrices, options, batches, progress=progress)
+        metric = metric_of(calibration.statistics)
+        return fitted(model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress)
 
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.n_before for matrix in matrices)
@@ -266,11 +280,13 @@ def fitted(
     layers: Sequence[CalibratedLayer],
     matrices: Sequence[Matrix],
     options: Sequence[Sequence[int]],
-    batches: Sequence[Batch],
+    streams: Streams,
     n_steps: int | None = None,
+    *,
+    metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
 ) -> list[list[FactoredMatrix]]:
-    """Return the factors of every layer and matrix after the fit, which truncates the weights of `model`."""
+    """Return the factors of every layer and matrix after the fit; see `fit_layers` for `streams` and `metric`."""
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
     wiring, n = model.wiring, len(layers)
@@ -287,8 +303,10 @@ def fitted(
         inside = {name: factors[name] for name in names if factors.get(name)}
         return (layers[k].products(options[k]) if layers else Products({})).beside(inside)
 
-    sample, n_steps = sample_batches(batches, _TOKENS_OF_FIT), _STEPS if n_steps is None else n_steps
-    fitted_layers = list(fit_layers(model, sample, start, tables=tables, n_steps=n_steps, progress=progress))
+    n_steps = _STEPS if n_steps is None else n_steps
+    fitted_layers = list(
+        fit_layers(model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress)
+    )
     for products in fitted_layers:
         factors |= {name: products.factors[name] for name in products.modules()}
     packed = [layer.packed(products) for layer, products in zip(layers, fitted_layers, strict=bool(layers))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.calibrate import Calibration, collect_calibration
-from tnlib_adapters.compression.calibration.text import sample_batches
+from tnlib_adapters.compression.calibration.calibrate import Calibration, collect_calibration, metric_of, streams_of_fit
+from tnlib_adapters.compression.calibration.statistics import Spill
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
@@ -25,10 +25,10 @@ from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS
 
 if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.running_model import RunningModel
 
-_TOKENS_OF_FIT = 65_536
 _STEPS = 200  # optimizer steps per layer
 _NEGLIGIBLE = 1e-8  # squared singular values below this share of the largest have losses of rounding errors
 
@@ -40,6 +40,7 @@ def factorise_quantized(
     *,
     what: str = "attention",
     file: Path | None = None,
+    folder: Path | None = None,
     source: SourceModel | None = None,
     bits: int | None = None,
 ) -> Factorisation:
@@ -47,9 +48,11 @@ def factorise_quantized(
 
     Parameters and errors are those of `factorise_calibrated`. `bits` are those of every weight, None for all options.
     """
-    running = source or SourceModel(checkpoint)
-    batches = running.original.batches(text)
-    calibration = collect_calibration(checkpoint, running.original, batches, progress, what=what, file=file)
+    model = (source or SourceModel(checkpoint)).original
+    batches, spill = model.batches(text), Spill(folder)
+    calibration = collect_calibration(
+        checkpoint, model, batches, progress, what=what, file=file, spill=spill
+    )
     float_bits = _float_bits(checkpoint)
     layers = [_layer(calibration, k, float_bits, bits) for k in range(len(calibration.layers))]
     matrices = [_matrix(checkpoint, calibration, matrix.name, bits) for matrix in calibration.matrices]
@@ -61,7 +64,8 @@ def factorise_quantized(
     progress("rounding", len(parts), len(parts))
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
-        return fitted(running.copy(), layers, matrices, options, batches, progress=progress)
+        metric = metric_of(calibration.statistics)
+        return fitted(model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress)
 
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.weight.weight.size + matrix.fixed for matrix in matrices)
@@ -75,11 +79,13 @@ def fitted(
     layers: Sequence[QuantizedLayer],
     matrices: Sequence[QuantizedMatrix],
     options: Sequence[Sequence[int]],
-    batches: Sequence[Batch],
+    streams: Streams,
     n_steps: int | None = None,
+    *,
+    metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
 ) -> list[list[FactoredMatrix]]:
-    """Return the rounded weights of every layer and matrix after the fit, which changes the weights of `model`."""
+    """Return the rounded weights of every layer and matrix after the fit; `streams` and `metric` as in `fit_layers`."""
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
     wiring, n = model.wiring, len(layers)
@@ -97,8 +103,10 @@ def fitted(
         integers = {name: product.integers for name, product in own.items()}
         return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
-    sample, n_steps = sample_batches(batches, _TOKENS_OF_FIT), _STEPS if n_steps is None else n_steps
-    blocks = list(fit_rounded_layers(model, sample, start, tables=tables, n_steps=n_steps, progress=progress))
+    n_steps = _STEPS if n_steps is None else n_steps
+    blocks = list(
+        fit_rounded_layers(model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress)
+    )
     packed = []
     for layer, block in zip(layers, blocks, strict=bool(layers)):
         packed.append(layer.packed({name: block.rounded[name] for name in NAMES}, block.biases))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_
 if TYPE_CHECKING:
     import torch
 
+    from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
 
@@ -63,6 +66,11 @@ class Statistics:
         return Moments(self.reads[f"{k}.x"], self.reads[f"{k}.y"], {n: self.slopes[f"{k}.{n}"] for n in NAMES})
 
 
+def block_key(k: int) -> str:
+    """Return the key of the gradients at the output of the k-th block."""
+    return f"{k}.block"
+
+
 # group index and its moments -> components of its weights, by key
 ComponentsOf = Callable[[int, Statistics], Mapping[str, Components]]
 
@@ -90,7 +98,7 @@ def collect(
     progress: Progress = quiet,
     *,
     components: ComponentsOf | None = None,
-    folder: Path | None = None,
+    streams: Streams | None = None,
     save: Callable[[int, Statistics], None] | None = None,
     done: Collection[int] = (),
 ) -> Statistics:
@@ -108,19 +116,22 @@ def collect(
         Called as progress(stage, done, total).
     components
         Components on which gates are measured; None for moments alone.
-    folder
-        Folder for streams between blocks; those that it holds are used again. None for a temporary one.
+    streams
+        For streams between blocks; those that are stored are used again. None for a temporary folder.
     save
         Called with every group as it is done, in the place of a result; None to return all groups.
     done
         Groups that are saved already.
     """
-    if folder is None:
-        with tempfile.TemporaryDirectory() as temporary:
+    from tnlib_adapters.instrument.block_passes import Streams
+
+    if streams is None:
+        with tempfile.TemporaryDirectory() as folder:
+            streams = Streams(Path(folder), batches, model.sizes.d_model)
             return collect(
-                model, places, batches, progress, components=components, folder=Path(temporary), save=save, done=done
+                model, places, batches, progress, components=components, streams=streams, save=save, done=done
             )
-    collection = _Collection(model, places, batches, folder, components, progress)
+    collection = _Collection(model, places, batches, streams, components, progress)
     kept = Statistics({}, {}, {})
 
     def keep(_: int, statistics: Statistics) -> None:
@@ -139,15 +150,15 @@ class _Collection:
         model: RunningModel,
         places: Places,
         batches: Sequence[Batch],
-        folder: Path,
+        streams: Streams,
         components: ComponentsOf | None,
         progress: Progress,
     ) -> None:
-        from tnlib_adapters.instrument.block_passes import Frame, Streams
+        from tnlib_adapters.instrument.block_passes import Frame
 
         self._model, self._places, self._batches = model, places, batches
         self._components, self._progress = components, progress
-        self._frame, self._streams = Frame(model), Streams(folder, batches, model.sizes.d_model)
+        self._frame, self._streams = Frame(model), streams
         self._n = len(model.layers)
         self._probes = (0,) if components is None else (0, 1)
         self._done, self._total = 0, 2 + self._n * (1 + len(self._probes))
@@ -157,7 +168,7 @@ class _Collection:
         from tnlib_adapters.instrument.block_passes import forward
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
-        calls = forward(self._frame, self._streams, self._batches, self._step)
+        calls = forward(self._frame, self._streams, self._step)
         if not any(self._streams.has(f"gradient-{self._probes[-1]}-{k}") for k in range(self._n + 1)):
             self._observe_output()
         for k in reversed(range(self._n)):
@@ -199,7 +210,7 @@ class _Collection:
                 x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{probe}-{k + 1}", b)
                 reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, places, gradient)
                 self._streams.write(f"gradient-{probe}-{k}", b, at_stream)
-                yield reads, slopes
+                yield reads, {**slopes, block_key(k): gradient * batch.mask[..., None]}
             self._streams.finish(f"gradient-{probe}-{k}")
 
         return self._statistics(k, places, observed)
@@ -233,7 +244,7 @@ class _Collection:
             for key, x in batch_reads.items():
                 _add(reads, key, _moments(x, place_of[key]))
             for key, slope in batch_slopes.items():
-                if places[key].predicts:
+                if key in places and places[key].predicts:
                     slope = slope @ places[key].module.get_parameter("weight")
                 _add(slopes, key, second_moments(slope.numpy()))
         moments = Statistics(reads, slopes)
@@ -329,21 +340,32 @@ def check_statistics_file(file: Path, out: Path) -> None:
         _header(file)
 
 
+class Spill:
+    """Folder for what is between blocks; a temporary one is removed with the object."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+
+
 class StatisticsFiles:
     """Statistics on disk: one file that is complete, or one file for every group in a folder while they are collected.
 
     Parameters
     ----------
-    folder
-        Folder of the files of groups; it exists.
+    spill
+        Folder of the files of groups.
     origin
         Digests of model, text and choice of weights, see `origin_of`.
     file
         File of all groups, to be used again; None for none.
     """
 
-    def __init__(self, folder: Path, origin: Mapping[str, str], file: Path | None = None) -> None:
-        self._folder, self._origin, self._file = folder, origin, file
+    def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
+        self._spill, self._folder, self._origin, self._file = spill, spill.folder, origin, file
 
     def is_complete(self) -> bool:
         """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
@@ -372,7 +394,7 @@ class StatisticsFiles:
         """Return the statistics of all groups, each array read when it is used."""
         files = [self._file] if self.is_complete() and self._file else [self._of_group(k) for k in self.done()]
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
-        return Statistics(*(_Stored(_below(f"{part}.", tensors)) for part in _PARTS))
+        return Statistics(*(_Stored(_below(f"{part}.", tensors), self) for part in _PARTS))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""
@@ -385,10 +407,10 @@ class StatisticsFiles:
 
 
 class _Stored(Mapping[str, Array]):
-    """Arrays that are read at every access."""
+    """Arrays that are read at every access; `files` is kept, because a temporary folder goes with the last user."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, TensorInfo], files: StatisticsFiles) -> None:
+        self._tensors, self._files = tensors, files
 
     def __getitem__(self, key: str) -> Array:
         return self._tensors[key].read_stored()
