@@ -1,4 +1,4 @@
-"""The source of a compression: loaded by transformers once, and each of its tensors read at most twice."""
+"""The source of a compression: its tensors are read once to run it, and at most twice besides."""
 
 from __future__ import annotations
 
@@ -25,23 +25,6 @@ from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
-    """Count of the models that transformers loads, by folder."""
-    counts: Counter[Path] = Counter()
-
-    def counting(load: Any) -> Any:
-        def from_pretrained(folder: str, *args: Any, **kwargs: Any) -> Any:
-            counts[Path(folder)] += 1
-            return load(folder, *args, **kwargs)
-
-        return from_pretrained
-
-    for loader in (transformers.AutoModel, transformers.AutoModelForCausalLM, transformers.AutoModelForTextEncoding):
-        monkeypatch.setattr(loader, "from_pretrained", counting(loader.from_pretrained))
-    return counts
-
-
-@pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Path, str]]:
     """Count of the reads of tensors, by folder and name."""
     counts: Counter[tuple[Path, str]] = Counter()
@@ -58,12 +41,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Path, str]]:
     return counts
 
 
-def assert_one_load_and_two_reads(source: Path, loads: Counter[Path], reads: Counter[tuple[Path, str]]) -> None:
-    assert loads[source] == 1
-    assert loads.total() == 2  # the other is OUT, which is measured
+def assert_two_reads(source: Path, reads: Counter[tuple[Path, str]]) -> None:
     counts = {name: count for (folder, name), count in reads.items() if folder == source}
     assert counts.keys() == open_checkpoint(source).folder.tensors.keys()
-    assert max(counts.values()) <= 2
+    assert max(counts.values()) <= 3  # once for the running model
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -75,33 +56,33 @@ def assert_one_load_and_two_reads(source: Path, loads: Counter[Path], reads: Cou
         *(pytest.param(name, "calibrated", "all", marks=pytest.mark.slow) for name in ("bert", "qwen3")),
     ],
 )
-def test_one_load_and_two_reads(
-    name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, loads: Any, reads: Any
+def test_two_reads(
+    name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, reads: Any
 ) -> None:
     """Biases that are copied, and norms of heads."""
     compress(folders[name], tmp_path / "out", keep=0.5, what=what, method=method, calibrate=text)
-    assert_one_load_and_two_reads(folders[name], loads, reads)
+    assert_two_reads(folders[name], reads)
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_the_builtin_llama(text: Path, tmp_path: Path, loads: Any, reads: Any) -> None:
+def test_the_builtin_llama(text: Path, tmp_path: Path, reads: Any) -> None:
     source = builtin_path("llama")
     compress(source, tmp_path / "out", keep=0.5, what="all", method="matrix", calibrate=text)
-    assert_one_load_and_two_reads(source, loads, reads)
+    assert_two_reads(source, reads)
 
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
-def test_two_reads_without_a_text(what: str, folders: Any, tmp_path: Path, loads: Any, reads: Any) -> None:
+def test_two_reads_without_a_text(what: str, folders: Any, tmp_path: Path, reads: Any) -> None:
     compress(folders["bert"], tmp_path / "out", keep=0.5, what=what, method="matrix")
-    assert loads.total() == 0
     assert max(count for (folder, _), count in reads.items() if folder == folders["bert"]) <= 2
 
 
-def test_a_comparison_loads_once(folders: Any, text: Path, loads: Any) -> None:
+def test_a_comparison_reads_once(folders: Any, text: Path, reads: Any) -> None:
     checkpoint = open_checkpoint(folders["bert"])
     compare_on_text(checkpoint, [0.5], text.read_text(encoding="utf-8"), ["matrix", "heads"])
-    assert loads == {folders["bert"]: 1}
+    of_other_modules = [count for (_, name), count in reads.items() if "attention" not in name]
+    assert set(of_other_modules) == {1}
 
 
 def test_a_copy_leaves_the_original(folders: Any) -> None:
