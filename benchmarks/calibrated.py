@@ -63,7 +63,7 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fitted
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.sizes import count_attention
@@ -77,7 +77,7 @@ def stage(*, refit: bool) -> Run:
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = found.by_part(found.choose(keep))
         if refit:
-            fitted(model, layers, [], options, batches, 0)
+            fit_factors(model, layers, [], options, batches, 0)
         else:
             for k, layer in enumerate(layers):
                 install(model, k, layer.products(options[k]).expand(checkpoint.sizes))

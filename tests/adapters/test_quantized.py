@@ -26,7 +26,7 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fitted  # noqa: E402
+from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
@@ -271,7 +271,7 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
     held_out, _ = enter(running, sample_batches(batches, 65_536), None)
     errors = {}
     for n_steps in (0, 1, 30):
-        ((*matrices,),) = fitted(open_running(source), [layer], [], options, batches, n_steps)
+        ((*matrices,),) = fit_rounded(open_running(source), [layer], [], options, batches, n_steps)
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)

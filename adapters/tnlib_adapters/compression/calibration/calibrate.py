@@ -180,7 +180,7 @@ def factorise_calibrated(
     moments = calibration.statistics.reads
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
-        return fitted(running.copy(), layers, matrices, options, batches, progress=progress)
+        return fit_factors(running.copy(), layers, matrices, options, batches, progress=progress)
 
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.n_before for matrix in matrices)
@@ -194,7 +194,7 @@ def factorise_calibrated(
     return Factorisation("calibrated", parts, n_before, measure, fit=fit, weights=weights, moments=moments)
 
 
-def fitted(
+def fit_factors(
     model: RunningModel,
     layers: Sequence[CalibratedLayer],
     matrices: Sequence[Matrix],

@@ -61,7 +61,7 @@ def factorise_quantized(
     progress("rounding", len(parts), len(parts))
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
-        return fitted(running.copy(), layers, matrices, options, batches, progress=progress)
+        return fit_rounded(running.copy(), layers, matrices, options, batches, progress=progress)
 
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.weight.weight.size + matrix.fixed for matrix in matrices)
@@ -70,7 +70,7 @@ def factorise_quantized(
     return Factorisation("quantized", parts, n_before, measure, fit=fit, float_bits=float_bits, moments=moments)
 
 
-def fitted(
+def fit_rounded(
     model: RunningModel,
     layers: Sequence[QuantizedLayer],
     matrices: Sequence[QuantizedMatrix],
