@@ -7,7 +7,7 @@ scales of groups of 128 numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq as gptq
 from tnlib_adapters.compression.methods.factorisation import Plan
+from tnlib_adapters.compression.write import replaced_names
 from tnlib_adapters.factors.integers import IntegerFormat, round_slices
-from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo
+from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, widest_float
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
@@ -73,15 +74,27 @@ def stored_bytes(
 
 
 def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
-    """Return the bytes of the compressed part in the factored layout, with floats in the dtype of the attention."""
-    width = STORED_AS[attention_tensors(checkpoint, 0)[0].dtype].itemsize
-    total = width * plan.n_after
-    for own in plan.matrices.values():
-        for matrix in own:
-            stored = matrix.parts().values()
-            total += sum(values.nbytes if dtype else width * values.size for values, dtype in stored)
-            total -= width * matrix.n_parameters
+    """Return the bytes of the compressed part in the factored layout, row indices included.
+
+    The tensors of a module are written in the widest dtype of those that they replace; others are copied.
+    """
+    wiring, tensors, total = checkpoint.wiring, checkpoint.folder.tensors, 0
+    layers = {module: layer for layer, module in enumerate(wiring.attention_modules)}
+    for module, own in plan.matrices.items():
+        if module in layers:
+            before = {info.name for info in attention_tensors(checkpoint, layers[module])}
+        else:
+            before = {wiring.matrices[module].weight, wiring.matrices[module].bias or ""} & tensors.keys()
+        replaced = replaced_names(checkpoint, module, own)
+        float_bits = float_width(tensors[name] for name in replaced)
+        total += sum(matrix.n_bits(float_bits) for matrix in own) // 8
+        total += sum(tensors[name].end - tensors[name].begin for name in before - {*replaced})
     return total
+
+
+def float_width(replaced: Iterable[TensorInfo]) -> int:
+    """Return the bits of a float in the tensors that replace these ones."""
+    return 8 * STORED_AS[widest_float(replaced)].itemsize
 
 
 def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:

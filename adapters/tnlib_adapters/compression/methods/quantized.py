@@ -240,15 +240,15 @@ class QuantizedLayer:
 
 
 class QuantizedMatrix:
-    """A weight outside the attention; its bias stays as it is."""
+    """A weight outside the attention; its bias of `n_bias` numbers stays as it is, in `bias_bits` bits."""
 
-    def __init__(self, name: str, weight: QuantizedWeight, n_bias: int) -> None:
-        self.name, self.weight, self.fixed = name, weight, n_bias
+    def __init__(self, name: str, weight: QuantizedWeight, n_bias: int, bias_bits: int) -> None:
+        self.name, self.weight, self.fixed, self._bias_bits = name, weight, n_bias, bias_bits
 
     @property
     def curves(self) -> list[Curve]:
         """Stored bits and loss at the options."""
-        return [self.weight.curve()]
+        return [self.weight.curve(self._bias_bits)]
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the rounded weight at one option."""
