@@ -20,7 +20,13 @@ from click.testing import CliRunner  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.cli import main  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
-from tnlib_adapters.compression.evaluation.evaluate import evaluate_running, gptq_model  # noqa: E402
+from tnlib_adapters.compression.evaluation.baselines import (  # noqa: E402
+    gptq_bytes,
+    gptq_model,
+    plain_bytes,
+    round_weights,
+)
+from tnlib_adapters.compression.evaluation.evaluate import evaluate_running  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.compression.report.report import (  # noqa: E402
     RoundedReport,
@@ -29,7 +35,6 @@ from tnlib_adapters.compression.report.report import (  # noqa: E402
     summarise,
     verdict,
 )
-from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, round_weights  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 

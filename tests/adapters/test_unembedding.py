@@ -20,6 +20,7 @@ from running_models import save_with_tokenizer  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
+from tnlib_adapters.compression.evaluation.baselines import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import (  # noqa: E402
     components,
     nearest_kronecker_product,
@@ -27,7 +28,6 @@ from tnlib_adapters.compression.methods.components import (  # noqa: E402
 )
 from tnlib_adapters.compression.methods.table import TABLE  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
-from tnlib_adapters.compression.sizes import plain_bytes  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402

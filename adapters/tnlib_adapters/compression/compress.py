@@ -12,6 +12,7 @@ from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import check_statistics_file
 from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
@@ -20,7 +21,7 @@ from tnlib_adapters.compression.planner import make_plan, round_plan
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
-from tnlib_adapters.compression.sizes import count_matrix, gptq_bytes, plain_bytes, plan_bytes, stored_bytes
+from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix

@@ -15,7 +15,8 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.text import hold_out
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text
 from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
-from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running, gptq_model
+from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, gptq_model, plain_bytes, round_weights
+from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running
 from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.table import TABLE, WITH_TEXT, resolve
 from tnlib_adapters.compression.planner import factorise
@@ -30,7 +31,7 @@ from tnlib_adapters.compression.request import (
     check_uncompressed,
     quiet,
 )
-from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, plan_bytes, round_weights, stored_bytes
+from tnlib_adapters.compression.sizes import plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
