@@ -245,14 +245,15 @@ def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:
     """Return one report for every weight in integers, if the method spends bits or all weights stay whole."""
-    if not plan.forecast.in_bits and plan.n_after < plan.n_before:
+    matrices = [(module, matrix) for module, own in plan.matrices.items() for matrix in own]
+    if not plan.forecast.in_bits and not all(matrix.is_whole for _, matrix in matrices):
         return []
-    return [_rounded_report(module, m) for module, own in plan.matrices.items() for m in own if m.integers]
+    return [_rounded_report(module, matrix) for module, matrix in matrices if matrix.integers]
 
 
 def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
     held = list(matrix.integers.values())
-    rank = matrix.arrays["left"].shape[1] if "left" in matrix.arrays else None
+    rank = None if matrix.is_whole else matrix.arrays["left"].shape[1]
     n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
     return RoundedReport(module, matrix.of, held[0].format.bits, rank, held[0].format.group, n_bits // 8)
 

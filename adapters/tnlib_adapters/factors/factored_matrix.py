@@ -204,6 +204,11 @@ class FactoredMatrix:
         return replace(self, arrays={**self.arrays, **values}, integers={**self.integers, **integers})
 
     @property
+    def is_whole(self) -> bool:
+        """True if the weights are stored as they are, rounded or not, instead of as factors."""
+        return self.kind in ("dense", "stack")
+
+    @property
     def n_parameters(self) -> int:
         """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
