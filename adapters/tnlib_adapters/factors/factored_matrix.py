@@ -219,7 +219,14 @@ class FactoredMatrix:
 
 
 def rounded(matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False) -> FactoredMatrix:
-    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`."""
+    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`.
+
+    Parameters are those of `integer_formats`. The parts in `arrays` are replaced by their rounded values.
+
+    >>> identity = FactoredMatrix("dense", "q", {"weight": np.eye(64, dtype=np.float32)})
+    >>> rounded(identity, 4).n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, and a scale of 16 bits for each column
+    17408
+    """
     formats = integer_formats(matrix, bits, group, by_row=by_row)
     return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
 
@@ -237,6 +244,11 @@ def integer_formats(
         Bits of a number, and numbers per scale; in 8 bits a slice has one scale, see `int8_format`.
     by_row
         True for a table of embeddings: groups lie within rows, so that a row is read without the others.
+
+    Returns
+    -------
+    dict of str to IntegerFormat
+        Formats by the name of the part.
     """
     shapes = {part: a.shape for part, a in matrix.arrays.items() if a.ndim > 1}
     formats = {part: part_format(part, shape, bits, group) for part, shape in shapes.items()}

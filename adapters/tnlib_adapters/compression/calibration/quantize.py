@@ -78,7 +78,28 @@ def fit_rounded(
     n_steps: int | None = None,
     progress: Progress = quiet,
 ) -> list[list[FactoredMatrix]]:
-    """Return the rounded weights of every layer and matrix after the fit, which changes the weights of `model`."""
+    """Return the rounded weights of every layer and matrix after the block-wise reconstruction.
+
+    Parameters
+    ----------
+    model
+        The original; its weights are replaced.
+    layers, matrices
+        Stored forms of the projections of every layer, () where they are not compressed, and of the other weights.
+    options
+        The chosen form of every weight, by layers and then by matrices.
+    batches
+        Batches of the calibration text.
+    n_steps
+        Optimizer steps per layer; None for 200.
+    progress
+        Called as progress(stage, done, total).
+
+    Returns
+    -------
+    list of list of FactoredMatrix
+        One list for every layer and matrix, in this order.
+    """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
     wiring, n = model.wiring, len(layers)

@@ -30,7 +30,23 @@ _GPTQ_BITS, _GPTQ_GROUP = 4, 128
 
 
 def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:
-    """Return the bytes of the compressed part in plain int8: one scale per output, biases unchanged."""
+    """Return the bytes of the compressed part in plain int8: one float32 scale per output, biases unchanged.
+
+    Parameters
+    ----------
+    checkpoint
+        Not compressed.
+    what
+        "attention", "mlp" or "all".
+    modules
+        The compressed matrices outside the attention, see `names_of`.
+
+    Examples
+    --------
+    >>> from tnlib_adapters import builtin_path, open_checkpoint
+    >>> plain_bytes(open_checkpoint(builtin_path()))  # in 2 layers 4 weights of 64 x 64, and as many scales and biases
+    36864
+    """
     return sum(
         weight.size + _SCALE * weight.shape[linear.output_axis] + n_bias
         for linear, weight, n_bias in _weights(checkpoint, what, modules)
@@ -40,7 +56,7 @@ def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequen
 def gptq_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:
     """Return the bytes of the compressed part rounded by GPTQ: 4 bits in groups of 128, biases unchanged.
 
-    A zero point takes 4 bits.
+    Parameters are those of `plain_bytes`. A zero point takes 4 bits.
     """
     table, total = checkpoint.wiring.embedding.table, 0
     for linear, weight, n_bias in _weights(checkpoint, what, modules):
@@ -61,7 +77,10 @@ def _weights(checkpoint: Checkpoint, what: str, modules: Sequence[str]) -> Itera
 
 
 def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:
-    """Round the compressed part of a model in memory to plain int8, and return the model."""
+    """Round the compressed part of a model in memory to plain int8, in place, and return the model.
+
+    Parameters `what` and `modules` are those of `plain_bytes`.
+    """
     for _, module, output_axis in _modules(model, what, modules):
         q, scale = round_slices(module.weight.detach().numpy(), output_axis)
         _set_weight(module, q * scale)

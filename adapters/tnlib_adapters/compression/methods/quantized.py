@@ -235,7 +235,7 @@ class QuantizedLayer:
         return self.packed(integers, self.biases(rounded))
 
     def packed(self, integers: Mapping[str, tuple[Integers, ...]], biases: Mapping[str, Array]) -> list[FactoredMatrix]:
-        """Return the stored form of rounded weights or factors, with these biases."""
+        """Return the factored matrices of rounded weights or factors by projection, with these biases."""
         return [_packed(held, name, biases.get(name)) for name, held in integers.items()]
 
 
@@ -255,7 +255,7 @@ class QuantizedMatrix:
         return self.packed(self.weight.rounded(choice[0]).integers)
 
     def packed(self, integers: tuple[Integers, ...]) -> list[FactoredMatrix]:
-        """Return the stored form of the rounded weight or factors."""
+        """Return the factored matrix of the rounded weight, or of its two rounded factors."""
         return [_packed(integers)]
 
 
