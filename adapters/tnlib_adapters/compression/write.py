@@ -15,8 +15,9 @@ from tnlib_adapters.architectures.wiring import AttentionWiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
+from tnlib_adapters.factors.config_section import KEY, describe
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, StoredPart, describe
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, decode, encode, widest_float
