@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -67,7 +68,7 @@ def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Pa
     assert float((one - before).norm() / one.norm()) > 1e-5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm"]))
 def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     made = {
         store: tnlib_adapters.compress(folders[name], tmp_path / store, keep=0.6, calibrate=text, store=store)
@@ -100,8 +101,12 @@ def test_gptq_beats_rounding_to_nearest_in_4_bits(name: str, folders: Any, text:
     assert abs(gptq_bytes(source.checkpoint) - zero_points - report.bytes_after["attention"]) <= len(matrices)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("what", ["attention", "all"])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    mostly_slow(
+        [(what, name) for what in ("attention", "all") for name in NAMES], [("attention", "bert"), ("all", "gpt2_lm")]
+    ),
+)
 def test_folded_biases_do_not_matter_to_gptq(name: str, what: str, folders: Any, text: Path, tmp_path: Path) -> None:
     """Moments of "matrix" belong to the model as it is, those of "quantized" to one with folded biases."""
     reports = [
