@@ -139,7 +139,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", MIXED, ids=lambda options: options.get("method", "quantized"))
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "llama"], ["bert"]))
 def test_bytes_of_mixed_dtypes_are_those_of_the_files(
     name: str, options: dict[str, Any], mixed: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
@@ -229,7 +229,7 @@ def test_at_four_bits_a_text_helps(name: str, compressed: Compressed, folders: A
     assert errors[0] < 0.7 * errors[1]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "llama"], ["llama"]))
 def test_an_error_is_met_by_the_prediction_in_as_few_bits_as_it_takes(
     name: str, compressed: Compressed, folders: Any
 ) -> None:
