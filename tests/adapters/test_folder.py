@@ -380,7 +380,6 @@ def latin(tmp_path: Path) -> Path:
     return source
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_such_names_are_copied_and_reported(latin: Path, tmp_path: Path) -> None:
     report = compress(latin, tmp_path / "out", keep=0.5)
     names = {b"caf\xe9.txt", b"d\xe9p\xf4t"}
