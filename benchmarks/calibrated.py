@@ -63,11 +63,11 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fitted
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors
+        from tnlib_adapters.compression.calibration.text import sample_batches
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.sizes import count_attention
-        from tnlib_adapters.compression.calibration.text import sample_batches
         from tnlib_adapters.factors.expansion import expand
         from tnlib_adapters.instrument.block_passes import Streams
         from tnlib_adapters.instrument.layer_fit import install
@@ -82,7 +82,7 @@ def stage(*, refit: bool) -> Run:
         if refit:
             with tempfile.TemporaryDirectory() as folder:
                 streams = Streams(Path(folder), sample_batches(batches, 65_536), checkpoint.sizes.d_model)
-                matrices = fitted(open_running(source), layers, [], options, streams, 0)
+                matrices = fit_factors(open_running(source), layers, [], options, streams, 0)
             projections = [expand(own, checkpoint.sizes) for own in matrices]
         else:
             projections = [layer.products(options[k]).expand(checkpoint.sizes) for k, layer in enumerate(layers)]

@@ -35,11 +35,24 @@ def tune_folder(before: Path, after: Path, text: str, out: Path, n_steps: int | 
     from tnlib_adapters.instrument.running_model import open_running
     from transformers import AutoConfig
 
-    original, model = open_running(before), open_running(after)
+    original, model = open_running(before), open_factored(after)
     tune(original, model, original.batches(text), n_steps=n_steps)
     dtype = AutoConfig.from_pretrained(after).dtype or torch.float32
     shutil.copytree(after, out, ignore=shutil.ignore_patterns("*.safetensors*"))
     model.model.to(dtype).save_pretrained(out)
+
+
+def open_factored(folder: Path) -> RunningModel:
+    """Load a compressed folder as transformers does, with factors as parameters."""
+    import torch
+    from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+    from tnlib_adapters.files.tokenizer import OFFLINE, load_tokenizer
+    from tnlib_adapters.instrument.running_model import running
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    loader = AutoModel if open_checkpoint(folder).wiring.unembedding is None else AutoModelForCausalLM
+    model = loader.from_pretrained(folder, **OFFLINE, dtype=torch.float32).eval().requires_grad_(False)
+    return running(model, load_tokenizer("tune", folder), 256, "tune")
 
 
 def tune(

@@ -65,6 +65,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def restore_default(number: signal.Signals) -> None:
+    """Handle a signal as in a program started from a terminal; children inherit an ignored signal, e.g. from nohup."""
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 # What to replace in the module of compress: pictures and measurements write nothing else and take most of the time.
 WITHOUT_PICTURES: dict[str, Callable[..., Any]] = {
     "write_page": lambda report, file: file.write_text("page", encoding="utf-8"),

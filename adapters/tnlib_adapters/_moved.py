@@ -99,7 +99,7 @@ MOVED = {
     "tnlib_adapters.compression.parallel_map": "tnlib_adapters.compression.methods.head_products",
     "tnlib_adapters.compression.pictures": "tnlib_adapters.compression.report.figures",
     "tnlib_adapters.compression.plain": "tnlib_adapters.compression.planner",
-    "tnlib_adapters.compression.plain_int8": "tnlib_adapters.compression.sizes",
+    "tnlib_adapters.compression.plain_int8": "tnlib_adapters.compression.evaluation.baselines",
     "tnlib_adapters.compression.plan": "tnlib_adapters.compression.methods.factorisation",
     "tnlib_adapters.compression.planning": "tnlib_adapters.compression.planner",
     "tnlib_adapters.compression.progress": "tnlib_adapters.compression.request",

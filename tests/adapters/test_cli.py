@@ -438,6 +438,7 @@ EVALUATE: dict[str, tuple[list[str], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("case", EVALUATE)
 def test_evaluate_refuses_in_one_sentence(case: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -48,6 +49,7 @@ def without_pictures() -> Iterator[None]:
     """Drawing takes most of the time of a small compression; one test below has the real page."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_module(), "write_page", lambda report, file: file.write_text("page", encoding="utf-8"))
+        patch.setattr("tnlib_adapters.compression.evaluation.evaluate._SEQUENCES", 60)
         yield
 
 
@@ -253,7 +255,7 @@ def test_reported_bytes_are_those_on_disk(
 @pytest.fixture(scope="module")
 def measured() -> Callable[[Path], float]:
     tokens, repeated = repeated_segments(60, rng=np.random.default_rng(77))
-    return lambda folder: loss(open_checkpoint(folder), tokens, repeated)
+    return functools.cache(lambda folder: loss(open_checkpoint(folder), tokens, repeated))
 
 
 @pytest.mark.parametrize("method", METHODS)

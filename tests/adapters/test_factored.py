@@ -13,8 +13,9 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, normal, refused
 from tnlib_adapters import builtin_path, open_checkpoint
+from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, describe, descriptions, part_name
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, part_name
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes, stack, unstack
 
 import tnlib

@@ -11,6 +11,7 @@ import oracles
 import pytest
 from head_gauges import assert_equal_layers, in_other_gauge
 from oracles import assert_close, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import (
     Attention,
     builtin_path,
@@ -37,7 +38,7 @@ def names() -> list[str]:
     return sorted(name for name in MODELS if not name.startswith("deepseek"))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", mostly_slow(names(), names()[::2]))
 def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
     from transformers_models import decoder_inputs, inputs, loaded_like, outputs
 

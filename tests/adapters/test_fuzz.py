@@ -26,7 +26,7 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("share", mostly_slow([0.2, 1.0], [0.2]))
+@pytest.mark.parametrize("share", mostly_slow([0.1, 1.0], [0.1]))
 @pytest.mark.parametrize("reader", PASSING)
 def test_mutated_files_are_read_or_refused(reader: str, share: float) -> None:
     if needed := {"itensor": "h5py", "tenpy": "tenpy", "statistics": "torch"}.get(reader):

@@ -14,6 +14,7 @@ import numpy as np
 import oracles
 import pytest
 from itensor_files import leg, put_chain, put_tensor
+from slow_cases import mostly_slow
 from tnlib_adapters.interop import itensor, tenpy
 
 import tnlib
@@ -180,7 +181,7 @@ except tnlib.FileFormatError as problem:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of the process is read as Linux tells it")
-@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("bomb", mostly_slow(BOMBS, ["unwritten_chunks", "chunk_that_inflates", "filtered_twice"]))
 def test_a_small_file_takes_little_memory(library: str, stored: Path, bomb: str) -> None:
     put(stored, LIBRARIES[library][2], BOMBS[bomb])
     assert stored.stat().st_size < 1 << 20

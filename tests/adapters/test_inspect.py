@@ -100,16 +100,19 @@ def check_text(part: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", part.replace("</td><td>", "|")))
 
 
-def test_patterns_are_those_of_the_model(builtin: Any, llama: Any) -> None:
-    for found in (builtin, llama):
-        seen = run(found.checkpoint, found.tokens.ids)
-        assert len(found.patterns) == found.checkpoint.n_layers
-        for mine, own in zip(found.patterns, seen.patterns, strict=True):
-            np.testing.assert_array_equal(mine, own[0])
-    n = len(builtin.tokens.ids)
-    np.testing.assert_array_equal(builtin.tokens.ids[: n // 2], builtin.tokens.ids[n // 2 :])
+@pytest.mark.parametrize("model", mostly_slow(["builtin", "llama"], ["builtin"]))
+def test_patterns_are_those_of_the_model(model: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(model)
+    seen = run(found.checkpoint, found.tokens.ids)
+    assert len(found.patterns) == found.checkpoint.n_layers
+    for mine, own in zip(found.patterns, seen.patterns, strict=True):
+        np.testing.assert_array_equal(mine, own[0])
+    if model == "builtin":
+        n = len(found.tokens.ids)
+        np.testing.assert_array_equal(found.tokens.ids[: n // 2], found.tokens.ids[n // 2 :])
 
 
+@pytest.mark.slow
 def test_tokens_are_named_as_the_tokenizer_names_them(llama: Any) -> None:
     names = llama.tokens.names
     assert "".join(names).replace("·", " ").replace("↵", "\n") == SENTENCE
@@ -119,6 +122,7 @@ def test_tokens_are_named_as_the_tokenizer_names_them(llama: Any) -> None:
     assert all(name in text for name in names)
 
 
+@pytest.mark.slow
 def test_what_depends_on_the_distance_is_shown_at_several(llama: Any) -> None:
     assert set(llama.compositions) == {f"{kind} at distance {k}" for kind in "QK" for k in (0, 1, 8)} | {"V"}
     assert set(llama.spectra.qk) == {0, 1, 8}

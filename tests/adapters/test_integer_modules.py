@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -22,7 +23,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
-from tnlib_adapters.transformers_plugin.factored_linear import dequantized  # noqa: E402
+from tnlib_adapters.transformers_plugin.dequantize import dequantized  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
 
@@ -38,11 +39,19 @@ def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> Non
     np.testing.assert_allclose(found, wanted, atol=tolerance * np.abs(wanted).max())
 
 
+MODELS_AND_STORES = [("bert", "int8"), ("bert", "int2"), ("gpt2_lm", "int4"), ("llama", "int8"), ("llama", "int3")]
+
+
 @pytest.mark.parametrize(
-    ("name", "store"),
-    [("bert", "int8"), ("bert", "int2"), ("gpt2_lm", "int4"), ("llama", "int8"), ("llama", "int3")],
+    ("method", "name", "store"),
+    mostly_slow(
+        [(method, *case) for method in METHODS for case in MODELS_AND_STORES],
+        [
+            *(("heads", "llama", "int8"), ("heads", "gpt2_lm", "int4"), ("matrix", "bert", "int8")),
+            *(("ttm", "bert", "int2"), ("ttm", "llama", "int3"), ("tucker", "bert", "int2"), ("cp", "gpt2_lm", "int4")),
+        ],
+    ),
 )
-@pytest.mark.parametrize("method", METHODS)
 def test_transformers_computes_the_same_as_numpy(
     method: str, name: str, store: str, saved: Any, tmp_path: Path
 ) -> None:
@@ -131,7 +140,7 @@ def test_parts_in_formats_of_their_own(case: str, saved: Any, tmp_path: Path) ->
     close(outputs(small.dequantize(), x), wanted, 1e-4)
 
 
-@pytest.mark.parametrize("keep", [0.5, 1])
+@pytest.mark.parametrize("keep", mostly_slow([0.5, 1], [0.5]))
 @pytest.mark.parametrize(
     ("name", "store"), [("gpt2_lm", "int4"), ("gemma", "int3"), ("gptj", "int4"), ("t5_encoder", "int2")]
 )

@@ -18,7 +18,8 @@ from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.report.report import summarise
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, descriptions, rounded
+from tnlib_adapters.factors.config_section import descriptions
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
 from tnlib_adapters.factors.integers import (
     BITS,
     IntegerFormat,

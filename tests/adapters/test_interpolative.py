@@ -7,8 +7,9 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tnlib_adapters.factors.config_section import descriptions
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, descriptions
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.interpolative import pack, pivot_rows, unpack
 from tnlib_adapters.factors.projections import Sizes
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from checkpoint_folders import builtin_copy
 from click.testing import CliRunner
 from compressed_folders import digest, n_attention, read_tensors
-from interruptions import At, fail
+from interruptions import At, fail, restore_default
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.cli import main
 
@@ -197,6 +198,15 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "measure_quality", lambda before, after: {})
 
 
+@pytest.fixture
+def default_handler(number: signal.Signals) -> Iterator[None]:
+    """The default handler of a signal, which the command replaces; one that is ignored it leaves alone."""
+    before = signal.getsignal(number)
+    restore_default(number)
+    yield
+    signal.signal(number, before)
+
+
 def call(arguments: list[str], at: At) -> Any:
     with at:
         return CliRunner().invoke(main, arguments)
@@ -253,7 +263,7 @@ def test_an_interrupt(command: list[str], number: int, source: Path, place: Path
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_pictures", "default_handler")
 @pytest.mark.parametrize("error", [ImportError("initialization failed"), OSError(errno.EIO, "no file")])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_end_that_a_library_hides(number: signal.Signals, error: Exception, source: Path, place: Path) -> None:
@@ -274,7 +284,7 @@ def test_an_end_that_a_library_hides(number: signal.Signals, error: Exception, s
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_pictures", "default_handler")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_end_that_a_library_swallows(number: signal.Signals, source: Path, place: Path) -> None:
     def swallow() -> None:
@@ -295,7 +305,12 @@ def test_a_polite_end(number: signal.Signals, command: list[str], source: Path, 
     write_old(place / "out")
     arguments = [sys.executable, "-m", "tnlib_adapters.cli", *filled(command, source, place / "out")]
     process = subprocess.Popen(
-        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+        arguments,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: restore_default(number),
     )
     until = time.monotonic() + 60
     while len(list(place.iterdir())) == 1 and process.poll() is None and time.monotonic() < until:

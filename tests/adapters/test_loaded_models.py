@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compressed_folders import digest
+from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -92,7 +93,7 @@ def assert_same_state(a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolera
 CASES = [(model, cls, method) for model, classes in CLASSES.items() for cls in classes for method in METHODS]
 
 
-@pytest.mark.parametrize(("model", "cls", "method"), CASES)
+@pytest.mark.parametrize(("model", "cls", "method"), mostly_slow(CASES, CASES[::2]))
 def test_factored_and_dense_folders_load_to_the_same_model(model: str, cls: str, method: str, folders: Folders) -> None:
     ours, theirs = load_dense(folders(model, method), cls), load(folders(model, method, "dense"), cls)
     assert type(ours) is type(theirs)

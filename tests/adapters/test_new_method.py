@@ -11,6 +11,7 @@ import pytest
 import scipy.linalg
 from compressed_folders import read_config
 from oracles import assert_close, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.compare.by_layer import compare
@@ -56,8 +57,13 @@ def _registered() -> Iterator[None]:
     del TABLE["qr"]
 
 
-@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
-@pytest.mark.parametrize("with_text", [False, True])
+@pytest.mark.parametrize(
+    ("with_text", "what"),
+    mostly_slow(
+        [(with_text, what) for with_text in (False, True) for what in ("attention", "mlp", "all")],
+        [(False, "all"), (True, "attention")],
+    ),
+)
 def test_it_compresses_and_reloads(what: str, with_text: bool, folders: Any, text: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")

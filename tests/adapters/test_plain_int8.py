@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -20,7 +21,13 @@ from click.testing import CliRunner  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.cli import main  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
-from tnlib_adapters.compression.evaluation.evaluate import evaluate_running, gptq_model  # noqa: E402
+from tnlib_adapters.compression.evaluation.baselines import (  # noqa: E402
+    gptq_bytes,
+    gptq_model,
+    plain_bytes,
+    round_weights,
+)
+from tnlib_adapters.compression.evaluation.evaluate import evaluate_running  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.compression.report.report import (  # noqa: E402
     RoundedReport,
@@ -29,7 +36,7 @@ from tnlib_adapters.compression.report.report import (  # noqa: E402
     summarise,
     verdict,
 )
-from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, round_weights  # noqa: E402
+from tnlib_adapters.compression.report.terminal import show_report  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
@@ -61,7 +68,7 @@ def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Pa
     assert float((one - before).norm() / one.norm()) > 1e-5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm"]))
 def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     made = {
         store: tnlib_adapters.compress(folders[name], tmp_path / store, keep=0.6, calibrate=text, store=store)
@@ -94,8 +101,12 @@ def test_gptq_beats_rounding_to_nearest_in_4_bits(name: str, folders: Any, text:
     assert abs(gptq_bytes(source.checkpoint) - zero_points - report.bytes_after["attention"]) <= len(matrices)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("what", ["attention", "all"])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    mostly_slow(
+        [(what, name) for what in ("attention", "all") for name in NAMES], [("attention", "bert"), ("all", "gpt2_lm")]
+    ),
+)
 def test_folded_biases_do_not_matter_to_gptq(name: str, what: str, folders: Any, text: Path, tmp_path: Path) -> None:
     """Moments of "matrix" belong to the model as it is, those of "quantized" to one with folded biases."""
     reports = [
@@ -142,22 +153,37 @@ def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
     assert "% of its" not in page
 
 
-@pytest.mark.parametrize(("method", "kinds"), [("tucker", "stack"), ("cp", "stack"), ("heads", "heads")])
+@pytest.mark.parametrize(("method", "kinds"), [("tucker", "stack"), ("cp", "stack"), ("matrix", "dense")])
 def test_whole_arrays_of_a_layer_are_rounded(method: str, kinds: str, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", method=method, store="int8")
     described = open_checkpoint(tmp_path / "out").factored
     assert {description.kind for description in described} == {kinds}
     assert {own.bits for own in report.rounded} == {8}
-    assert all((own.rank is None) == (kinds == "stack") for own in report.rounded)
+    assert all(own.rank is None for own in report.rounded)
 
 
-def test_a_dense_folder_states_what_its_weights_were_rounded_to(tmp_path: Path) -> None:
+def test_factors_of_as_many_numbers_are_no_rounded_weights(tmp_path: Path) -> None:
+    """The products of all components of the heads hold as many numbers as the weights."""
+    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", method="heads", store="int8", keep=1)
+    assert report.n_after == report.n_before
+    assert report.rounded == []
+    assert ("factors stored in", "", "int8") in summarise(report)
+
+
+def test_a_dense_folder_states_what_its_weights_were_rounded_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", store="int4", layout="dense")
     lines = {name: (before, after) for name, before, after in summarise(report)}
     assert lines["stored bits per number before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
     assert report.compressed(report.bytes_after) == report.compressed(report.bytes_before)
     note = (tmp_path / "out" / "README.md").read_text()
     assert f"which rounded its attention to {report.average_bits:.2f} bits per number" in note
+    write_page(report, tmp_path / "page.html")
+    assert "<th>kB as integers</th>" in (tmp_path / "page.html").read_text()
+    show_report(report, tmp_path / "out")
+    assert "kB as integers" in " ".join(capsys.readouterr().out.split())
 
 
 def test_conclusions(folders: Any, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fitted  # noqa: E402
+from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
+from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import Block, FitStreams, install  # noqa: E402
@@ -71,9 +72,23 @@ def compressed(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield get
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name of a model -> its folder in bfloat16, with norms and one tensor of its attention in float32."""
+    made = {}
+    for name, widened in (("bert", "1.attention.self.value.bias"), ("llama", "1.self_attn.k_proj.weight")):
+        model = random_model(name).bfloat16()
+        for path, parameter in model.named_parameters():
+            if "norm" in path.lower() or path.endswith(widened):
+                parameter.data = parameter.data.float()
+        made[name] = save_with_tokenizer(model, tmp_path_factory.mktemp(f"mixed-{name}"))
+    return made
+
+
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.quantize._STEPS", 4)
+    for module in ("calibrate", "quantize"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 4)
 
 
 def stored_bits(source: Path, out: Path, what: str) -> float:
@@ -113,6 +128,41 @@ def test_files_hold_at_most_the_bits_of_the_budget(
     assert 0.85 * bits <= measured <= bits  # tiny matrices have few and coarse options
     assert (report.method, report.bits, report.keep, report.what) == ("quantized", bits, None, what)
     assert 8 * report.compressed(report.bytes_after) / report.n_before == pytest.approx(measured, rel=1e-12)
+
+
+MIXED: list[dict[str, Any]] = [
+    {"bits": 6, "what": "all"},
+    {"bits": 3.5},
+    {"keep": 0.5, "method": "matrix", "what": "all"},
+    {"keep": 0.5, "method": "calibrated"},
+    {"keep": 0.6, "method": "heads", "store": "int8", "calibrate": None},
+]
+
+
+@pytest.mark.parametrize("options", MIXED, ids=lambda options: options.get("method", "quantized"))
+@pytest.mark.parametrize("name", mostly_slow(["bert", "llama"], ["bert"]))
+def test_bytes_of_mixed_dtypes_are_those_of_the_files(
+    name: str, options: dict[str, Any], mixed: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    """Weights in bfloat16, norms in float32, and one weight or bias of the second layer in float32."""
+    source, what = mixed[name], options.get("what", "attention")
+    report = compress(source, tmp_path / "out", **{"calibrate": text, **options})
+    rows = sum(len(matrix.rows) for matrix in open_checkpoint(tmp_path / "out").factored or ())  # in config.json
+    n_bits = stored_bits(source, tmp_path / "out", what) * report.n_before
+    assert report.average_bits * report.n_before == pytest.approx(n_bits + 32 * rows, rel=1e-12)
+    dtypes = {stored.dtype for stored in read_tensors(tmp_path / "out").values() if stored.values.size}
+    assert {"BF16", "F32"} <= dtypes
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_costs_in_mixed_dtypes_are_the_bits_in_the_files(
+    name: str, mixed: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    factorisation = factorise_quantized(open_checkpoint(mixed[name]), text.read_text(), what="all")
+    choice = factorisation.select_bits(5, None)
+    curves = [curve for part in factorisation.parts.values() for curve in part.curves]
+    costs = sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
+    assert costs == 8 * plan_bytes(open_checkpoint(mixed[name]), factorisation.plan_of(choice))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +230,7 @@ def test_at_four_bits_a_text_helps(name: str, compressed: Compressed, folders: A
     assert errors[0] < 0.7 * errors[1]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "llama"], ["llama"]))
 def test_an_error_is_met_by_the_prediction_in_as_few_bits_as_it_takes(
     name: str, compressed: Compressed, folders: Any
 ) -> None:
@@ -272,7 +322,7 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
     streams = Streams(tmp_path, sample_batches(batches, 65_536), running.sizes.d_model)
     errors = {}
     for n_steps in (0, 1, 30):
-        ((*matrices,),) = fitted(running, [layer], [], options, streams, n_steps)
+        ((*matrices,),) = fit_rounded(running, [layer], [], options, streams, n_steps)
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, isometry, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, fold, norm_divisors, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.reference.model import Forward, run
 
@@ -110,7 +111,7 @@ def with_ones(d: int, seed: int = 0) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- folding
 
 
-@pytest.mark.parametrize("name", LM + OTHERS)
+@pytest.mark.parametrize("name", mostly_slow(LM + OTHERS, (LM + OTHERS)[::2]))
 def test_a_folded_model_computes_the_same_in_transformers(name: str, doubled: Any, tmp_path: Path) -> None:
     model, folder = doubled(name)
     folded = fold(open_checkpoint(folder))

@@ -56,9 +56,7 @@ def assert_two_reads(source: Path, reads: Counter[tuple[Path, str]]) -> None:
         *(pytest.param(name, "calibrated", "all", marks=pytest.mark.slow) for name in ("bert", "qwen3")),
     ],
 )
-def test_two_reads(
-    name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, reads: Any
-) -> None:
+def test_two_reads(name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, reads: Any) -> None:
     """Biases that are copied, and norms of heads."""
     compress(folders[name], tmp_path / "out", keep=0.5, what=what, method=method, calibrate=text)
     assert_two_reads(folders[name], reads)

@@ -215,7 +215,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "x.safetensors"
 
 
-MANY = 300
+MANY = 120
 VALID = safetensors.numpy.save(
     {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.int64), "c": np.zeros((0, 2))},
     metadata={"format": "pt"},

@@ -13,7 +13,7 @@ from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
-from benchmarks.tuned import attention_parameters, tune, tune_folder  # noqa: E402
+from benchmarks.tuned import attention_parameters, open_factored, tune, tune_folder  # noqa: E402
 
 NAMES = ("bert", "gpt2_lm", "llama_biases")
 
@@ -40,7 +40,7 @@ def error(before, model) -> float:
 @pytest.mark.parametrize("name", mostly_slow(NAMES, []))
 def test_tuning_moves_the_attention_alone_and_nearer_to_the_original(folders, name):
     before, after = folders[name]
-    model, untouched = open_running(after), open_running(after)
+    model, untouched = open_factored(after), open_factored(after)
     # larger steps than a trained model takes that is near its original
     tune(open_running(before), model, model.batches(made_up_text()), rate=0.01, n_steps=30)
     assert error(before, model) < 0.8 * error(before, untouched)
@@ -55,9 +55,9 @@ def test_tuning_moves_the_attention_alone_and_nearer_to_the_original(folders, na
 def test_a_tuned_folder_loads_as_what_was_tuned_and_stores_no_more(folders, tmp_path):
     before, after = folders["bert"]
     tune_folder(before, after, made_up_text(), tmp_path / "out", n_steps=5)
-    model = open_running(after)
+    model = open_factored(after)
     tune(open_running(before), model, model.batches(made_up_text()), n_steps=5)
-    again = open_running(tmp_path / "out")
+    again = open_factored(tmp_path / "out")
     for (name, one), other in zip(model.model.named_parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert sum(p.numel() for p in again.model.parameters()) == sum(p.numel() for p in model.model.parameters())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from compressed_folders import read_config, read_tensors
 from oracles import assert_close, normal
+from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -40,8 +41,13 @@ def write(source: Path, out: Path, method: str, *, layout: str = "factored", bit
     return plan
 
 
-@pytest.mark.parametrize("method", ["ttm", "tucker"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    mostly_slow(
+        [(name, method) for name in NAMES for method in ("ttm", "tucker")],
+        [("bert", "ttm"), ("llama_biases", "tucker"), ("phi3", "ttm"), ("falcon_new", "tucker"), ("bloom", "ttm")],
+    ),
+)
 def test_factors_compute_what_their_product_does(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
     model, source = saved(name)
     plan = write(source, tmp_path / "factored", method)

@@ -129,8 +129,13 @@ def test_inputs_that_never_leave_a_plane(method: str) -> None:
     assert max(errors(old, new, flat, y)[name] for name in names) < 0.5
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", mostly_slow(["matrix", "heads", "ttm", "tucker"], ["heads", "ttm"]))
+@pytest.mark.parametrize(
+    ("method", "name"),
+    mostly_slow(
+        [(method, name) for method in ("matrix", "heads", "ttm", "tucker") for name in NAMES],
+        [("heads", "gpt2_lm"), ("heads", "llama"), ("ttm", "bert")],
+    ),
+)
 def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
     method: str, name: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:

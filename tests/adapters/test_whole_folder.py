@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy
 from compressed_folders import digest
-from interruptions import At, fail
+from interruptions import At, fail, restore_default
 from oracles import refused
 from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint
@@ -435,18 +435,13 @@ def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Pope
     return process
 
 
-def by_default(number: signal.Signals) -> None:
-    """Whoever runs the tests may have asked not to be interrupted, which children inherit."""
-    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, source: Path, tmp_path: Path) -> None:
     out, untouched = tmp_path / "place" / "out", digest(source)
     out.parent.mkdir()
     write(out, OLD)
-    process = paused(source, out, tmp_path / "go", preexec_fn=lambda: by_default(number))
+    process = paused(source, out, tmp_path / "go", preexec_fn=lambda: restore_default(number))
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (1 if number == signal.SIGINT else 128 + number), errors

@@ -22,9 +22,9 @@ from oracles import refused  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.evaluation.baselines import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
-from tnlib_adapters.compression.sizes import plain_bytes  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
@@ -165,8 +165,8 @@ def test_a_folder_counts_reloads_and_computes_the_same(
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
-@pytest.mark.parametrize("what", ["mlp", "all"])
-@pytest.mark.parametrize("store", ["float", "int8"])
+@pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
+@pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
 def test_tt_matrices_outside_the_attention(
     store: str, what: str, calibrated: bool, folders: Any, text: Path, tmp_path: Path
 ) -> None:
@@ -219,7 +219,7 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
     assert "quantization_config" not in read_config(tmp_path / "dense")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["bert", "phi3"]))
 @pytest.mark.parametrize(
     ("what", "method"),
     mostly_slow(
@@ -240,7 +240,7 @@ def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path
 
 
 @pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm", "phi3"]))
 def test_fitted_factors_reload_and_compute_the_same(
     name: str, store: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:
@@ -269,7 +269,7 @@ def test_fitted_factors_reload_and_compute_the_same(
     np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm", "llama"]))
 @pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
 def test_the_fit_of_a_block_brings_it_nearer(
     what: str, name: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -229,7 +229,7 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
 
 def config_readers(modules: dict[str, Path]) -> list[str]:
     """Modules that look up a key in something called config, `x.config` or `some_config`; writing a key is allowed."""
-    allowed = ("tnlib_adapters.architectures.config_keys", "tnlib_adapters.factors.factored_matrix")
+    allowed = ("tnlib_adapters.architectures.config_keys", "tnlib_adapters.factors.config_section")
     readers = []
     for name, path in modules.items():
         if name in allowed or not name.startswith("tnlib_adapters."):

@@ -1,7 +1,7 @@
 """Keys of config.json: type, range and default of each, and their typed reading.
 
 `read_settings` checks every key that a row of the architecture table reads, before anything is allocated; no other code
-reads config.json, apart from the section on factored matrices (`factors/factored_matrix.py`).
+reads config.json, apart from the section on factored matrices (`factors/config_section.py`).
 """
 
 from __future__ import annotations

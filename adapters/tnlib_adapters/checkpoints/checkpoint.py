@@ -18,8 +18,9 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import layer_arguments, one_head, per_head
 from tnlib_adapters.attention.validation import as_distance, as_index
+from tnlib_adapters.factors.config_section import check_factors, descriptions, factored_projections
 from tnlib_adapters.factors.expansion import expand, with_expanded
-from tnlib_adapters.factors.factored_matrix import Description, check_factors, descriptions, factored_projections
+from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.projections import Projections, check_shapes, columns_of_head, take_apart
 from tnlib_adapters.files.folder import CONFIG, Folder, open_folder
 from tnlib_adapters.files.tensor_file import TensorInfo

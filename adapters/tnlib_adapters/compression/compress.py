@@ -13,6 +13,7 @@ from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import check_statistics_file
 from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
@@ -21,7 +22,7 @@ from tnlib_adapters.compression.planner import make_plan, round_plan
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
-from tnlib_adapters.compression.sizes import count_matrix, gptq_bytes, plain_bytes, plan_bytes, stored_bytes
+from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -247,14 +248,15 @@ def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:
     """Return one report for every weight in integers, if the method spends bits or all weights stay whole."""
-    if not plan.forecast.in_bits and plan.n_after < plan.n_before:
+    matrices = [(module, matrix) for module, own in plan.matrices.items() for matrix in own]
+    if not plan.forecast.in_bits and not all(matrix.is_whole for _, matrix in matrices):
         return []
-    return [_rounded_report(module, m) for module, own in plan.matrices.items() for m in own if m.integers]
+    return [_rounded_report(module, matrix) for module, matrix in matrices if matrix.integers]
 
 
 def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
     held = list(matrix.integers.values())
-    rank = matrix.arrays["left"].shape[1] if "left" in matrix.arrays else None
+    rank = None if matrix.is_whole else matrix.arrays["left"].shape[1]
     n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
     return RoundedReport(module, matrix.of, held[0].format.bits, rank, held[0].format.group, n_bits // 8)
 

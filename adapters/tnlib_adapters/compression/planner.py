@@ -70,7 +70,14 @@ def _factorise(source: SourceModel, request: Request, text: str | None, progress
     if method.unit == "model":
         width = {"bits": request.width} if method.in_bits else {}
         factorisation: Factorisation = resolve(method.factorise)(
-            checkpoint, text, progress, what=request.what, file=request.statistics, folder=request.spill_folder, source=source, **width
+            checkpoint,
+            text,
+            progress,
+            what=request.what,
+            file=request.statistics,
+            folder=request.spill_folder,
+            source=source,
+            **width,
         )
         return factorisation
     inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source)

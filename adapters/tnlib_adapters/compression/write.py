@@ -15,11 +15,12 @@ from tnlib_adapters.architectures.wiring import AttentionWiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
+from tnlib_adapters.factors.config_section import KEY, describe
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import KEY, FactoredMatrix, StoredPart, describe
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, decode, encode
+from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, decode, encode, widest_float
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.report.report import Report
@@ -92,8 +93,8 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
         matrices = [matrix for matrix in own if is_rewritten(matrix)]
         if not matrices:
             continue
-        names = _replaced_names(checkpoint, module, matrices)
-        dtype = max((checkpoint.folder.tensors[name].dtype for name in names), key=FLOATS.index)
+        names = replaced_names(checkpoint, module, matrices)
+        dtype = widest_float(checkpoint.folder.tensors[name] for name in names)
         if layout == "dense":
             dense = _multiplied_out(checkpoint, module, matrices)
             entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in dense.items()]
@@ -116,8 +117,8 @@ def is_rewritten(matrix: FactoredMatrix) -> bool:
     return bool(matrix.of or matrix.integers) or matrix.kind != "dense"
 
 
-def _replaced_names(checkpoint: Checkpoint, module: str, matrices: Sequence[FactoredMatrix]) -> list[str]:
-    """Return the names of the tensors that the factors of a module replace."""
+def replaced_names(checkpoint: Checkpoint, module: str, matrices: Sequence[FactoredMatrix]) -> list[str]:
+    """Return the names of the tensors that the matrices of a module replace."""
     attention = _attention(checkpoint, module)
     if attention is None:
         return [checkpoint.wiring.matrices[module].weight]

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnlib import ArgumentError, FileFormatError
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.factors.integers import (
-    BITS,
     GROUP,
     IntegerFormat,
     Integers,
@@ -27,19 +26,13 @@ from tnlib_adapters.factors.integers import (
     part_format,
     round_to_nearest,
 )
-from tnlib_adapters.factors.projections import NAMES, expect
-from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS, from_bf16, to_bf16
+from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
 
-KEY = "quantization_config"  # section of config.json in which transformers looks for storage formats
-MODULES = "modules"  # of this section: factored matrices outside the attention
-METHOD = "tnlib"
-VERSION = 1
+METHOD = "tnlib"  # prefix of the parts of projections, and name of the method in config.json
 
 Shape = tuple[int, ...]
 
 _ROW_INDEX = 32  # bits of a row index
-_FIELDS = ("bits", "axis", "group")  # of an integer format in config.json
 
 
 @dataclass(frozen=True)
@@ -145,11 +138,7 @@ class Description:
             entry |= {"rows": list(self.rows)} | ({"biases": self.biases} if self.of else {})
         in_int8 = [part for part, form in self.formats.items() if form == int8_format(part, self.shapes[part])]
         scales = {part: list(self.scales[part]) for part in in_int8}
-        integers = {
-            part: {name: getattr(form, name) for name in _FIELDS}
-            for part, form in self.formats.items()
-            if part not in in_int8
-        }
+        integers = {part: asdict(form) for part, form in self.formats.items() if part not in in_int8}
         return entry | ({"scales": scales} if scales else {}) | ({"integers": integers} if integers else {})
 
 
@@ -204,6 +193,11 @@ class FactoredMatrix:
         return replace(self, arrays={**self.arrays, **values}, integers={**self.integers, **integers})
 
     @property
+    def is_whole(self) -> bool:
+        """True if the weights are stored as they are, rounded or not, instead of as factors."""
+        return self.kind in ("dense", "stack")
+
+    @property
     def n_parameters(self) -> int:
         """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
@@ -214,7 +208,14 @@ class FactoredMatrix:
 
 
 def rounded(matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False) -> FactoredMatrix:
-    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`."""
+    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`.
+
+    Parameters are those of `integer_formats`. The parts in `arrays` are replaced by their rounded values.
+
+    >>> identity = FactoredMatrix("dense", "q", {"weight": np.eye(64, dtype=np.float32)})
+    >>> rounded(identity, 4).n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, and a scale of 16 bits for each column
+    17408
+    """
     formats = integer_formats(matrix, bits, group, by_row=by_row)
     return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
 
@@ -232,6 +233,11 @@ def integer_formats(
         Bits of a number, and numbers per scale; in 8 bits a slice has one scale, see `int8_format`.
     by_row
         True for a table of embeddings: groups lie within rows, so that a row is read without the others.
+
+    Returns
+    -------
+    dict of str to IntegerFormat
+        Formats by the name of the part.
     """
     shapes = {part: a.shape for part, a in matrix.arrays.items() if a.ndim > 1}
     formats = {part: part_format(part, shape, bits, group) for part, shape in shapes.items()}
@@ -316,158 +322,3 @@ SHAPES: Mapping[str, Callable[[Mapping[str, Shape], Sequence[int]], Shape]] = {
     "cp": _cp,
     "stack": _one_part,
 }
-
-
-# ------------------------------------------------------------------------------------------ the section of config.json
-
-
-def describe(matrices: Sequence[FactoredMatrix], layers: Sequence[str], method: str) -> dict[str, Any]:
-    """Return the section of config.json for these matrices; `layers` are the attention modules, first to last."""
-    stored = [matrix.describe() for matrix in matrices]
-    section = {"quant_method": METHOD, "version": VERSION, "method": method}
-    section["layers"] = [
-        [description.to_json() for description in stored if description.of and description.module == layer]
-        for layer in layers
-    ]
-    modules = {description.module: description.to_json() for description in stored if not description.of}
-    return section | ({MODULES: modules} if modules else {})
-
-
-def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Description] | None:
-    """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
-
-    `layers` are the attention modules, first to last. Sections written by tnlib 0.1 are read as well.
-
-    Raises
-    ------
-    FileFormatError
-        If the section is of another method or version, or damaged.
-    """
-    section = config.get(KEY)
-    if section is None:
-        return None
-    if not isinstance(section, dict) or section.get("quant_method") != METHOD:
-        raise FileFormatError(
-            f"open_checkpoint: {KEY} in config.json must be of {METHOD} or absent, got {section!r:.80}; "
-            "dequantize the checkpoint first."
-        )
-    if section.get("version") != VERSION:
-        raise FileFormatError(
-            f"open_checkpoint: factors of version {section.get('version')!r} cannot be read, this tnlib reads "
-            f"version {VERSION}; install a newer tnlib."
-        )
-    of_layers, modules = section.get("layers"), section.get(MODULES, {})
-    if not (
-        isinstance(of_layers, list)
-        and all(isinstance(entries, list) for entries in of_layers)
-        and isinstance(modules, dict)
-    ):
-        raise FileFormatError(
-            f"open_checkpoint: the lists of factored matrices of {KEY} in config.json are damaged; compress again."
-        )
-    if len(of_layers) != len(layers):
-        raise FileFormatError(
-            f"open_checkpoint: config.json must describe the factors of {len(layers)} layers, got {len(of_layers)}; "
-            "compress again."
-        )
-    described = [_read_entry(entry, name) for name, own in zip(layers, of_layers, strict=True) for entry in own]
-    return described + [_read_entry(entry, name, is_module=True) for name, entry in modules.items()]
-
-
-def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Description:
-    fields: Any = {"of": "", "ranks": []} | entry if is_module and isinstance(entry, dict) else entry
-    if not _is_entry(fields) or bool(fields["of"]) == is_module:
-        raise FileFormatError(
-            f"open_checkpoint: the factors of {module} described in config.json are damaged, got {entry!r:.80}; "
-            "compress again."
-        )
-    shapes = {part: tuple(shape) for part, shape in fields["shapes"].items()}
-    ranks, rows = tuple(fields["ranks"]), tuple(fields.get("rows", ()))
-    formats = {part: int8_format(part, shapes[part]) for part in fields.get("scales") or ()}
-    formats |= {part: IntegerFormat(**form) for part, form in (fields.get("integers") or {}).items()}
-    described = Description(
-        fields["kind"], module, fields["of"], shapes, ranks, rows, fields.get("biases", ""), formats
-    )
-    try:
-        described.shape  # noqa: B018  raises if the parts do not fit together
-    except (LookupError, ValueError) as problem:
-        raise FileFormatError(
-            f"open_checkpoint: the factors of {module} described in config.json are damaged: parts of shapes {shapes} "
-            f"do not make a layer of kind {fields['kind']!r} ({problem}); compress again."
-        ) from None
-    return described
-
-
-def _is_entry(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and entry.get("kind") in tuple(SHAPES)
-        and isinstance(entry.get("of"), str)
-        and set(entry["of"]) <= set(NAMES)
-        and isinstance(entry.get("shapes"), dict)
-        and all(_are_counts(shape) for shape in entry["shapes"].values())
-        and _are_counts(entry.get("ranks"))
-        and _are_counts(entry.get("rows", []))
-        and isinstance(entry.get("biases", ""), str)
-        and set(entry.get("biases", "")) <= set(NAMES)
-        and _are_scales(entry.get("scales"), entry["shapes"])
-        and _are_formats(entry.get("integers"), entry["shapes"])
-        and not {*(entry.get("scales") or ())} & {*(entry.get("integers") or ())}
-    )
-
-
-def _are_scales(scales: Any, shapes: Mapping[str, list[int]]) -> bool:
-    if scales is None:
-        return True
-    return (
-        isinstance(scales, dict)
-        and len(scales) > 0
-        and all(len(shapes.get(part, ())) > 1 and _are_counts(shape) for part, shape in scales.items())
-        and all((*shape,) == int8_format(p, shapes[p]).scale_shape(shapes[p]) for p, shape in scales.items())
-    )
-
-
-def _are_formats(formats: Any, shapes: Mapping[str, list[int]]) -> bool:
-    return formats is None or (
-        isinstance(formats, dict)
-        and len(formats) > 0
-        and all(_is_format(form, shapes.get(part, [])) for part, form in formats.items())
-    )
-
-
-def _is_format(form: Any, shape: list[int]) -> bool:
-    return (
-        isinstance(form, dict)
-        and set(form) == set(_FIELDS)
-        and _are_counts([*form.values()])
-        and form["bits"] in BITS
-        and form["axis"] < len(shape)
-        and len(shape) > 1
-    )
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
-
-
-def factored_projections(described: Sequence[Description] | None, layers: Sequence[str]) -> list[str] | None:
-    """Return the projections of every attention module that are stored as factors; None of an ordinary checkpoint."""
-    if described is None:
-        return None
-    return ["".join(description.of for description in described if description.module == layer) for layer in layers]
-
-
-def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
-    """Raise unless every described factor is there, in the described shape, and belongs to a matrix of the model."""
-    for description in described:
-        if not description.of and description.module not in wiring.matrices:
-            raise FileFormatError(
-                f"open_checkpoint: the modules of {KEY} in config.json must be matrices of a {wiring.model_type}, got "
-                f"{description.module!r}; compress again."
-            )
-        for part, shape in description.stored_shapes.items():
-            form = description.formats.get(part)
-            dtypes = FLOATS if form is None else ("U8",) if form.is_packed else ("I8",)
-            expect(folder, description.stored_name(part, wiring), shape, dtypes)
-        for part, shape in description.scales.items():
-            expect(folder, description.stored_name(scale_name(part), wiring), shape)

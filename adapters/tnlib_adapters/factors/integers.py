@@ -163,7 +163,26 @@ class Integers:
 
     @classmethod
     def from_stored(cls, stored: Array, scales: Array, format: IntegerFormat, shape: Shape) -> Integers:
-        """Return an array of this shape from its codes as stored."""
+        """Return an array from its codes and scales as stored.
+
+        Parameters
+        ----------
+        stored
+            Codes of `format.stored_shape(shape)`: uint8 where several are packed into bytes, otherwise int8.
+        scales
+            Of `format.scale_shape(shape)`.
+        format
+            Bits and groups.
+        shape
+            Shape of the array.
+
+        Examples
+        --------
+        >>> form = IntegerFormat(4, axis=0)
+        >>> stored = pack(np.array([1, 2, 15], np.uint8), 4, axis=0)
+        >>> Integers.from_stored(stored, np.array([2.0]), form, (3,)).values().tolist()
+        [-13.0, -11.0, 15.0]
+        """
         codes = stored
         if format.is_packed:
             (axis,) = format.axes
@@ -231,8 +250,29 @@ def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) ->
 
 
 def pack(codes: Array, bits: int, axis: int) -> Array:
-    """Return codes packed along an axis, which becomes the last one: uint8, `bits` bytes for 8 numbers.
+    """Return codes packed along an axis, which becomes the last one.
 
+    Parameters
+    ----------
+    codes
+        uint8, below 2^bits.
+    bits
+        One of `BITS` below 8.
+    axis
+        Axis of the groups.
+
+    Returns
+    -------
+    ndarray
+        uint8, `bits` bytes for 8 codes; the other axes keep their order.
+
+    Raises
+    ------
+    ArgumentError
+        If a code does not fit.
+
+    Examples
+    --------
     >>> pack(np.array([1, 2, 3], np.uint8), 4, axis=0).tolist()  # padded to 8 numbers
     [33, 3, 0, 0]
     """
@@ -254,8 +294,21 @@ def pack(codes: Array, bits: int, axis: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, axis: int, length: int) -> Array:
-    """Undo `pack` for an axis of this length.
+    """Return the codes from packed bytes, the inverse of `pack`.
 
+    Parameters
+    ----------
+    packed
+        uint8, (other axes, bytes).
+    bits
+        Bits of a code.
+    axis
+        Axis of the groups, moved back here.
+    length
+        Its length; the codes of the padding are dropped.
+
+    Examples
+    --------
     >>> unpack(np.array([33, 3, 0, 0], np.uint8), 4, axis=0, length=3).tolist()
     [1, 2, 3]
     """
@@ -285,8 +338,20 @@ def period(bits: int) -> tuple[int, int]:
 def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
     """Return int8 and a float32 scale per slice along an axis; their product approximates `a`.
 
-    The integers run from -127 to 127: symmetric, so that 0 is exact.
+    Parameters
+    ----------
+    a
+        Real array.
+    leg
+        Axis of the slices.
 
+    Returns
+    -------
+    tuple of ndarray
+        Integers from -127 to 127, symmetric, so that 0 is exact; and scales of length 1 along all other axes.
+
+    Examples
+    --------
     >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
     >>> q.tolist(), scale.shape
     ([[127, 127], [-64, 32]], (1, 2))

@@ -93,6 +93,11 @@ class TensorInfo:
         return part
 
 
+def widest_float(tensors: Iterable[TensorInfo]) -> str:
+    """Return the widest dtype of tensors of floats, in which the tensors that replace them are stored."""
+    return max((info.dtype for info in tensors), key=FLOATS.index)
+
+
 def decode(stored: Array, dtype: str) -> Array:
     """Return the numbers that a safetensors dtype stands for; both half precisions come as float32."""
     if dtype == "BF16":

@@ -7,14 +7,14 @@ more from its stored input, last to first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
@@ -89,11 +89,8 @@ class Frame:
                 raise _Entered
             return self._returned(x)
 
-        with self._replaced(forward):
-            try:
-                self.model(batch)
-            except _Entered:
-                pass
+        with self._replaced(forward), suppress(_Entered):
+            self.model(batch)
         return entering[0], calls
 
     def leave(self, x: Tensor, batch: Batch) -> Tensor:
@@ -146,9 +143,7 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
     return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
 
-def forward(
-    frame: Frame, streams: Streams, step: Callable[[], None] = lambda: None
-) -> list[list[Call]]:
+def forward(frame: Frame, streams: Streams, step: Callable[[], None] = lambda: None) -> list[list[Call]]:
     """Store the inputs of all blocks, "stream-0" and so on, and the output of the last.
 
     Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is

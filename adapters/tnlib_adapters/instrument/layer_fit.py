@@ -29,7 +29,7 @@ from torch.func import functional_call
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products, Projections, join_modules, put_together
 from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward
-from tnlib_adapters.instrument.running_model import Batch, Layer, RunningModel, find_module, input_of, output_of
+from tnlib_adapters.instrument.running_model import Layer, RunningModel, find_module, input_of, output_of
 from tnlib_adapters.instrument.stored_weights import Group
 
 _RIDGE = 0.03
@@ -74,9 +74,7 @@ class Block:
                     parameters[f"{name}.{kind}"] = joined[f"{linear.module}.{kind}"]
         return parameters
 
-    def run(
-        self, x: Tensor, call: Call, parameters: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, call: Call, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the output of the block for input x and further call arguments, optionally with other parameters."""
         self.model.load(self.k)
         args, kwargs = call
@@ -249,9 +247,7 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     return replace(start, factors={**start.factors, "o": (*first, new.float())}, output_bias=bias)
 
 
-def _descend(
-    block: Block, streams: FitStreams, start: Products, n_steps: int, generator: torch.Generator
-) -> Products:
+def _descend(block: Block, streams: FitStreams, start: Products, n_steps: int, generator: torch.Generator) -> Products:
     """Return the factors after `n_steps` of Adam, in units of the root mean square of each factor."""
     scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
     moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))

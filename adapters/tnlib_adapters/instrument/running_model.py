@@ -100,7 +100,9 @@ class RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
-        return _running_from(self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights)
+        return _running_from(
+            self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights
+        )
 
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""

@@ -68,7 +68,7 @@ def _parameters_on_meta() -> Iterator[None]:
         on_meta = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(module, name, on_meta)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -234,8 +234,8 @@ def _set(model: nn.Module, name: str, value: Tensor) -> None:
 def _is_of(model: nn.Module, name: str) -> bool:
     """Test if a tensor belongs to a layer of this model, and not to a head that it was loaded without."""
     base: Any = getattr(model, "base_model", model)
-    first = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
-    return first in dict(base.named_children()) or first in dict(model.named_children())
+    first: str = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
+    return any(first in dict(own.named_children()) for own in (base, model))
 
 
 def _as_tensor(values: Array) -> Tensor:

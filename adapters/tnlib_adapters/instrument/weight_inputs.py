@@ -123,9 +123,7 @@ def observe(
             x = run_block(model, k, x, call)
     reads, slopes, gradient = observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)
     for k in reversed(range(len(streams))):
-        own, of_block, gradient = observe_block(
-            model, k, streams[k], calls[k], batch, of_group(places, k), gradient
-        )
+        own, of_block, gradient = observe_block(model, k, streams[k], calls[k], batch, of_group(places, k), gradient)
         reads, slopes = {**own, **reads}, {**of_block, **slopes}
     own, of_tables = observe_input(frame, batch, of_group(places, OUTSIDE), gradient)
     return {**own, **reads}, {**of_tables, **slopes}

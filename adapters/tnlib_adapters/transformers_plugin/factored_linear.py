@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
-from tnlib_adapters.factors.integers import IntegerFormat, period
+from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.transformers_plugin.dequantize import dequantized
 
 Factors = Mapping[str, Tensor]
 
@@ -330,33 +331,6 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
             forming += formed * r * m * n * after if k else 0
             formed *= m * n
         return Cost(per_row, forming)
-
-
-def dequantized(
-    codes: Tensor, scales: Tensor, form: IntegerFormat, axis: int, length: int, dtype: torch.dtype
-) -> Tensor:
-    """Return the values of stored codes whose axis of groups is `axis`, of this length; see `factors.integers`."""
-    if form.n_groups(length) == 1 and not form.is_packed:
-        return codes.to(dtype) * scales.to(dtype)
-    rows = unpacked(codes, form.bits)[..., :length] if form.is_packed else codes.movedim(axis, -1)
-    values, of_rows = rows.to(dtype) - form.centre, scales.to(dtype).movedim(axis, -1)
-    if form.n_groups(length) > 1:
-        of_rows = of_rows.repeat_interleave(form.group, -1)[..., :length]
-    return (values * of_rows).movedim(-1, axis)
-
-
-def unpacked(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes of packed bytes, (..., 8 n) from (..., bits n)."""
-    n_codes, n_bytes = period(bits)
-    blocks = packed.reshape(*packed.shape[:-1], packed.shape[-1] // n_bytes, n_bytes)
-    codes = []
-    for k in range(n_codes):
-        byte, shift = divmod(bits * k, 8)
-        code = blocks[..., byte] >> shift
-        if shift + bits > 8:
-            code = code | (blocks[..., byte + 1] << (8 - shift))
-        codes.append(code & (2**bits - 1))
-    return torch.stack(codes, -1).flatten(-2)
 
 
 def _values_name(parameter: str) -> str:

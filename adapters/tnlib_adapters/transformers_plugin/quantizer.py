@@ -20,7 +20,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import AttentionWiring, Wiring
-from tnlib_adapters.factors.factored_matrix import KEY, METHOD, MODULES, Description, descriptions, scale_name
+from tnlib_adapters.factors.config_section import KEY, MODULES, descriptions
+from tnlib_adapters.factors.factored_matrix import METHOD, Description, scale_name
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, no_numbers
 from tnlib_adapters.transformers_plugin.factored_modules import (
     FactoredEmbedding,

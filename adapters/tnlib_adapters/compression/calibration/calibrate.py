@@ -146,9 +146,7 @@ def _collected(
     files = StatisticsFiles(spill, origin_of(checkpoint, batches, places, model.longest), file)
     if not files.is_complete():
         streams, done = Streams(spill.folder, batches, model.sizes.d_model), files.done()
-        collect(
-            model, places, batches, progress, components=components, streams=streams, save=files.save, done=done
-        )
+        collect(model, places, batches, progress, components=components, streams=streams, save=files.save, done=done)
         files.join()
     return files.statistics()
 
@@ -253,15 +251,15 @@ def factorise_calibrated(
     """
     model = (source or SourceModel(checkpoint)).original
     batches, spill = model.batches(text), Spill(folder)
-    calibration = collect_calibration(
-        checkpoint, model, batches, progress, what=what, file=file, spill=spill
-    )
+    calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file, spill=spill)
     layers, matrices = weighed_parts(calibration)
     moments = calibration.statistics.reads
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
         metric = metric_of(calibration.statistics)
-        return fitted(model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress)
+        return fit_factors(
+            model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress
+        )
 
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.n_before for matrix in matrices)
@@ -275,7 +273,7 @@ def factorise_calibrated(
     return Factorisation("calibrated", parts, n_before, measure, fit=fit, weights=weights, moments=moments)
 
 
-def fitted(
+def fit_factors(
     model: RunningModel,
     layers: Sequence[CalibratedLayer],
     matrices: Sequence[Matrix],

@@ -12,17 +12,17 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.calibrate import Calibration, collect_calibration, metric_of, streams_of_fit
 from tnlib_adapters.compression.calibration.statistics import Spill
+from tnlib_adapters.compression.methods.calibrated import with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.quantized import QuantizedLayer, QuantizedMatrix, QuantizedWeight
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.sizes import attention_tensors, count_attention, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
@@ -50,11 +50,8 @@ def factorise_quantized(
     """
     model = (source or SourceModel(checkpoint)).original
     batches, spill = model.batches(text), Spill(folder)
-    calibration = collect_calibration(
-        checkpoint, model, batches, progress, what=what, file=file, spill=spill
-    )
-    float_bits = _float_bits(checkpoint)
-    layers = [_layer(calibration, k, float_bits, bits) for k in range(len(calibration.layers))]
+    calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file, spill=spill)
+    layers = [_layer(checkpoint, calibration, k, bits) for k in range(len(calibration.layers))]
     matrices = [_matrix(checkpoint, calibration, matrix.name, bits) for matrix in calibration.matrices]
     parts: dict[str, Factorised] = dict(zip(checkpoint.wiring.attention_modules, layers, strict=False))
     parts |= {matrix.name: matrix for matrix in matrices}
@@ -65,16 +62,18 @@ def factorise_quantized(
 
     def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
         metric = metric_of(calibration.statistics)
-        return fitted(model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress)
+        return fit_rounded(
+            model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress
+        )
 
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(matrix.weight.weight.size + matrix.fixed for matrix in matrices)
     measure = measure_of_text(checkpoint)
     moments = calibration.statistics.reads
-    return Factorisation("quantized", parts, n_before, measure, fit=fit, float_bits=float_bits, moments=moments)
+    return Factorisation("quantized", parts, n_before, measure, fit=fit, in_bits=True, moments=moments)
 
 
-def fitted(
+def fit_rounded(
     model: RunningModel,
     layers: Sequence[QuantizedLayer],
     matrices: Sequence[QuantizedMatrix],
@@ -85,7 +84,28 @@ def fitted(
     metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
 ) -> list[list[FactoredMatrix]]:
-    """Return the rounded weights of every layer and matrix after the fit; `streams` and `metric` as in `fit_layers`."""
+    """Return the rounded weights of every layer and matrix after the block-wise reconstruction.
+
+    Parameters
+    ----------
+    model
+        The original.
+    layers, matrices
+        Stored forms of the projections of every layer, () where they are not compressed, and of the other weights.
+    options
+        The chosen form of every weight, by layers and then by matrices.
+    streams, metric
+        As in `fit_layers`.
+    n_steps
+        Optimizer steps per layer; None for 200.
+    progress
+        Called as progress(stage, done, total).
+
+    Returns
+    -------
+    list of list of FactoredMatrix
+        One list for every layer and matrix, in this order.
+    """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
     wiring, n = model.wiring, len(layers)
@@ -116,7 +136,7 @@ def fitted(
     return packed + [matrix.packed(final[matrix.name]) for matrix in matrices]
 
 
-def _layer(calibration: Calibration, k: int, float_bits: int, bits: int | None) -> QuantizedLayer:
+def _layer(checkpoint: Checkpoint, calibration: Calibration, k: int, bits: int | None) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
     folded, moments = calibration.projections[k], calibration.statistics.of_layer(k)
     weights, means = {}, {}
@@ -128,12 +148,11 @@ def _layer(calibration: Calibration, k: int, float_bits: int, bits: int | None) 
             count, sums = moments.x[-1, -1], moments.x[:-1, -1]
             means[name] = sums / count
             reads = reads - np.outer(sums, sums) / count
-        components = calibration.layers[k].components[name]
-        scale = _loss_per_error(
-            components, calibration.gates[f"{k}.{name}"], calibration.layers[k].total(name, moments)
-        )
+        components, gates = calibration.layers[k].components[name], calibration.gates[f"{k}.{name}"]
+        biased = with_bias_row(folded, name)  # the components are those of this matrix
+        scale = _loss_per_error(components, gates, biased, moments.reads(name, len(biased)), slopes)
         weights[name] = QuantizedWeight(weight, reads, slopes, scale, bits=bits)
-    return QuantizedLayer(weights, folded.biases, means, float_bits)
+    return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 
 
 def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, bits: int | None) -> QuantizedMatrix:
@@ -150,22 +169,20 @@ def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, bits: i
         looked_up = weight.T.astype(np.float64) @ multiply_rows(reads, weight)
         predicts = statistics.slopes[wiring.tied_key], statistics.reads[wiring.tied_key]
         metric = (None, nearest_kronecker_product([(looked_up, slopes), predicts])[1])
-    scale = _loss_per_error(components, calibration.gates[name], rounding_loss(weight.astype(np.float64), *metric))
-    return QuantizedMatrix(name, QuantizedWeight(weight, *metric, scale, by_row=by_row, bits=bits), n_bias)
+    scale = _loss_per_error(components, calibration.gates[name], weight, *metric)
+    quantized = QuantizedWeight(weight, *metric, scale, by_row=by_row, bits=bits)
+    bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
+    return QuantizedMatrix(name, quantized, n_bias, 0 if bias is None else 8 * (bias.end - bias.begin))
 
 
-def _loss_per_error(components: Components, gates: Array, total: float) -> float:
-    """Return the mean loss per unit of `rounding_loss`, over the components of a weight with this loss in total.
+def _loss_per_error(
+    components: Components, gates: Array, weight: Array, reads: Array | None, slopes: Array | None
+) -> float:
+    """Return the mean loss per unit of `rounding_loss` in this metric, over the components of a weight.
 
     Moments alone treat the tokens of a text as independent; the gates do not. On MiniLM the factors of projections
     differ by up to 25.
     """
-    squares = components.losses * total
+    squares = components.losses * rounding_loss(weight.astype(np.float64), reads, slopes)
     counted = squares > _NEGLIGIBLE * squares.max(initial=0.0)
     return float(np.mean(gates[counted] / squares[counted])) if counted.any() else 0.0
-
-
-def _float_bits(checkpoint: Checkpoint) -> int:
-    """Return the bits of the widest float in the weight files, an upper bound for biases."""
-    floats = (info.dtype for info in checkpoint.folder.tensors.values() if info.dtype in FLOATS)
-    return max(8 * STORED_AS[dtype].itemsize for dtype in floats)

@@ -226,9 +226,7 @@ class _Collection:
         def observed(probe: int) -> Iterator[Observed]:
             self._step()
             for b, batch in enumerate(self._batches):
-                reads, slopes = observe_input(
-                    self._frame, batch, places, self._streams.read(f"gradient-{probe}-0", b)
-                )
+                reads, slopes = observe_input(self._frame, batch, places, self._streams.read(f"gradient-{probe}-0", b))
                 if heads:
                     x, generator = self._streams.read(f"stream-{self._n}", b), _generator(2 * b + probe)
                     of_heads = observe_output(self._frame, x, batch, places, generator)

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.text import hold_out
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text
 from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
-from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running, gptq_model
+from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, gptq_model, plain_bytes, round_weights
+from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running
 from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.table import TABLE, WITH_TEXT, resolve
 from tnlib_adapters.compression.planner import factorise
@@ -30,13 +33,15 @@ from tnlib_adapters.compression.request import (
     check_uncompressed,
     quiet,
 )
-from tnlib_adapters.compression.sizes import gptq_bytes, plain_bytes, plan_bytes, round_weights, stored_bytes
+from tnlib_adapters.compression.sizes import plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
+from tnlib_adapters.factors.projections import put_together
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.stored_weights import Group
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]
 ROUNDED = (INT8, GPTQ)  # baselines, all weights rounded
@@ -83,7 +88,7 @@ class Bench:
     def baselines(self, moments: Mapping[str, Array]) -> list[TextRow]:
         """Return the rows of plain int8 and of GPTQ with these moments of the inputs."""
         models: dict[str, tuple[Callable[[], RunningModel], int]] = {
-            INT8: (lambda: round_weights(self.source.copy()), plain_bytes(self.checkpoint)),
+            INT8: (lambda: round_weights(self.source.original), plain_bytes(self.checkpoint)),
             GPTQ: (lambda: gptq_model(self.source, moments), gptq_bytes(self.checkpoint)),
         }
         rows = []
@@ -116,13 +121,19 @@ class Bench:
         )
 
     def _run(self, matrices: Matrices) -> Evaluation:
-        from tnlib_adapters.instrument.layer_fit import install
+        import torch
 
-        model = self.source.copy()
-        for layer, module in enumerate(self.checkpoint.wiring.attention_modules):
-            projections = self.checkpoint.projections(layer).updated(expand(matrices[module], self.checkpoint.sizes))
-            install(model, layer, projections)
-        return evaluate_running(self.source.original, model, self.text)
+        original, checkpoint = self.source.original, self.checkpoint
+
+        def change(group: int, values: Group) -> Group:
+            if not 0 <= group < checkpoint.n_layers:
+                return values
+            compressed = expand(matrices[checkpoint.wiring.attention_modules[group]], checkpoint.sizes)
+            projections = checkpoint.projections(group).updated(compressed)
+            tensors = put_together(original.wiring.layers[group].attention, projections)
+            return values | {name: torch.from_numpy(a.astype(np.float32)) for name, a in tensors.items()}
+
+        return evaluate_running(original, original.changed(change), self.text)
 
 
 def _worst(evaluation: Evaluation) -> float | None:

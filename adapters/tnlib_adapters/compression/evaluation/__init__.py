@@ -1,1 +1,1 @@
-"""Error measures of compressed models: operator errors, and errors on text."""
+"""Errors of compressed models, of their operators and on text, and baselines to compare them with."""

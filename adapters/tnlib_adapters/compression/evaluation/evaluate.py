@@ -13,15 +13,13 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
-from tnlib_adapters.compression.methods.calibrated import fold_biases
+from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
 from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
-from tnlib_adapters.compression.sizes import round_by_gptq, round_weights
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.factors.projections import Projections
 from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:
@@ -221,37 +219,8 @@ def measure_on_text(
 
     modules = names_of(source.checkpoint, what, with_text=True)
     compressed = measure(open_running(after.folder.path, source.function))
-    int8 = measure(round_weights(source.copy(), what, modules))
+    int8 = measure(round_weights(source.original, what, modules))
     if not plan.moments:
         return OnText(compressed, int8)
     folded = TABLE[plan.method].unit == "model"
     return OnText(compressed, int8, measure(gptq_model(source, plan.moments, what, folded=folded)))
-
-
-def gptq_model(
-    source: SourceModel, moments: Mapping[str, Array], what: str = "attention", *, folded: bool = False
-) -> RunningModel:
-    """Return the source with the compressed part rounded by GPTQ.
-
-    If `folded`, the moments belong to the model with biases folded by `fold_biases`, which changes no output.
-    """
-    checkpoint, model = source.checkpoint, source.copy()
-    for k in checkpoint.wiring.projection_layers(what) if folded else ():
-        _fold_value_bias(model, k)
-    return round_by_gptq(model, moments, what, names_of(checkpoint, what, with_text=True))
-
-
-def _fold_value_bias(model: RunningModel, k: int) -> None:
-    """Move the value bias of a layer of a running model into its output bias; no weight is read from disk again."""
-    import torch
-
-    value, output = (model.layers[k].projections[name] for name in "vo")
-    held = {"v": getattr(value.module, "bias", None), "o": getattr(output.module, "bias", None)}
-    if held["v"] is None or held["o"] is None:
-        return
-    weight = model.wiring.layers[k].attention.projections["o"].on_rows(output.module.get_parameter("weight"))
-    biases = {"v": value.written(held["v"]).detach().numpy(), "o": held["o"].detach().numpy()}
-    folded = fold_biases(Projections({"o": weight.detach().numpy()}, biases), model.sizes, keys=False)
-    with torch.no_grad():
-        held["o"].copy_(torch.from_numpy(folded.biases["o"]))
-        held["v"][value.columns.flatten()] = 0.0

@@ -8,7 +8,6 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, Moments, components
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.interpolative import pack
@@ -32,11 +31,6 @@ class CalibratedLayer:
             name: components(weight, moments.reads(name, len(weight)), moments.slopes[name])
             for name, weight in self._weights.items()
         }
-
-    def total(self, name: str, moments: Moments) -> float:
-        """Return the sum of the squared singular values of a weight, before they are normalised."""
-        weight = self._weights[name].astype(np.float64)
-        return rounding_loss(weight, moments.reads(name, len(weight)), moments.slopes[name])
 
     def weigh(self, losses: Mapping[str, Array]) -> None:
         """Replace squared singular values by losses from gates."""

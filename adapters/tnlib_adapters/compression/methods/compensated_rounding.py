@@ -60,6 +60,11 @@ def round_compensated(
     descend
         If False, leave out the coordinate descent and the choice among wider scales: four times faster.
 
+    Returns
+    -------
+    Integers
+        Codes (m, n) and their scales.
+
     Examples
     --------
     >>> weight = np.random.default_rng(0).standard_normal((8, 3))
@@ -99,6 +104,11 @@ def round_by_gptq(weight: Array, axis: int, bits: int, group: int, reads: Array 
         Entries per scale.
     reads
         Second moments of the inputs; None rounds to nearest.
+
+    Returns
+    -------
+    ndarray
+        (m, n), the rounded values in the dtype of the weight.
     """
     form = IntegerFormat(bits, axis, group)
     starts = np.arange(0, weight.shape[axis], group)
@@ -118,7 +128,22 @@ def round_by_gptq(weight: Array, axis: int, bits: int, group: int, reads: Array 
 
 
 def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None = None) -> float:
-    """Return tr(P E^T A E), with the identity or a diagonal (m,) in place of moments that are not given."""
+    """Return tr(P E^T A E), the expected square of x E p.
+
+    Parameters
+    ----------
+    error
+        (m, n), E.
+    reads
+        (m, m), second moments A of the inputs x; (m,) if they are diagonal, None for the identity.
+    slopes
+        (n, n), second moments P of the gradient p at the output; None for the identity.
+
+    Examples
+    --------
+    >>> rounding_loss(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 0.5]))
+    3.0
+    """
     left = error if reads is None else multiply_rows(reads, error)
     right = error if slopes is None else error @ slopes
     return float(np.vdot(left, right))

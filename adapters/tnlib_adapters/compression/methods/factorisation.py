@@ -129,8 +129,8 @@ class Factorisation:
         Function that fits the factors of the chosen sizes on calibration data, or None.
     weights
         Factors of the errors of some parts, in the sum over blocks; 1 for the others.
-    float_bits
-        Bits of a stored float where costs are bits; None where they are numbers.
+    in_bits
+        True if costs are bits instead of numbers, those of all stored floats included.
     moments
         Second moments of the inputs of all weights by their keys, to round the weights by GPTQ for comparison; {} if
         the method does not measure them. Those of a method of unit "model" belong to the model with folded biases.
@@ -143,7 +143,7 @@ class Factorisation:
     predicts_error: bool = True
     fit: Fit | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
-    float_bits: int | None = None
+    in_bits: bool = False
     moments: Mapping[str, Array] = field(default_factory=dict)
 
     def plan(self, size: float, progress: Progress = quiet) -> Plan:
@@ -151,7 +151,7 @@ class Factorisation:
 
         Raises as `choose` and `select_bits` do.
         """
-        return self.plan_of(self.choose(size) if self.float_bits is None else self.select_bits(size, None), progress)
+        return self.plan_of(self.select_bits(size, None) if self.in_bits else self.choose(size), progress)
 
     def choose(self, keep: float) -> list[int]:
         """Return the option of every block with the least sum of errors within a fraction `keep` of the numbers.
@@ -243,13 +243,13 @@ class Factorisation:
         """Return the predicted error for a sum of losses, and the curve."""
         if not self.predicts_error:
             return Forecast(self.measure)
-        curve, in_bits = frontier(self._curves), self.float_bits is not None
+        curve = frontier(self._curves)
         sizes = (curve.costs + self._fixed) / self.n_before
-        inside = np.flatnonzero(sizes <= (math.inf if in_bits else 1))
+        inside = np.flatnonzero(sizes <= (math.inf if self.in_bits else 1))
         wanted = np.linspace(sizes[0], sizes[inside[-1]], _POINTS) if len(inside) else np.zeros(0)
         chosen = np.unique(np.searchsorted(sizes, wanted))
         errors = tuple(self._error(losses) for losses in curve.errors[chosen].tolist())
-        return Forecast(self.measure, self._error(lost), tuple(sizes[chosen].tolist()), errors, in_bits)
+        return Forecast(self.measure, self._error(lost), tuple(sizes[chosen].tolist()), errors, self.in_bits)
 
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors for one option per block, fitted if there is a fit."""
@@ -279,7 +279,7 @@ class Factorisation:
 
     @property
     def _fixed(self) -> int:
-        return (self.float_bits or 1) * sum(part.fixed for part in self.parts.values())
+        return 0 if self.in_bits else sum(part.fixed for part in self.parts.values())
 
     @property
     def _curves(self) -> list[Curve]:

@@ -235,27 +235,27 @@ class QuantizedLayer:
         return self.packed(integers, self.biases(rounded))
 
     def packed(self, integers: Mapping[str, tuple[Integers, ...]], biases: Mapping[str, Array]) -> list[FactoredMatrix]:
-        """Return the stored form of rounded weights or factors, with these biases."""
+        """Return the factored matrices of rounded weights or factors by projection, with these biases."""
         return [_packed(held, name, biases.get(name)) for name, held in integers.items()]
 
 
 class QuantizedMatrix:
-    """A weight outside the attention; its bias stays as it is."""
+    """A weight outside the attention; its bias of `n_bias` numbers stays as it is, in `bias_bits` bits."""
 
-    def __init__(self, name: str, weight: QuantizedWeight, n_bias: int) -> None:
-        self.name, self.weight, self.fixed = name, weight, n_bias
+    def __init__(self, name: str, weight: QuantizedWeight, n_bias: int, bias_bits: int) -> None:
+        self.name, self.weight, self.fixed, self._bias_bits = name, weight, n_bias, bias_bits
 
     @property
     def curves(self) -> list[Curve]:
         """Stored bits and loss at the options."""
-        return [self.weight.curve()]
+        return [self.weight.curve(self._bias_bits)]
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the rounded weight at one option."""
         return self.packed(self.weight.rounded(choice[0]).integers)
 
     def packed(self, integers: tuple[Integers, ...]) -> list[FactoredMatrix]:
-        """Return the stored form of the rounded weight or factors."""
+        """Return the factored matrix of the rounded weight, or of its two rounded factors."""
         return [_packed(integers)]
 
 

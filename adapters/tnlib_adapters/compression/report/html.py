@@ -137,8 +137,8 @@ def _rounded(report: Report) -> list[str]:
         "<h2>Bits of every weight</h2>",
         "<p>Codes and scales, of a whole weight or, with a rank, of two factors. A group is the number of entries that "
         "share a scale; without one, it is a column of the weight (in, out), a component of the factors, or a row of a "
-        "table of embeddings.</p>",
-        table(["weight", "bits", "rank", "group", "kB"], rows),
+        f"table of embeddings.{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
+        table(["weight", "bits", "rank", "group", report.rounded_bytes_label], rows),
     ]
 
 

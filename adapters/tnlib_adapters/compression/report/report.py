@@ -67,9 +67,9 @@ class RoundedReport:
     module: str
     of: str  # projections of an attention module, such as "q" or "qk"; otherwise ""
     bits: int
-    rank: int | None  # of two factors; None for a whole weight, and for a Tucker, CP or TT-matrix
+    rank: int | None  # of two factors; None for a whole weight
     group: int  # numbers that share a scale; 0 for those of a whole column or component, or of a row of a table
-    n_bytes: int  # codes and scales
+    n_bytes: int  # codes and scales, which the dense layout multiplies out
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,11 @@ class Report:
     def compressed(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes of the compressed part, from `bytes_before` or `bytes_after`."""
         return sizes.get("matrices", 0) + (0 if self.what == "mlp" else sizes["attention"])
+
+    @property
+    def rounded_bytes_label(self) -> str:
+        """Label of `n_bytes` of `rounded`: the dense layout stores the values of the integers in floats."""
+        return "kB as integers" if self.layout == "dense" else "kB"
 
     @property
     def n_stored(self) -> int:

@@ -30,7 +30,7 @@ def show_report(report: Report, out: Path) -> None:
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
         click.echo()
     after = "in factors" if report.layout == "dense" else "after"
-    counts = ("bits of q k v o", "kB") if report.is_rounded else ("numbers before", after)
+    counts = ("bits of q k v o", report.rounded_bytes_label) if report.is_rounded else ("numbers before", after)
     rows = [
         [str(layer.layer), *(f"{e:.4f}" for e in (layer.qk_error, layer.ov_error, layer.worst)), *cells]
         for layer, cells in zip(report.layers, _sizes_of_layers(report), strict=True)
