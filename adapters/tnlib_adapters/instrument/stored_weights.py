@@ -291,7 +291,7 @@ class StoredWeights:
     @property
     def fit_in_memory(self) -> bool:
         """True if all weights stay in memory."""
-        return sum(self.n_bytes.values()) <= IN_MEMORY
+        return bool(sum(self.n_bytes.values()) <= IN_MEMORY)
 
     def load(self, group: int) -> None:
         """Put the weights of a group in place; those of other blocks are dropped if all do not fit in memory."""

@@ -12,7 +12,6 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import (
-    ComponentsOf,
     Spill,
     Statistics,
     StatisticsFiles,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
-    from tnlib_adapters.instrument.weight_inputs import Places
 
 # Moments and gates converge with few tokens; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 32_768
@@ -118,7 +116,15 @@ def collect_calibration(
         matrices.update({name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own})
         return components_of({k: layer for k, layer in layers.items() if k == group}, [matrices[n] for n in own])
 
-    statistics = _collected(checkpoint, model, places, sample, components, progress, file, spill)
+    if spill is None:
+        statistics = collect(model, places, sample, progress, components=components)
+    else:
+        files = StatisticsFiles(spill, origin_of(checkpoint, sample, places, model.longest), file)
+        if not files.is_complete():
+            streams, save, done = streams_of_fit(model, batches, spill), files.save, files.done()
+            collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
+            files.join()
+        statistics = files.statistics()
     for group in {place.group for place in places.values()}:
         if group not in layers and not any(groups[name] == group for name in matrices):  # collected before
             components(group, statistics)
@@ -126,29 +132,6 @@ def collect_calibration(
     return Calibration(
         tuple(folded[k] for k in sorted(folded)), in_order, [matrices[n] for n in names], statistics, statistics.gates
     )
-
-
-def _collected(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    places: Places,
-    batches: Sequence[Batch],
-    components: ComponentsOf,
-    progress: Progress,
-    file: Path | None,
-    spill: Spill | None,
-) -> Statistics:
-    """Return the statistics of a text, from a file if it exists; otherwise they are saved there in the end."""
-    if spill is None:
-        return collect(model, places, batches, progress, components=components)
-    from tnlib_adapters.instrument.block_passes import Streams
-
-    files = StatisticsFiles(spill, origin_of(checkpoint, batches, places, model.longest), file)
-    if not files.is_complete():
-        streams, done = Streams(spill.folder, batches, model.sizes.d_model), files.done()
-        collect(model, places, batches, progress, components=components, streams=streams, save=files.save, done=done)
-        files.join()
-    return files.statistics()
 
 
 def metric_of(statistics: Statistics) -> Callable[[int], Array]:
