@@ -255,7 +255,8 @@ def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
     held = list(matrix.integers.values())
     rank = None if matrix.is_whole else matrix.arrays["left"].shape[1]
     n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
-    return RoundedReport(module, matrix.of, held[0].format.bits, rank, held[0].format.group, n_bits // 8)
+    form, is_corrected = held[0].format, matrix.kind == "corrected"
+    return RoundedReport(module, matrix.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
 
 
 def _read_calibration(request: Request) -> tuple[str | None, str]:
