@@ -85,7 +85,8 @@ class RoundedProduct:
 
     def values(self) -> Array:
         """Return the weight multiplied out, in float64."""
-        return weight_of_parts([integers.values(np.float64) for integers in self.integers])
+        weight: Array = weight_of_parts([integers.values(np.float64) for integers in self.integers])
+        return weight
 
 
 class QuantizedWeight:
