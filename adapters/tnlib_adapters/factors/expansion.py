@@ -81,8 +81,8 @@ def weight_of_parts(parts: Sequence[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    *whole, left, right = parts
-    return whole[0] + left @ right if whole else left @ right
+    *dense, left, right = parts
+    return dense[0] + left @ right if dense else left @ right
 
 
 def _one_weight(matrix: FactoredMatrix, weight: Array) -> Projections:

@@ -279,8 +279,8 @@ def _product(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
 
 def _sum(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
     (m, r), (s, n) = parts["left"], parts["right"]
-    (whole,) = (shape for part, shape in parts.items() if part not in ("left", "right"))
-    return _agree(whole, r == s and tuple(whole) == (m, n))
+    (dense,) = (shape for part, shape in parts.items() if part not in ("left", "right"))
+    return _agree(dense, r == s and tuple(dense) == (m, n))
 
 
 def _of_heads(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
