@@ -77,7 +77,7 @@ def main() -> None:
               "--calibrate, 1 - cosine of the embeddings or the divergence (nats a token).")  # fmt: skip
 @click.option("--bits", type=float, metavar="BITS",
               help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
-              "counted. 4 if no size is given.")  # fmt: skip
+              "counted. 4 if no size is given. Beside --keep, both are met.")  # fmt: skip
 @click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
               help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
               "embeddings and the unembedding.")  # fmt: skip
@@ -105,8 +105,8 @@ def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
     With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
-    numbers instead, as factors. --max-error chooses the smallest size within an error, and is met beside --keep or
-    --bits.
+    numbers instead, as factors, and beside --bits fewer numbers in fewer bits. --max-error chooses the smallest size
+    within an error, and is met beside --keep or --bits.
     """
     with _command() as progress:
         from tnlib_adapters.compression.compress import compress as run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import unchanged
 from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq, round_compensated, rounding_loss
+from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 
@@ -229,6 +231,80 @@ def test_zeros_have_one_stored_form(reads: str) -> None:
     (option,) = own.options
     assert (option.bits, option.rank, option.loss) == (2, None, 0)
     assert not own.rounded(0).values().any()
+
+
+def draw_weight(m: int, n: int, spectrum: Array, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Return a weight with these singular values, and moments of inputs and gradients."""
+    rng = np.random.default_rng(seed)
+    u, v = (np.linalg.qr(rng.standard_normal((k, len(spectrum))))[0] for k in (m, n))
+    x, p = rng.standard_normal((3 * m, m)), rng.standard_normal((3 * n, n))
+    return ((u * spectrum) @ v.T).astype(np.float32), x.T @ x, p.T @ p
+
+
+def test_mixed_factors_lose_less_than_components_apart() -> None:
+    weight, reads, slopes = draw_weight(60, 50, 0.8 ** np.arange(50))
+    own = QuantizedWeight(weight, reads, slopes, 1.0)
+    factors = [(k, option) for k, option in enumerate(own.options) if not option.is_whole and option.bits == 3]
+    (k, option) = factors[-1]
+    assert option.rank is not None
+    both = components(weight.astype(np.float64), reads, slopes)
+    left = round_compensated(both.left[:, : option.rank], IntegerFormat(3, 0), reads).values(np.float64)
+    moments_of_left = left.T @ reads @ left
+    refitted = np.linalg.solve(moments_of_left, left.T @ reads @ weight)
+    right = round_compensated(refitted, IntegerFormat(3, 1), moments_of_left, slopes).values(np.float64)
+    apart = rounding_loss(weight - left @ right, reads, slopes)
+    assert rounding_loss(weight - own.rounded(k).values(), reads, slopes) < 0.6 * apart
+
+
+@pytest.mark.parametrize("fewer_numbers", [False, True])
+def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> None:
+    """Those of factors are interpolated over ranks, those above 4 bits extrapolated; the descent lowers all."""
+    weight, reads, slopes = draw_weight(70, 64, 0.95 ** np.arange(64))
+    own = QuantizedWeight(weight, reads, slopes, 2.0, fewer_numbers=fewer_numbers)
+    forms = {(option.is_whole, option.rank is not None, option.bits): k for k, option in enumerate(own.options)}
+    assert {(True, False, 4), (False, True, 2), (False, True, 3)} <= forms.keys()
+    assert ((False, True, 6) in forms) == fewer_numbers
+    for k in forms.values():
+        option, rounded = own.options[k], own.rounded(k)
+        stored = [(integers.format, integers.codes.shape) for integers in rounded.integers]
+        assert option.cost == sum(form.n_bits(shape) for form, shape in stored)
+        assert option.numbers == sum(m * n for _, (m, n) in stored)
+        measured = 2 * rounding_loss(weight - rounded.values(), reads, slopes)
+        assert 0.6 * option.loss < measured < 1.2 * option.loss
+
+
+@pytest.mark.parametrize("fewer_numbers", [False, True])
+def test_no_option_undercuts_another(fewer_numbers: bool) -> None:
+    weight, reads, slopes = draw_weight(40, 90, 0.9 ** np.arange(40))
+    options = QuantizedWeight(weight, reads, slopes, 1.0, fewer_numbers=fewer_numbers).options
+    for a, b in itertools.permutations(options, 2):
+        assert not (a.cost <= b.cost and a.loss <= b.loss and (a.numbers <= b.numbers or not fewer_numbers))
+    is_fewer = [option.numbers < weight.size and option.bits > 3 for option in options]
+    assert any(is_fewer) == fewer_numbers
+
+
+def test_factors_beside_a_whole_weight_take_its_largest_components() -> None:
+    """Two components with large entries in a few columns stretch the grid of the others."""
+    weight, reads, slopes = draw_weight(128, 96, np.ones(96))
+    rng = np.random.default_rng(1)
+    spike = np.zeros((2, 96))
+    spike[:, ::3] = rng.standard_normal((2, 32))
+    weight += (0.3 * rng.standard_normal((128, 2)) @ spike).astype(np.float32)
+    own = QuantizedWeight(weight, reads, slopes, 1.0)
+    (k,) = (k for k, o in enumerate(own.options) if o.is_whole and o.rank is not None and o.bits == 2)
+    corrected = own.options[k]
+    rounded = own.rounded(k)
+    assert [integers.codes.shape for integers in rounded.integers] == [
+        weight.shape,
+        (128, corrected.rank),
+        (corrected.rank, 96),
+    ]
+    whole = round_compensated(weight, IntegerFormat(2, 0), reads, slopes).values(np.float64)
+    found, wanted = (rounding_loss(weight - values, reads, slopes) for values in (rounded.values(), whole))
+    assert found < 0.5 * wanted
+    no_outliers, *metric_of = draw_weight(128, 96, np.ones(96))
+    options = QuantizedWeight(no_outliers, *metric_of, 1.0).options
+    assert not any(option.is_whole and option.rank is not None and option.bits == 3 for option in options)
 
 
 def test_correlated_inputs_gain_an_order_of_magnitude() -> None:

@@ -165,6 +165,28 @@ def test_costs_in_mixed_dtypes_are_the_bits_in_the_files(
     assert costs == 8 * plan_bytes(open_checkpoint(mixed[name]), factorisation.plan_of(choice))
 
 
+KEPT = [("bert", "attention", 5, 0.6), ("llama", "all", 4, 0.8), ("builtin", "attention", 2.6, 0.5)]
+
+
+@pytest.mark.parametrize(("name", "what", "bits", "keep"), mostly_slow(KEPT, KEPT[:1]))
+def test_fewer_numbers_in_fewer_bits(
+    name: str, what: str, bits: float, keep: float, folders: Any, compressed: Compressed
+) -> None:
+    report, out = compressed(name, what=what, bits=bits, keep=keep)
+    source = builtin_path("llama") if name == "builtin" else folders[name]
+    assert (report.method, report.bits, report.keep) == ("quantized", bits, keep)
+    assert 0.85 * keep < report.kept <= keep
+    assert 0.8 * bits < stored_bits(source, out, what) <= bits
+    described = open_checkpoint(out).factored
+    assert described is not None
+    numbers = sum(math.prod(shape) for description in described for shape in description.shapes.values())
+    assert numbers <= report.n_after <= keep * report.n_before
+    without = compressed(name, what=what, bits=bits)[0]
+    assert without.kept > keep
+    assert report.predicted > without.predicted
+    assert compressed(name, what=what, bits=bits, keep=1.0)[0].predicted == pytest.approx(without.predicted, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("name", "what", "bits"),
     mostly_slow(
@@ -272,6 +294,12 @@ def test_bits_on_the_command_line(folders: Any, text: Path, tmp_path: Path) -> N
     assert CliRunner().invoke(cli.main, [*arguments, "--calibrate", str(text)]).exit_code == 0
     assert 4.5 <= stored_bits(folders["llama"], tmp_path / "out", "attention") <= 5
     assert json.loads((tmp_path / "out" / "tnlib_report.json").read_text())["bits"] == 5
+    both = [*arguments[:2], str(tmp_path / "both"), "--bits", "5", "--keep", "0.6", "--calibrate", str(text)]
+    assert CliRunner().invoke(cli.main, both).exit_code == 0
+    report = json.loads((tmp_path / "both" / "tnlib_report.json").read_text())
+    assert (report["bits"], report["keep"]) == (5, 0.6)
+    assert report["kept"] <= 0.6
+    assert report["average_bits"] <= 5
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -283,12 +311,22 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no text": ({"bits": 4, "calibrate": None}, ("bits must come with a text", "--calibrate")),
     "method without a text": ({"method": "quantized", "calibrate": None}, ("method 'quantized' needs a text",)),
     "too few bits": ({"bits": 0.05}, ("bits must be at least ", "on this model, got 0.05", "scales and biases")),
-    "beside keep": ({"bits": 4, "keep": 0.5}, ("keep must be left out with method 'quantized'", "got 0.5")),
-    "keep": ({"method": "quantized", "keep": 0.5}, ("keep must be left out with method 'quantized'", "bits=4")),
+    "too few numbers": (
+        {"bits": 4, "keep": 0.02},
+        ("keep must be at least 0.", "for method 'quantized' within 4 bits on this model, got 0.02", "allow more bits"),
+    ),
+    "keep beside an error": (
+        {"method": "quantized", "keep": 0.5, "max_error": 0.1},
+        ("keep must come with bits, not with max_error, for method 'quantized', got 0.5 and 0.1", "pass bits"),
+    ),
+    "keep beside store": (
+        {"method": "quantized", "keep": 0.5, "store": "int4"},
+        ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
+    ),
     "beside store": ({"bits": 4, "store": "int4"}, ("store='int4' gives all weights the same", "pass one of them")),
     "error beside store": (
         {"max_error": 0.1, "method": "quantized", "store": "int4"},
-        ("store='int4' gives all weights the same", "bits and max_error must be left out"),
+        ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
     ),
     "another method": ({"bits": 4, "method": "matrix"}, ("bits are a budget of method 'quantized'", "got 'matrix'")),
     "calibrated": ({"bits": 4, "method": "calibrated"}, ("bits are a budget of method 'quantized'", "'calibrated'")),

@@ -106,6 +106,11 @@ def test_the_summary_of_rounded_weights_counts_bits(plain: Report) -> None:
     assert lines["numbers in the attention"] == ("", f"{plain.n_before:,}")
     assert lines["stored bits per number"] == ("32.00", "4.25")
     assert lines["weights by bits"] == ("", "1 in 2 bits, 2 in 3 bits, 1 in 8 bits")
+    forms = [RoundedReport("m", "", 3, 7, 0, 9), RoundedReport("n", "", 3, 7, 0, 9, is_corrected=True)]
+    lines = {name: after for name, _, after in summarise(replace(changed, rounded=[*rounded, *forms]))}
+    assert lines["weights by bits"].endswith(
+        "1 as factors in 3 bits, 1 in 2 bits, 2 in 3 bits, 1 in 8 bits, 1 in 3 bits beside factors"
+    )
 
 
 def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 
+_N_BISECTIONS = 24  # of the logarithm of a price, from 2^-80 on
 _SEARCHABLE = 100_000  # numbers; the options of larger budgets are fine enough without a search
 
 
@@ -24,10 +25,13 @@ class Curve:
         Stored numbers, ascending.
     errors
         Errors in the unit of the method, descending: squared relative errors, or sums of gate derivatives.
+    numbers
+        Stored numbers where costs are bits. Options that have fewer of them than all cheaper ones may have any error.
     """
 
     costs: Array
     errors: Array
+    numbers: Array | None = None
 
 
 def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:
@@ -57,6 +61,46 @@ def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] 
     if spent_by(curves, choice) < least and budget <= _SEARCHABLE:
         return _search(curves, budget, least) or choice
     return choice
+
+
+def allocate_with_numbers(curves: Sequence[Curve], budget: int, most: int) -> list[int] | None:
+    """Choose one option of every curve with the least sum of errors within a budget of bits and `most` numbers.
+
+    A number has a price, added to the errors: the lowest, by bisection, at which the choice of `allocate` has at most
+    so many. Returns the fewest numbers within the budget if these are more, and None if there is no choice within it.
+
+    >>> line = Curve(np.array([10, 20, 30]), np.array([1.0, 0.1, 0.0]), np.array([1, 9, 2]))
+    >>> allocate_with_numbers([line, line], 60, 3)
+    [0, 2]
+    """
+    numbers = [np.zeros_like(curve.costs) if curve.numbers is None else curve.numbers for curve in curves]
+
+    def choose(price: float) -> list[int] | None:
+        priced, options = [], []
+        for curve, own in zip(curves, numbers, strict=True):
+            errors = curve.errors + price * own
+            lower = errors < np.append(np.inf, np.minimum.accumulate(errors)[:-1])
+            options.append(np.flatnonzero(lower))
+            priced.append(Curve(curve.costs[lower], errors[lower]))
+        choice = allocate(priced, budget)
+        return None if choice is None else [int(own[k]) for own, k in zip(options, choice, strict=True)]
+
+    def fits(choice: Sequence[int]) -> bool:
+        return sum(int(own[k]) for own, k in zip(numbers, choice, strict=True)) <= most
+
+    choice = choose(0.0)
+    if choice is None or fits(choice):
+        return choice
+    high = math.fsum(float(curve.errors.max()) for curve in curves) or 1.0  # a number outweighs all errors
+    best, low = choose(high) or choice, high * 2.0**-80
+    if not fits(best):
+        return best
+    for _ in range(_N_BISECTIONS):
+        price = math.sqrt(low * high)
+        candidate = choose(price) or choice
+        low, high = (low, price) if fits(candidate) else (price, high)
+        best = candidate if fits(candidate) else best
+    return best
 
 
 def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:

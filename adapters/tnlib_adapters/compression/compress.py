@@ -61,7 +61,7 @@ def compress(
         Folder to create; it appears complete or not at all.
     keep
         Fraction in (0, 1] of the numbers in the attention's weights and biases that is stored, all factors counted.
-        The result is at most 0.01 below it.
+        The result is at most 0.01 below it. Beside `bits`, at most this fraction is stored, in at most so many bits.
     max_error
         Largest predicted error; the smallest size within it is chosen. Without a text, the error is the root mean
         square of the relative errors of the truncated operators and weights; with one, 1 - cosine of the embeddings or
@@ -69,7 +69,8 @@ def compress(
         for methods that predict their error: without a text all but "cp", with a text "calibrated" and "quantized".
     bits
         Average number of stored bits per number of the compressed part, scales and biases counted. Every weight is
-        rounded to integers of 2 to 8 bits, chosen by their effect on the output (method "quantized"); needs a text.
+        rounded to integers of 2 to 8 bits, whole or as factors, chosen by their effect on the output (method
+        "quantized"); needs a text.
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). With the
@@ -258,7 +259,8 @@ def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
     held = list(matrix.integers.values())
     rank = None if matrix.is_whole else matrix.arrays["left"].shape[1]
     n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
-    return RoundedReport(module, matrix.of, held[0].format.bits, rank, held[0].format.group, n_bits // 8)
+    form, is_corrected = held[0].format, matrix.kind == "corrected"
+    return RoundedReport(module, matrix.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
 
 
 def _read_calibration(request: Request) -> tuple[str | None, str]:

@@ -49,7 +49,7 @@ def make_plan(source: SourceModel, request: Request, text: str | None, progress:
 def _choose(factorisation: Factorisation, request: Request) -> list[int]:
     """Return the option of every block for the budget of a request."""
     if request.in_bits:
-        return factorisation.select_bits(request.bits, request.max_error)
+        return factorisation.select_bits(request.bits, request.max_error, request.keep)
     return factorisation.select(request.keep, request.max_error)
 
 
@@ -68,7 +68,7 @@ def _factorise(source: SourceModel, request: Request, text: str | None, progress
         return factorise(checkpoint, request.method, progress, what=request.what)
     method = TABLE[request.method]
     if method.unit == "model":
-        width = {"bits": request.width} if method.in_bits else {}
+        width = {"bits": request.width, "fewer_numbers": request.keep is not None} if method.in_bits else {}
         factorisation: Factorisation = resolve(method.factorise)(
             checkpoint,
             text,

@@ -65,7 +65,7 @@ class Request:
             object.__setattr__(self, "method", self._default_method())
         if self.unsized and self.store != "float" and not self.in_bits:
             object.__setattr__(self, "keep", 1.0)
-        elif self.unsized and self.in_bits and self.store == "float":
+        elif self.in_bits and self.store == "float" and self.bits is None and self.max_error is None:
             object.__setattr__(self, "bits", DEFAULT_BITS)
         elif self.unsized and not self.in_bits:
             raise ArgumentError(
@@ -185,15 +185,15 @@ class Request:
                 f"compress: bits are a budget of method {names}, got {self.method!r}; pass keep, or leave the method "
                 "out."
             )
-        if self.in_bits and self.keep is not None:
-            raise ArgumentError(
-                f"compress: keep must be left out with method {self.method!r}, which keeps all numbers in fewer bits, "
-                f"got {self.keep}; pass bits, for example bits=4."
-            )
         if self.in_bits and self.store != "float" and not self.unsized:
             raise ArgumentError(
-                f"compress: store={self.store!r} gives all weights the same number of bits, so that bits and max_error "
-                "must be left out; pass one of them."
+                f"compress: store={self.store!r} gives all weights the same number of bits, so that bits, keep and "
+                "max_error must be left out; pass one of them."
+            )
+        if self.in_bits and self.keep is not None and self.max_error is not None:
+            raise ArgumentError(
+                f"compress: keep must come with bits, not with max_error, for method {self.method!r}, got "
+                f"{self.keep} and {self.max_error}; pass bits, for example bits=3."
             )
 
     def _check_statistics(self) -> None:

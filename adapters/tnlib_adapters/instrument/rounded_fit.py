@@ -8,7 +8,7 @@ whose derivative with respect to W is taken as 1 where the code is not clipped, 
 fixed up to the clipped rounding error (Esser et al., Learned step size quantization, ICLR 2020). Gradient descent on
 the squared difference at the output of a block moves both, and the biases of the attention, first block to last; no
 gradient leaves the block. W starts between the rounded value and the nearest point of its cell to the original, so that
-codes near a boundary can change. Factors of a weight are rounded one by one. The weights of a block, as rounded or as
+codes near a boundary can change. Parts of a weight are rounded one by one. The weights of a block, as rounded or as
 fitted, are chosen on held-out batches by the output of the block, see `fit_layers`.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tnlib._typing import Array
+from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import NAMES, Projections
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
@@ -40,7 +40,8 @@ _BIAS_RATE = 0.003  # of biases, relative to their root mean square
 class RoundedBlock:
     """Rounded weights of one block, by projection or module name, and the biases of its attention.
 
-    A weight is one rounded matrix or a product of several. `originals` are the matrices before they were rounded.
+    A weight is one rounded matrix, a product of two, or the sum of both: see `weight_of_parts`. `originals` are the
+    matrices before they were rounded.
     """
 
     rounded: Mapping[str, tuple[Integers, ...]]
@@ -166,7 +167,7 @@ def _fitted(
 
     def parameters() -> dict[str, Tensor]:
         values = {
-            name: reduce(torch.matmul, [grid.values(own) for grid, own in zip(held, moves[name], strict=True)])
+            name: weight_of_parts([grid.values(own) for grid, own in zip(held, moves[name], strict=True)])
             for name, held in grids.items()
         }
         return _of_weights(block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()})
@@ -188,8 +189,7 @@ def _fitted(
 
 def _parameters(block: Block, own: RoundedBlock) -> dict[str, Tensor]:
     values = {
-        name: reduce(torch.matmul, [as_tensor(integers.values()) for integers in held])
-        for name, held in own.rounded.items()
+        name: weight_of_parts([as_tensor(integers.values()) for integers in held]) for name, held in own.rounded.items()
     }
     return _of_weights(block, values, {name: as_tensor(bias) for name, bias in own.biases.items()})
 

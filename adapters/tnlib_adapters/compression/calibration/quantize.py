@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,16 +43,19 @@ def factorise_quantized(
     folder: Path | None = None,
     source: SourceModel | None = None,
     bits: int | None = None,
+    fewer_numbers: bool = False,
 ) -> Factorisation:
     """Round `what` of every layer by the statistics of a text; costs are bits, and the chosen weights are fitted on it.
 
-    Parameters and errors are those of `factorise_calibrated`. `bits` are those of every weight, None for all options.
+    Parameters and errors are those of `factorise_calibrated`. `bits` are those of every weight, None for all options;
+    `fewer_numbers` adds options for a bound on the numbers.
     """
     model = (source or SourceModel(checkpoint)).original
     batches, spill = model.batches(text), Spill(folder)
     calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file, spill=spill)
-    layers = [_layer(checkpoint, calibration, k, bits) for k in range(len(calibration.layers))]
-    matrices = [_matrix(checkpoint, calibration, matrix.name, bits) for matrix in calibration.matrices]
+    forms = {"bits": bits, "fewer_numbers": fewer_numbers}
+    layers = [_layer(checkpoint, calibration, k, forms) for k in range(len(calibration.layers))]
+    matrices = [_matrix(checkpoint, calibration, matrix.name, forms) for matrix in calibration.matrices]
     parts: dict[str, Factorised] = dict(zip(checkpoint.wiring.attention_modules, layers, strict=False))
     parts |= {matrix.name: matrix for matrix in matrices}
     for done, part in enumerate(parts.values()):
@@ -136,7 +139,7 @@ def fit_rounded(
     return packed + [matrix.packed(final[matrix.name]) for matrix in matrices]
 
 
-def _layer(checkpoint: Checkpoint, calibration: Calibration, k: int, bits: int | None) -> QuantizedLayer:
+def _layer(checkpoint: Checkpoint, calibration: Calibration, k: int, forms: Mapping[str, Any]) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
     folded, moments = calibration.projections[k], calibration.statistics.of_layer(k)
     weights, means = {}, {}
@@ -151,11 +154,11 @@ def _layer(checkpoint: Checkpoint, calibration: Calibration, k: int, bits: int |
         components, gates = calibration.layers[k].components[name], calibration.gates[f"{k}.{name}"]
         biased = with_bias_row(folded, name)  # the components are those of this matrix
         scale = _loss_per_error(components, gates, biased, moments.reads(name, len(biased)), slopes)
-        weights[name] = QuantizedWeight(weight, reads, slopes, scale, bits=bits)
+        weights[name] = QuantizedWeight(weight, reads, slopes, scale, **forms)
     return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 
 
-def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, bits: int | None) -> QuantizedMatrix:
+def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
     """Return the options of a matrix outside the attention."""
     wiring, statistics = checkpoint.wiring, calibration.statistics
     weight, n_bias = read_weight(checkpoint, name)
@@ -170,7 +173,7 @@ def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, bits: i
         predicts = statistics.slopes[wiring.tied_key], statistics.reads[wiring.tied_key]
         metric = (None, nearest_kronecker_product([(looked_up, slopes), predicts])[1])
     scale = _loss_per_error(components, calibration.gates[name], weight, *metric)
-    quantized = QuantizedWeight(weight, *metric, scale, by_row=by_row, bits=bits)
+    quantized = QuantizedWeight(weight, *metric, scale, by_row=by_row, **forms)
     bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
     return QuantizedMatrix(name, quantized, n_bias, 0 if bias is None else 8 * (bias.end - bias.begin))
 

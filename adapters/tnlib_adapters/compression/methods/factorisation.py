@@ -12,7 +12,15 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.allocate import Curve, allocate, frontier, lost_by, smallest, spent_by
+from tnlib_adapters.compression.allocate import (
+    Curve,
+    allocate,
+    allocate_with_numbers,
+    frontier,
+    lost_by,
+    smallest,
+    spent_by,
+)
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
@@ -180,11 +188,11 @@ class Factorisation:
             )
         return choice
 
-    def select_bits(self, bits: float | None, max_error: float | None) -> list[int]:
+    def select_bits(self, bits: float | None, max_error: float | None, keep: float | None = None) -> list[int]:
         """Return an option for every block where costs are bits.
 
-        The best within an average of `bits` per number, or the fewest bits within `max_error` (and `bits`). With
-        neither, the best of all.
+        The best within an average of `bits` per number (and a fraction `keep` of the numbers), or the fewest bits
+        within `max_error` (and `bits`). With neither, the best of all.
 
         Raises
         ------
@@ -206,14 +214,32 @@ class Factorisation:
             return choice
         if bits is None:
             return [len(curve.costs) - 1 for curve in self._curves]
-        choice = allocate(self._curves, int(budget) - self._fixed)
+        choice = self._allocate_bits(int(budget), keep)
         if choice is None:
             fewest = self._spent([0] * len(self._curves)) / self.n_before
             raise ArgumentError(
                 f"compress: bits must be at least {math.ceil(fewest * 100) / 100:.2f} for method {self.method!r} on "
                 f"this model, got {bits:g}; scales and biases count too."
             )
+        stored = self._count(choice)
+        if keep is not None and stored > keep * self.n_before:
+            raise ArgumentError(
+                f"compress: keep must be at least {_rounded_up(stored / self.n_before)} for method {self.method!r} "
+                f"within {bits:g} bits on this model, got {keep:g}; keep more, or allow more bits."
+            )
         return choice
+
+    def _allocate_bits(self, budget: int, keep: float | None) -> list[int] | None:
+        """Return the best options within a budget of bits, and with the fewest numbers if `keep` cannot be met."""
+        if keep is None:
+            return allocate(self._curves, budget - self._fixed)
+        fixed = sum(part.fixed for part in self.parts.values())
+        return allocate_with_numbers(self._curves, budget - self._fixed, int(keep * self.n_before) - fixed)
+
+    def _count(self, choice: Sequence[int]) -> int:
+        """Return the numbers stored at these options, 0 for curves that do not state them."""
+        stated = [0 if c.numbers is None else int(c.numbers[k]) for c, k in zip(self._curves, choice, strict=True)]
+        return sum(part.fixed for part in self.parts.values()) + sum(stated)
 
     def select(self, keep: float | None, max_error: float | None) -> list[int]:
         """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).
@@ -285,7 +311,7 @@ class Factorisation:
     def _curves(self) -> list[Curve]:
         weights = (self.weights.get(name, 1) for name in self.parts)
         return [
-            curve if weight == 1 else Curve(curve.costs, weight * curve.errors)
+            curve if weight == 1 else replace(curve, errors=weight * curve.errors)
             for weight, part in zip(weights, self.parts.values(), strict=True)
             for curve in part.curves
         ]

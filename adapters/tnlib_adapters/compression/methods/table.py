@@ -119,7 +119,7 @@ for _row in (
         color="#d55e00",
         unit="model",
         factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
-        kinds=("dense",),
+        kinds=("dense", "low_rank", "corrected"),
         applies_to=EVERYWHERE,
         calibration="required",
         in_bits=True,

@@ -127,7 +127,7 @@ def _rounded(report: Report) -> list[str]:
         [
             f"{own.module}, {own.of}" if own.of else own.module,
             str(own.bits),
-            str(own.rank or ""),
+            f"{'+ ' if own.is_corrected else ''}{own.rank or ''}",
             str(own.group or ""),
             f"{own.n_bytes / 1e3:,.1f}",
         ]
@@ -135,9 +135,10 @@ def _rounded(report: Report) -> list[str]:
     ]
     return [
         "<h2>Bits of every weight</h2>",
-        "<p>Codes and scales, of a whole weight or, with a rank, of two factors. A group is the number of entries that "
-        "share a scale; without one, it is a column of the weight (in, out), a component of the factors, or a row of a "
-        f"table of embeddings.{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
+        "<p>Codes and scales, of a whole weight or, with a rank, of two factors; a rank after a plus sign is that of "
+        "factors added to a whole weight of these bits. A group is the number of entries that share a scale; without "
+        "one, it is a column of the weight (in, out), a component of the factors, or a row of a table of "
+        f"embeddings.{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
         table(["weight", "bits", "rank", "group", report.rounded_bytes_label], rows),
     ]
 
