@@ -93,6 +93,9 @@ def main() -> None:
 @click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
               help="With --calibrate: file of the calibration statistics, to resume after an interruption or compress "
               "to another size.")  # fmt: skip
+@click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="With --calibrate: folder for what is kept between the blocks of a model; an interrupted run "
+              "goes on from it, and it is removed in the end.")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
               help="factored: store the factors; transformers loads them after import "
               "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "

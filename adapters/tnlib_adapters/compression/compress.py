@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +10,11 @@ from typing import TYPE_CHECKING
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import check_statistics_file
+from tnlib_adapters.compression.calibration.statistics import (
+    check_spill_folder,
+    check_statistics_file,
+    remove_spill_folder,
+)
 from tnlib_adapters.compression.calibration.text import hold_out, read_text
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
@@ -48,6 +51,7 @@ def compress(
     calibrate: str | os.PathLike[str] | None = None,
     statistics: str | os.PathLike[str] | None = None,
     calibration_tokens: int = MAX_TOKENS,
+    spill: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -102,6 +106,10 @@ def compress(
         Tokens that are read of each line of the calibration text: longer lines are truncated. A language model reads
         windows of this many tokens instead, and no line is truncated. At most the context of the model. The report
         has the number of truncated lines.
+    spill
+        Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics. It
+        is removed in the end; after an interruption the same call goes on from it, at the block where it stopped.
+        None: beside the file of `statistics`, or a temporary folder, from which nothing is resumed.
     force
         Replace `out` if it is not empty.
     progress
@@ -139,10 +147,13 @@ def compress(
         calibrate=None if calibrate is None else as_path("compress", "calibrate", calibrate),
         statistics=None if statistics is None else as_path("compress", "statistics", statistics),
         calibration_tokens=calibration_tokens,
+        spill=None if spill is None else as_path("compress", "spill", spill),
     )
     target = as_path("compress", "out", out)
     if request.statistics is not None:
         check_statistics_file(request.statistics, target)
+    if request.spill_folder is not None:
+        check_spill_folder(request.spill_folder, target)
     calibration, held_out = _read_calibration(request)
     checkpoint = with_vectors_in_memory(open_checkpoint(source))
     check_target("compress", target, checkpoint.folder.path, force=force)
@@ -169,7 +180,7 @@ def compress(
         write_page(report, partial / PAGE)
         check_target("compress", target, checkpoint.folder.path, force=force)
     if request.spill_folder is not None:
-        shutil.rmtree(request.spill_folder, ignore_errors=True)
+        remove_spill_folder(request.spill_folder)
     return report
 
 

@@ -197,15 +197,16 @@ class Request:
             )
 
     def _check_statistics(self) -> None:
-        if self.statistics is None:
-            return
-        if self.calibrate is None:
-            raise ArgumentError("compress: statistics must come with the text of calibrate; pass that too.")
-        if not self.fits_model:
-            raise ArgumentError(
-                f"compress: statistics are those of methods 'calibrated' and 'quantized', got method "
-                f"{self.method!r}; leave statistics out."
-            )
+        for name in ("statistics", "spill"):
+            if getattr(self, name) is None:
+                continue
+            if self.calibrate is None:
+                raise ArgumentError(f"compress: {name} must come with the text of calibrate; pass that too.")
+            if not self.fits_model:
+                raise ArgumentError(
+                    f"compress: {name} must come with method 'calibrated' or 'quantized', got method {self.method!r}; "
+                    f"leave {name} out."
+                )
 
     def _check_tokens(self) -> None:
         if isinstance(self.calibration_tokens, bool) or not isinstance(self.calibration_tokens, int):

@@ -66,7 +66,8 @@ class Frame:
 
     def __init__(self, model: RunningModel) -> None:
         self.model = model
-        self._beside: tuple[Any, ...] | None = ()  # what the first block returns besides its output; None for nothing
+        self._beside: tuple[Any, ...] | None = None  # what the first block returns besides its output; None for nothing
+        self._has_run = False  # the first block
 
     def enter(self, batch: Batch) -> tuple[Tensor, list[Call]]:
         """Return the input of the first block, and the further arguments of every block.
@@ -84,7 +85,7 @@ class Frame:
                 block = self.model.layers[0].block
                 with torch.no_grad():
                     out = type(block).forward(block, *args, **kwargs)
-                self._beside = out[1:] if isinstance(out, tuple) else None
+                self._beside, self._has_run = out[1:] if isinstance(out, tuple) else None, True
             if k + 1 == len(self.model.layers):
                 raise _Entered
             return self._returned(x)
@@ -96,6 +97,9 @@ class Frame:
     def leave(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the output of the model for the output of the last block; gradients flow to x."""
         last = len(self.model.layers) - 1
+        if not self._has_run:
+            with torch.no_grad():
+                self.enter(batch)
 
         def forward(k: int, *args: Any, **kwargs: Any) -> Any:
             return self._returned(x if k == last else split_call(args, kwargs)[0])
@@ -106,7 +110,7 @@ class Frame:
     @property
     def _runs_first(self) -> bool:
         """True until it is known what blocks return, and of T5: its first block makes a bias for all others."""
-        return self._beside == () or self.model.wiring.layers[0].attention.relative_bias is not None
+        return not self._has_run or self.model.wiring.layers[0].attention.relative_bias is not None
 
     def _returned(self, x: Tensor) -> Any:
         return x if self._beside is None else (x, *self._beside)

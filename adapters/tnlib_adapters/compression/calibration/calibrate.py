@@ -119,8 +119,11 @@ def collect_calibration(
     if spill is None:
         statistics = collect(model, places, sample, progress, components=components)
     else:
-        files = StatisticsFiles(spill, origin_of(checkpoint, sample, places, model.longest), file)
-        if not files.is_complete():
+        origin = origin_of(checkpoint, sample, places, model.longest)
+        files = StatisticsFiles(spill, origin, file)
+        is_complete = files.is_complete()
+        spill.claim(origin)
+        if not is_complete:
             streams, save, done = streams_of_fit(model, batches, spill), files.save, files.done()
             collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
             files.join()

@@ -6,6 +6,7 @@ They are input moments, moments of output gradients, and gate derivatives of the
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.components import Components, Moments, second_moments
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.factors.projections import NAMES
+from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _SEED = 0
 _FORMAT, _VERSION = "tnlib statistics", "5"
 _PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
+_ORIGIN = "tnlib_calibration.json"  # file of a spill folder
 _BLOCK = 1 << 24  # bytes hashed at a time
 
 
@@ -345,8 +348,50 @@ class Spill:
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        folder.mkdir(exist_ok=True)
         self.folder = folder
+
+    def claim(self, origin: Mapping[str, str]) -> None:
+        """Make the folder, if it does not exist, for statistics of this origin.
+
+        Raises
+        ------
+        ArgumentError
+            If it holds other files, or results of another model, text or choice of weights.
+        """
+        check_spill_folder(self.folder)
+        self.folder.mkdir(exist_ok=True)
+        file = self.folder / _ORIGIN
+        if not file.exists():
+            hidden = file.with_name(f".{file.name}.partial")
+            hidden.write_text(json.dumps(dict(origin)), encoding="utf-8")
+            hidden.replace(file)
+        elif JsonFile("compress", file, "remove the folder to start anew").read() != dict(origin):
+            raise ArgumentError(
+                f"compress: the folder of an interrupted run must belong to this model, text and choice of weights, "
+                f"got that of others, {self.folder}; name another one, or remove it to start anew."
+            )
+
+
+def check_spill_folder(folder: Path, out: Path | None = None) -> None:
+    """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
+    if out is not None and folder.resolve().is_relative_to(out.resolve()):
+        raise ArgumentError(
+            f"compress: spill must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
+            "name another folder."
+        )
+    if not folder.absolute().parent.is_dir():
+        raise ArgumentError(f"compress: spill must lie in a folder that exists, got {folder}; name another.")
+    if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
+        raise ArgumentError(
+            f"compress: spill must be a new folder, an empty one or that of an interrupted run, got {folder}; "
+            "name another one."
+        )
+
+
+def remove_spill_folder(folder: Path) -> None:
+    """Remove the folder of a run that is done."""
+    if (folder / _ORIGIN).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class StatisticsFiles:
