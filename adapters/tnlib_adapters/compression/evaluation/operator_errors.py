@@ -125,7 +125,8 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[f
         if not any(is_rewritten(own) for own in described):
             squares += [0.0] * weight_of(before, module)
             continue
-        original, compressed = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (before, after))
+        # the compressed weight first: multiplied out in double precision, it takes the most memory
+        compressed, original = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (after, before))
         squares += [_of_weights(original, compressed, [module])] * weight_of(before, module)
     return squares
 
@@ -147,7 +148,8 @@ def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], names: Seque
     for name in names:
         wide = old[name].astype(np.float64)
         sizes.append(np.linalg.norm(wide))
-        wide -= new[name]  # in place: a table of embeddings is the largest array of a model
-        distances.append(np.linalg.norm(wide))
+        # in place for a table of embeddings, the largest array of a model; norms sum in the order of the memory
+        in_place = wide.flags.c_contiguous and new[name].flags.c_contiguous
+        distances.append(np.linalg.norm(np.subtract(wide, new[name], out=wide if in_place else None)))
     size, distance = np.linalg.norm(sizes), np.linalg.norm(distances)
     return float((distance / size) ** 2) if size > 0 else 0.0
