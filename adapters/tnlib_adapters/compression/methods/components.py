@@ -148,7 +148,7 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if root is not None:
         onto = multiply_rows(root, onto.T).T  # m n
     # the dtype of the weight: single precision takes half the time, and components below its rounding hardly matter
-    scaled = _divided(onto, np.linalg.norm(onto) or 1.0, dtype)
+    scaled = _divided(onto, float(np.linalg.norm(onto)) or 1.0, dtype)
     gram = scaled.T @ (scaled if reads is None else multiply_rows((reads / (reads.max() or 1.0)).astype(dtype), scaled))
     del scaled
     if root is None:
