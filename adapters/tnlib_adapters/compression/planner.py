@@ -50,6 +50,7 @@ def make_plan(
     """
     factorisation = _factorise(source, request, text, progress, workspace or Workspace())
     plan = factorisation.plan_of(_choose(factorisation, request), progress)
+    del factorisation  # and its files
     if request.width is None or request.in_bits:
         return plan
     return round_plan(plan, source.checkpoint.wiring, request.width)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from tnlib_adapters.compression.allocate import (
     smallest,
     spent_by,
 )
+from tnlib_adapters.compression.methods.out_of_core import Factorised as Factorised
 from tnlib_adapters.compression.methods.out_of_core import StoredMatrices, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
@@ -110,21 +110,6 @@ class Plan:
     def kept(self) -> float:
         """Fraction of the numbers that is stored."""
         return self.n_after / self.n_before
-
-
-class Factorised(Protocol):
-    """Factorised attention of a layer, or weight of another module."""
-
-    @property
-    def curves(self) -> Sequence[Curve]:
-        """Stored numbers and error of each block at each of its options."""
-
-    @property
-    def fixed(self) -> int:
-        """Numbers stored at every size: biases that are not among the factors."""
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors at one option per block."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -21,11 +21,8 @@ from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.methods.factorisation import Factorised
-
 CACHE_BYTES = 2**29
-_SMALL = 2**14  # bytes up to which an array of a part stays in memory
+_SMALL = 2**10  # bytes up to which an array of a part stays in memory
 _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
@@ -72,6 +69,21 @@ class Workspace:
         return read_header(file)[0]
 
 
+class Factorised(Protocol):
+    """Factorised attention of a layer, or weight of another module."""
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        """Stored numbers and error of each block at each of its options."""
+
+    @property
+    def fixed(self) -> int:
+        """Numbers stored at every size: biases that are not among the factors."""
+
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the factors at one option per block."""
+
+
 class LazyPart:
     """A factorised layer or weight whose factors are in memory, in a file, or made again, by its workspace.
 
@@ -94,7 +106,7 @@ class LazyPart:
             self._load = lambda: part
         elif stored := workspace.write(self, [_entry(a) for a in arrays.values() if _is_stored(a)]):
             emptied = _mapped(part, lambda a: _InFile(stored[str(id(a))], _by_columns(a)) if _is_stored(a) else a)
-            self._load = lambda: cast("Factorised", _mapped(emptied, lambda a: a))
+            self._load = lambda: cast(Factorised, _mapped(emptied, lambda a: a))
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors at one option per block."""
