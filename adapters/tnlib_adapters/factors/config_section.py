@@ -8,7 +8,7 @@ from typing import Any
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, FactoredMatrix, scale_name
+from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, int8_format
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
