@@ -308,7 +308,7 @@ def write_factored(folder: Path, layers: Pieces) -> None:
 
     change_tensors(folder, change)
     placed = [replace(one, module=LAYERS[layer]) for layer, pieces in enumerate(layers) for one in pieces]
-    change_config(folder, **{KEY: describe(placed, LAYERS, "test")})
+    change_config(folder, **{KEY: describe([piece.describe() for piece in placed], LAYERS, "test")})
 
 
 @pytest.fixture
