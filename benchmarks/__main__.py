@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import accuracy, growth, machine, memory, report, speed, startup
+from benchmarks import accuracy, growth, large_models, machine, memory, report, speed, startup
 from benchmarks.cases import SCALES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +25,7 @@ PARTS = {
     "memory": memory.measure,
     "growth": growth.measure,
     "accuracy": accuracy.measure,
+    "large": large_models.measure,
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import large_models
 from benchmarks.cases import cases
 from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
@@ -55,6 +56,8 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from _growth(results, shown.get("growth", ""))
     if results.data.get("memory"):
         yield from _memory(results)
+    if results.data.get("large"):
+        yield from large_models.section(results.data["large"])
     if results.data.get("startup"):
         yield from _startup(results)
     if results.data.get("accuracy"):
@@ -86,7 +89,8 @@ of its chain, a train over its sites, and four groups of sites for Tucker and CP
 the first heads of its layers, without biases."""
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
     yield f"| {' | '.join(header)} |"
     yield "|" + "---|" * len(header)
     for row in rows:
@@ -116,7 +120,7 @@ def _summary(results: Results) -> Iterator[str]:
     yield from ("## Summary", "")
     if results.data["scale"] != "full":
         yield from ("At this scale the numbers only show that everything runs.", "")
-    yield from _table(("what", "is", "measured"), (_compared(results, one) for one in COMPARISONS))
+    yield from table(("what", "is", "measured"), (_compared(results, one) for one in COMPARISONS))
 
 
 def _compared(results: Results, comparison: Comparison) -> tuple[str, ...]:
@@ -133,7 +137,7 @@ def _case(results: Results, name: str) -> Iterator[str]:
     how = {entry.name: entry.how for entry in REGISTRY[name]}
     entries = sorted(results.timed[name].items(), key=lambda item: results.seconds(name, item[0]) or 0.0)
     yield from (f"### {name}", "", f"{case.about}.", "")
-    yield from _table(
+    yield from table(
         CASE_COLUMNS,
         (
             (
@@ -172,7 +176,7 @@ def _bounds(results: Results) -> Iterator[str]:
         least = results.bound(case)
         times = (least.reading, least.arithmetic, least.seconds, results.seconds(case))
         rows.append((case, *map(_seconds, times), _ratio(results.over_bound(case))))
-    yield from _table(("case", "reading (s)", "arithmetic (s)", "bound (s)", "tnlib (s)", "tnlib to bound"), rows)
+    yield from table(("case", "reading (s)", "arithmetic (s)", "bound (s)", "tnlib (s)", "tnlib to bound"), rows)
 
 
 def _growth(results: Results, picture: str) -> Iterator[str]:
@@ -182,7 +186,7 @@ def _growth(results: Results, picture: str) -> Iterator[str]:
     for function, one in results.data["growth"].items():
         yield from (f"{ABOUT[function]}; slope {results.slope(function):.3f}:", "")
         sizes = [f"2^{n.bit_length() - 1}" if function == "tt_svd" else str(n) for n in one["sizes"]]
-        yield from _table(("size", *sizes), [("seconds", *map(_seconds, one["seconds"]))])
+        yield from table(("size", *sizes), [("seconds", *map(_seconds, one["seconds"]))])
 
 
 def _memory(results: Results) -> Iterator[str]:
@@ -192,13 +196,13 @@ def _memory(results: Results) -> Iterator[str]:
          f"{one['extra'] / one['input']:.2f}")
         for one in results.data["memory"]
     )  # fmt: skip
-    yield from _table(("function", "case", "dtype", "input", "on top", "fraction"), rows)
+    yield from table(("function", "case", "dtype", "input", "on top", "fraction"), rows)
 
 
 def _startup(results: Results) -> Iterator[str]:
     yield from ("## Start-up", "", "Whole processes from start to end, what is compiled already in the cache:", "")
     rows = [(name, _seconds(value)) for name, value in results.data["startup"].items()]
-    yield from _table(("process", "seconds"), rows)
+    yield from table(("process", "seconds"), rows)
 
 
 def _skipped(results: Results) -> Iterator[str]:

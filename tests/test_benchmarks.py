@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
+import tnlib_adapters
 
 import tnlib
-from benchmarks import report, truth
+from benchmarks import large_models, report, truth
 from benchmarks.cases import Case, cases, padded_train
 from benchmarks.entry import Entry
 from benchmarks.operators import Subject
@@ -111,6 +112,22 @@ def measured() -> dict[str, Any]:
         "speed": condense(rounds),
         "memory": [{"case": "tt24", "function": "tt_svd", "dtype": "float64", "input": 1000, "extra": 500}],
         "growth": {"tt_svd": {"sizes": [1024, 2048, 4096], "seconds": [1.0, 2.0, 4.0]}},
+        "large": [
+            {
+                "case": f"{n} layers",
+                "layers": n,
+                "growth": True,
+                "arguments": {},
+                "bytes": n * 10**6,
+                "copying": 1.0,
+                "svd": n - 1.0,
+                "seconds": 2.0 * n,
+                "peak": 3 * 10**8,
+                "kept": 0.5,
+                "error": 0.25,
+            }
+            for n in (4, 8)
+        ],
         "startup": {"import numpy": 0.1, "import numpy, tnlib": 0.15, "first small tt_svd (20^4)": 0.5},
         "accuracy": {
             "subjects": [
@@ -142,10 +159,27 @@ def test_the_page_is_written_from_what_was_measured(tmp_path: Path) -> None:
     assert "| **tnlib** | 0.15 | 0.1 |  | 0.0002 | 1 2 1 | 1,234 |" in text
     assert "0.008, *misses*" in text
     assert "- MiniLM's operators: it is not installed" in text
+    assert "| 8 layers | 8 MB | 300 MB | 16 | 1 | 7 | 2.00x | 0.2500 |" in text
+    assert "1.00 for the seconds, 0.00 for the peak memory" in text
     assert "None" not in text
     pictures = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert pictures == {"bench-speed.png", "bench-growth.png", "bench-states.png"}
     assert all(f"(pictures/{name})" in text for name in pictures)
+
+
+def test_a_made_up_model_is_compressed(tmp_path: Path) -> None:
+    model = large_models.Llama(n_layers=5, d_model=16, n_heads=4, kv_heads=2, d_ff=24, vocab=32)
+    large_models.make(model, tmp_path / "model")
+    large_models.make(model, tmp_path / "again")
+    checkpoint = tnlib_adapters.open_checkpoint(tmp_path / "model")
+    assert (checkpoint.n_layers, len(checkpoint.folder.files)) == (5, 3)
+    assert {info.dtype for info in checkpoint.folder.tensors.values()} == {"BF16"}
+    for file in checkpoint.folder.files:
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+    report = tnlib_adapters.compress(tmp_path / "model", tmp_path / "out", **large_models.PLAIN)
+    assert report.n_before == 2 * 32 * 16 + 5 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24)
+    assert large_models.seconds_of_copying(tmp_path / "model", tmp_path / "out") > 0
+    assert large_models.seconds_of_svd(model) > 0
 
 
 def test_an_accuracy_curve_counts_true_errors() -> None:

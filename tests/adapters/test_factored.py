@@ -161,7 +161,7 @@ def test_a_piece_describes_itself_and_is_found_again_after_json() -> None:
     parts = {"left": draw(D + 1, 3), "right": draw(3, D + 1)}
     piece = FactoredMatrix("heads", "qk", parts, (1, 2, 0), module=LAYERS[0])
     assert piece.n_parameters == 2 * 3 * (D + 1)
-    config = json.loads(json.dumps({KEY: describe([piece], LAYERS, "heads")}))
+    config = json.loads(json.dumps({KEY: describe([piece.describe()], LAYERS, "heads")}))
     assert config[KEY]["layers"] == [
         [{"kind": "heads", "of": "qk", "shapes": {"left": [13, 3], "right": [3, 13]}, "ranks": [1, 2, 0]}],
         [],
@@ -308,7 +308,7 @@ def write_factored(folder: Path, layers: Pieces) -> None:
 
     change_tensors(folder, change)
     placed = [replace(one, module=LAYERS[layer]) for layer, pieces in enumerate(layers) for one in pieces]
-    change_config(folder, **{KEY: describe(placed, LAYERS, "test")})
+    change_config(folder, **{KEY: describe([piece.describe() for piece in placed], LAYERS, "test")})
 
 
 @pytest.fixture

@@ -162,7 +162,14 @@ def test_a_checkpoint_of_factors_computes_the_same(weights: Weights, tmp_path: P
                     tensors[f"layers.{layer}.attention.tnlib.{short}_{part}"] = a
 
     change_tensors(folder, factor)
-    change_config(folder, **{KEY: describe(pieces, ["layers.0.attention", "layers.1.attention"], "matrix")})
+    change_config(
+        folder,
+        **{
+            KEY: describe(
+                [piece.describe() for piece in pieces], ["layers.0.attention", "layers.1.attention"], "matrix"
+            )
+        },
+    )
     tokens = np.random.default_rng(0).integers(0, 128, size=(2, 96))
     got, want = run(open_checkpoint(folder), tokens).hidden, run(weights, tokens).hidden
     for ours, theirs in zip(got, want, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tnlib._validate import as_path
+from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import (
     check_spill_folder,
@@ -21,15 +21,16 @@ from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_te
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
-from tnlib_adapters.compression.planner import make_plan, round_plan
+from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES, Workspace
+from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
+from tnlib_adapters.factors.factored_matrix import Description
+from tnlib_adapters.files.atomic_folder import check_target, check_text_path, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -52,6 +53,7 @@ def compress(
     statistics: str | os.PathLike[str] | None = None,
     calibration_tokens: int = MAX_TOKENS,
     spill: str | os.PathLike[str] | None = None,
+    cache_bytes: int = CACHE_BYTES,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -110,6 +112,9 @@ def compress(
         Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics. It
         is removed in the end; after an interruption the same call goes on from it, at the block where it stopped.
         None: beside the file of `statistics`, or a temporary folder, from which nothing is resumed.
+    cache_bytes
+        Memory for factors that are not in use. Those beyond it are written into a hidden folder beside `out`, which is
+        removed at the end.
     force
         Replace `out` if it is not empty.
     progress
@@ -149,7 +154,7 @@ def compress(
         calibration_tokens=calibration_tokens,
         spill=None if spill is None else as_path("compress", "spill", spill),
     )
-    target = as_path("compress", "out", out)
+    target, n_cached = as_path("compress", "out", out), as_count("compress", "cache_bytes", cache_bytes, least=0)
     if request.statistics is not None:
         check_statistics_file(request.statistics, target)
     if request.spill_folder is not None:
@@ -162,23 +167,21 @@ def compress(
     request.check(checkpoint)
     _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens)
-    plan = make_plan(original, request, calibration, progress)
-    if request.width is not None and not request.in_bits:
-        plan = round_plan(plan, checkpoint.wiring, request.width)
-
-    with whole_folder(target) as partial:
-        for step in write_checkpoint(checkpoint, plan, layout, partial):
-            progress(*step)
-        written = open_checkpoint(partial)
-        quality = measure_quality(checkpoint, written)
-        on_text = measure_on_text(original, written, plan, what, held_out, progress) if held_out else None
-        report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
-        if calibration is not None:
-            report = replace(report, calibration=calibration_summary(original.original, calibration, held_out))
-        write_note(partial, report)
-        report.write(partial / REPORT)
-        write_page(report, partial / PAGE)
-        check_target("compress", target, checkpoint.folder.path, force=force)
+    with scratch_folder(target) as scratch:
+        plan = make_plan(original, request, calibration, progress, Workspace(n_cached, scratch))
+        with whole_folder(target) as partial:
+            for step in write_checkpoint(checkpoint, plan, layout, partial):
+                progress(*step)
+            written = open_checkpoint(partial)
+            quality = measure_quality(checkpoint, written)
+            on_text = measure_on_text(original, written, plan, what, held_out, progress) if held_out else None
+            report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
+            if calibration is not None:
+                report = replace(report, calibration=calibration_summary(original.original, calibration, held_out))
+            write_note(partial, report)
+            report.write(partial / REPORT)
+            write_page(report, partial / PAGE)
+            check_target("compress", target, checkpoint.folder.path, force=force)
     if request.spill_folder is not None:
         remove_spill_folder(request.spill_folder)
     return report
@@ -254,24 +257,24 @@ def calibration_summary(model: RunningModel, text: str, held_out: str) -> dict[s
 def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
     tied = before.wiring.is_tied(name)
     role = "embedding and unembedding" if tied else role_of(before.wiring, name).replace("_", "-")
-    (matrix,) = plan.matrices[name]
-    return MatrixReport(name, role, matrix.kind, count_matrix(before, name), plan.numbers[name])
+    (description,) = plan.descriptions[name]
+    return MatrixReport(name, role, description.kind, count_matrix(before, name), plan.numbers[name])
 
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:
     """Return one report for every weight in integers, if the method spends bits or all weights stay whole."""
-    matrices = [(module, matrix) for module, own in plan.matrices.items() for matrix in own]
-    if not plan.forecast.in_bits and not all(matrix.is_whole for _, matrix in matrices):
+    described = [description for own in plan.descriptions.values() for description in own]
+    if not plan.forecast.in_bits and not all(description.is_whole for description in described):
         return []
-    return [_rounded_report(module, matrix) for module, matrix in matrices if matrix.integers]
+    return [_rounded_report(description) for description in described if description.formats]
 
 
-def _rounded_report(module: str, matrix: FactoredMatrix) -> RoundedReport:
-    held = list(matrix.integers.values())
-    rank = None if matrix.is_whole else matrix.arrays["left"].shape[1]
-    n_bits = sum(integers.format.n_bits(integers.codes.shape) for integers in held)
-    form, is_corrected = held[0].format, matrix.kind == "corrected"
-    return RoundedReport(module, matrix.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
+def _rounded_report(description: Description) -> RoundedReport:
+    formats, shapes = description.formats, description.shapes
+    rank = None if description.is_whole else shapes["left"][1]
+    n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
+    form, is_corrected = next(iter(formats.values())), description.kind == "corrected"
+    return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
 
 
 def _read_calibration(request: Request) -> tuple[str | None, str]:

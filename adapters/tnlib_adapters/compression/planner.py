@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
@@ -19,7 +20,8 @@ from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisa
 from tnlib_adapters.compression.methods.factorise import ModuleWeight, factorise_layer, factorise_weight
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of, weight_of
-from tnlib_adapters.compression.methods.table import TABLE, resolve
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
+from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
 from tnlib_adapters.compression.request import (
     Progress,
     Request,
@@ -29,21 +31,29 @@ from tnlib_adapters.compression.request import (
     check_uncompressed,
     quiet,
 )
-from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.sizes import count_attention, count_matrix
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
 
 
-def make_plan(source: SourceModel, request: Request, text: str | None, progress: Progress) -> Plan:
-    """Return the factors for a request, chosen by the calibration text if there is one.
+def make_plan(
+    source: SourceModel, request: Request, text: str | None, progress: Progress, workspace: Workspace | None = None
+) -> Plan:
+    """Return the factors for a request, chosen by the calibration text if there is one, and rounded if requested.
+
+    `workspace` has the memory and the temporary files of the factors; None for the default memory, without files.
 
     Raises
     ------
     ArgumentError
         If no allocation meets the request, the text is too short, or the statistics file is of another model or text.
     """
-    factorisation = _factorise(source, request, text, progress)
-    return factorisation.plan_of(_choose(factorisation, request), progress)
+    factorisation = _factorise(source, request, text, progress, workspace or Workspace())
+    plan = factorisation.plan_of(_choose(factorisation, request), progress)
+    del factorisation  # and its files
+    if request.width is None or request.in_bits:
+        return plan
+    return round_plan(plan, source.checkpoint.wiring, request.width)
 
 
 def _choose(factorisation: Factorisation, request: Request) -> list[int]:
@@ -55,17 +65,18 @@ def _choose(factorisation: Factorisation, request: Request) -> list[int]:
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
     """Return a plan with all factors rounded to the nearest integers of `bits` bits."""
-    matrices = {
-        module: [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in own]
-        for module, own in plan.matrices.items()
-    }
+    matrices = StoredMatrices(StoredMatrices.of(plan.matrices).workspace)
+    for module, own in plan.matrices.items():
+        matrices.add(module, [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in own])
     return replace(plan, matrices=matrices)
 
 
-def _factorise(source: SourceModel, request: Request, text: str | None, progress: Progress) -> Factorisation:
+def _factorise(
+    source: SourceModel, request: Request, text: str | None, progress: Progress, workspace: Workspace
+) -> Factorisation:
     checkpoint = source.checkpoint
     if text is None:
-        return factorise(checkpoint, request.method, progress, what=request.what)
+        return factorise(checkpoint, request.method, progress, what=request.what, workspace=workspace)
     method = TABLE[request.method]
     if method.unit == "model":
         width = {"bits": request.width, "fewer_numbers": request.keep is not None} if method.in_bits else {}
@@ -79,9 +90,9 @@ def _factorise(source: SourceModel, request: Request, text: str | None, progress
             source=source,
             **width,
         )
-        return factorisation
+        return replace(factorisation, workspace=workspace)
     inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source)
-    return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs)
+    return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs, workspace=workspace)
 
 
 def factorise(
@@ -91,6 +102,7 @@ def factorise(
     *,
     what: str = "attention",
     inputs: Mapping[str, Array] | None = None,
+    workspace: Workspace | None = None,
 ) -> Factorisation:
     """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
 
@@ -106,6 +118,8 @@ def factorise(
         "attention", "mlp" or "all".
     inputs
         Second moments of inputs from `inputs_of_text`, to measure errors on these inputs.
+    workspace
+        Memory and temporary files of the factors; None for the default memory, beyond which they are made again.
 
     Raises
     ------
@@ -117,36 +131,53 @@ def factorise(
     if what != "mlp":
         check_attention("compress", checkpoint, method)
     check_runs("compress", checkpoint, method)
-    row, parts = TABLE[method], dict[str, Factorised]()
+    row, parts, workspace = TABLE[method], dict[str, Factorised](), workspace or Workspace()
     layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
     names = names_of(checkpoint, what, with_text=inputs is not None)
     n_before = sum(count_attention(checkpoint)) if layers else 0
+    n_before += sum(count_matrix(checkpoint, name) for name in names)
     rotary, total = has_rotary_or_norms(checkpoint), len(layers) + len(names)
     for k, module in enumerate(layers):
         progress("factorising", k, total)
-        projections = checkpoint.projections(k)
-        if inputs is None:
-            parts[module] = factorise_layer(row, projections, checkpoint.sizes, rotary=rotary)
-        else:
-            moments = Inputs(inputs[f"{k}.x"], inputs[f"{k}.y"])
-            parts[module] = factorise_layer_on(row, projections, checkpoint.sizes, moments, rotary=rotary)
+        parts[module] = LazyPart(partial(_layer, row, checkpoint, k, inputs, rotary=rotary), workspace)
     for done, name in enumerate(names):
         progress("factorising", len(layers) + done, total)
         own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
-        weight, n_bias = read_weight(checkpoint, name)
-        tied_key = checkpoint.wiring.tied_key if checkpoint.wiring.is_tied(name) else None
-        if inputs is None:
-            factorised = factorise_weight(own, weight)
-        elif tied_key is None:
-            factorised = factorise_weight_on(own, weight, inputs[name])
-        else:
-            factorised = factorise_tied_on(own, weight, inputs[name], inputs[tied_key])
-        parts[name] = ModuleWeight(weight, factorised, n_bias)
-        n_before += weight.size + n_bias
+        parts[name] = LazyPart(partial(_weight, own, checkpoint, name, inputs), workspace)
     progress("factorising", total, total)
     predicts = row.predicts_error and inputs is None
     measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
     weights = {name: weight_of(checkpoint, name) for name in names}
     return Factorisation(
-        method, parts, n_before, measure, predicts_error=predicts, weights=weights, moments=inputs or {}
+        method,
+        parts,
+        n_before,
+        measure,
+        predicts_error=predicts,
+        weights=weights,
+        moments=inputs or {},
+        workspace=workspace,
     )
+
+
+def _layer(
+    method: Method, checkpoint: Checkpoint, k: int, inputs: Mapping[str, Array] | None, *, rotary: bool
+) -> Factorised:
+    projections = checkpoint.projections(k)
+    if inputs is None:
+        return factorise_layer(method, projections, checkpoint.sizes, rotary=rotary)
+    moments = Inputs(inputs[f"{k}.x"], inputs[f"{k}.y"])
+    return factorise_layer_on(method, projections, checkpoint.sizes, moments, rotary=rotary)
+
+
+def _weight(method: Method, checkpoint: Checkpoint, name: str, inputs: Mapping[str, Array] | None) -> Factorised:
+    """Factorise the weight of a module outside the attention."""
+    weight, n_bias = read_weight(checkpoint, name)
+    tied_key = checkpoint.wiring.tied_key if checkpoint.wiring.is_tied(name) else None
+    if inputs is None:
+        factorised = factorise_weight(method, weight)
+    elif tied_key is None:
+        factorised = factorise_weight_on(method, weight, inputs[name])
+    else:
+        factorised = factorise_tied_on(method, weight, inputs[name], inputs[tied_key])
+    return ModuleWeight(weight, factorised, n_bias)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +19,10 @@ from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.config_section import KEY, describe
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, StoredPart
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, decode, encode, widest_float
+from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.report.report import Report
@@ -36,12 +38,12 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     tensors = {file.name: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     config = dict(checkpoint.config)
     if layout == "factored":
-        matrices = [matrix for own in plan.matrices.values() for matrix in own if is_rewritten(matrix)]
+        described = [own for of_module in plan.descriptions.values() for own in of_module if is_rewritten(own)]
         names_dtype = "dtype" in config or "torch_dtype" in config
-        if not names_dtype and any(matrix.integers for matrix in matrices):
+        if not names_dtype and any(own.formats for own in described):
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
-        config[KEY] = describe(matrices, checkpoint.wiring.attention_modules, plan.method)
+        config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
     for done, total in write_folder(checkpoint.folder, tensors, config, out, skip=(REPORT, PAGE)):
         yield "writing tensors", done, total
 
@@ -86,44 +88,99 @@ def write_note(out: Path, report: Report) -> None:
     file.write_bytes(head + note.encode() + (b"\n" + body.lstrip(b"\r\n") if body.strip() else b""))
 
 
+@dataclass(frozen=True)
+class _NewTensor(TensorInfo):
+    """A tensor of a module, encoded when its turn comes to be written."""
+
+    make: Callable[[], Array] = field(kw_only=True)
+
+    def read_stored(self) -> Array:
+        """Return the tensor as stored."""
+        return self.make()
+
+
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list[Entry]]:
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
     new: dict[str, list[Entry]] = {}
-    for module, own in plan.matrices.items():
-        matrices = [matrix for matrix in own if is_rewritten(matrix)]
-        if not matrices:
+    for module, own in plan.descriptions.items():
+        described = [description for description in own if is_rewritten(description)]
+        if not described:
             continue
-        names = replaced_names(checkpoint, module, matrices)
+        names = replaced_names(checkpoint, module, described)
         dtype = widest_float(checkpoint.folder.tensors[name] for name in names)
-        if layout == "dense":
-            dense = _multiplied_out(checkpoint, module, matrices)
-            entries = [Entry(name, dtype, _encoded(name, values, dtype)) for name, values in dense.items()]
-        else:
-            entries = [
-                _entry(matrix.describe().stored_name(part, checkpoint.wiring), stored, dtype)
-                for matrix in matrices
-                for part, stored in matrix.parts().items()
-            ]
-            # Empty tensors under the names of the weights: software that does not know factors refuses the folder
-            # instead of initialising the weights at random.
-            empty = np.empty(0, STORED_AS[dtype])
-            entries += [Entry(name, dtype, empty) for name in names if name.endswith(".weight")]
-        new |= {names[0]: entries, **{name: [] for name in names[1:]}}
+        make = _new_dense if layout == "dense" else _new_factors
+        new |= {names[0]: make(checkpoint, plan, module, names, dtype), **{name: [] for name in names[1:]}}
     return new
 
 
-def is_rewritten(matrix: FactoredMatrix) -> bool:
+def _new_factors(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str) -> list[Entry]:
+    """Return the tensors of the factors of a module, and the empty ones in place of its weights."""
+
+    @functools.cache
+    def parts() -> dict[str, StoredPart]:
+        return {
+            matrix.describe().stored_name(part, checkpoint.wiring): stored
+            for matrix in plan.matrices[module]
+            if is_rewritten(matrix.describe())
+            for part, stored in matrix.parts().items()
+        }
+
+    def make(name: str) -> Array:
+        stored = parts().pop(name)
+        if not parts():
+            parts.cache_clear()
+        if stored.dtype is None:
+            return _encoded(name, stored.values, dtype)
+        _check_range(name, decode(stored.values, stored.dtype), stored.values, stored.dtype)
+        return stored.values
+
+    entries = [
+        _entry(name, own_dtype or dtype, shape, make)
+        for description in plan.descriptions[module]
+        if is_rewritten(description)
+        for part, (own_dtype, shape) in description.tensors.items()
+        for name in (description.stored_name(part, checkpoint.wiring),)
+    ]
+    # Empty tensors under the names of the weights: software that does not know factors refuses the folder instead of
+    # initialising the weights at random.
+    empty = np.empty(0, STORED_AS[dtype])
+    return entries + [Entry(name, dtype, empty) for name in names if name.endswith(".weight")]
+
+
+def _new_dense(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str) -> list[Entry]:
+    """Return the tensors of a module of the products of its factors, under their original names."""
+
+    @functools.cache
+    def dense() -> dict[str, Array]:
+        matrices = [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
+        return _multiplied_out(checkpoint, module, matrices)
+
+    def make(name: str) -> Array:
+        values = dense().pop(name)
+        if not dense():
+            dense.cache_clear()
+        return _encoded(name, values, dtype)
+
+    tensors = checkpoint.folder.tensors
+    return [_entry(name, dtype, tensors[name].shape, make) for name in names]
+
+
+def _entry(name: str, dtype: str, shape: tuple[int, ...], make: Callable[[str], Array]) -> Entry:
+    return Entry(name, dtype, _NewTensor(Path(), name, dtype, shape, 0, 0, make=functools.partial(make, name)))
+
+
+def is_rewritten(description: Description) -> bool:
     """Return False for a dense weight outside the attention that is not rounded, whose tensor is copied."""
-    return bool(matrix.of or matrix.integers) or matrix.kind != "dense"
+    return bool(description.of or description.formats) or description.kind != "dense"
 
 
-def replaced_names(checkpoint: Checkpoint, module: str, matrices: Sequence[FactoredMatrix]) -> list[str]:
+def replaced_names(checkpoint: Checkpoint, module: str, described: Sequence[Description]) -> list[str]:
     """Return the names of the tensors that the matrices of a module replace."""
     attention = _attention(checkpoint, module)
     if attention is None:
         return [checkpoint.wiring.matrices[module].weight]
-    weights = {name for matrix in matrices for name in matrix.of}
-    biases = {name for matrix in matrices for name in matrix.describe().held_biases(checkpoint.sizes.d_model)}
+    weights = {name for own in described for name in own.of}
+    biases = {name for own in described for name in own.held_biases(checkpoint.sizes.d_model)}
     names = []
     for held, linear in attention.projections.items():
         names += [linear.weight] if set(held) <= weights else []
@@ -144,14 +201,6 @@ def _attention(checkpoint: Checkpoint, module: str) -> AttentionWiring | None:
     """Return the attention at this module path, or None for another module."""
     layers = dict(zip(checkpoint.wiring.attention_modules, checkpoint.wiring.layers, strict=True))
     return layers[module].attention if module in layers else None
-
-
-def _entry(name: str, stored: StoredPart, dtype: str) -> Entry:
-    """Return a tensor, in this dtype unless it is of integers or their scales."""
-    if stored.dtype is None:
-        return Entry(name, dtype, _encoded(name, stored.values, dtype))
-    _check_range(name, decode(stored.values, stored.dtype), stored.values, stored.dtype)
-    return Entry(name, stored.dtype, stored.values)
 
 
 def _encoded(name: str, values: Array, dtype: str) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, FactoredMatrix, scale_name
+from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, int8_format
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
@@ -19,9 +19,8 @@ MODULES = "modules"  # of this section: factored matrices outside the attention
 VERSION = 1
 
 
-def describe(matrices: Sequence[FactoredMatrix], layers: Sequence[str], method: str) -> dict[str, Any]:
+def describe(stored: Sequence[Description], layers: Sequence[str], method: str) -> dict[str, Any]:
     """Return the section of config.json for these matrices; `layers` are the attention modules, first to last."""
-    stored = [matrix.describe() for matrix in matrices]
     section = {"quant_method": METHOD, "version": VERSION, "method": method}
     section["layers"] = [
         [description.to_json() for description in stored if description.of and description.module == layer]

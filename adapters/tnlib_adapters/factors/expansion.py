@@ -185,8 +185,9 @@ class ExpandedTensor(TensorInfo):
 
     def read_stored(self) -> Array:
         """Multiply out, in double precision."""
-        matrix = self.description.read(lambda part: self.parts[part].read_finite())
-        weight = expand([matrix], self.sizes).weights[self.description.module]
+        matrices = [self.description.read(lambda part: self.parts[part].read_finite())]
+        weight = expand(matrices, self.sizes).weights[self.description.module]
+        del matrices  # before the product is copied in single precision
         return (weight.T if self.transposed else weight).astype(np.float32)
 
     def read_part(self, index: tuple[slice, ...]) -> Array:

@@ -79,6 +79,28 @@ class Description:
         formats = self.formats
         return {part: formats[part].stored_shape(s) if part in formats else s for part, s in self.shapes.items()}
 
+    @property
+    def tensors(self) -> dict[str, tuple[str | None, Shape]]:
+        """Stored tensors of `FactoredMatrix.parts` by name: dtype, None for floats of the checkpoint's, and shape."""
+        packed = {part: form.is_packed for part, form in self.formats.items()}
+        tensors: dict[str, tuple[str | None, Shape]] = {
+            part: (("U8" if packed[part] else "I8") if part in packed else None, shape)
+            for part, shape in self.stored_shapes.items()
+        }
+        return tensors | {
+            scale_name(part): ("BF16" if packed[part] else "F32", shape) for part, shape in self.scales.items()
+        }
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the weights are stored as they are, rounded or not, instead of as factors."""
+        return self.kind in ("dense", "stack")
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of stored numbers; scales are not counted."""
+        return sum(map(math.prod, self.shapes.values())) + len(self.rows)
+
     def n_bits(self, float_bits: int) -> int:
         """Return the bits of all parts, scales and row indices, with `float_bits` bits for a number without format."""
         formats = self.formats
@@ -191,11 +213,6 @@ class FactoredMatrix:
         """Return the matrix with these parts rounded, `arrays` included."""
         values = {part: rounded.values() for part, rounded in integers.items()}
         return replace(self, arrays={**self.arrays, **values}, integers={**self.integers, **integers})
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the weights are stored as they are, rounded or not, instead of as factors."""
-        return self.kind in ("dense", "stack")
 
     @property
     def n_parameters(self) -> int:

@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tnlib import ArgumentError
@@ -64,6 +64,25 @@ def check_text_path(function: str, parameter: str, path: Path) -> None:
 
 
 @contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Callable[[], Path]]:
+    """Yield a function that returns a hidden folder beside `target`, made at its first call and removed at the end.
+
+    On the disk of `target`, because folders for temporary files are often in memory. A process that is killed leaves
+    the folder `.<name>.<random>.scratch`.
+    """
+    scratch = _hidden(target.absolute(), "scratch")
+
+    def folder() -> Path:
+        scratch.mkdir(exist_ok=True)
+        return scratch
+
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a hidden folder beside `target` that takes its place at the end, or vanishes on any failure.
 
@@ -73,9 +92,8 @@ def whole_folder(target: Path) -> Iterator[Path]:
     removed last: a process killed between the two leaves it under that name.
     """
     target = target.absolute()
-    name = os.fsdecode(os.fsencode(target.name)[:200])  # the hidden names must not be too long for the system
-    hidden = f".{name}.{secrets.token_hex(8)}"
-    partial, aside = target.with_name(f"{hidden}.partial"), target.with_name(f"{hidden}.old")
+    partial = _hidden(target, "partial")
+    aside = partial.with_suffix(".old")
     try:
         partial.mkdir()
         yield partial
@@ -83,6 +101,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
         _replace(target, partial, aside)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # gone already where all went well
+
+
+def _hidden(target: Path, kind: str) -> Path:
+    """Return the path `.<name>.<random>.<kind>` beside a folder."""
+    name = os.fsdecode(os.fsencode(target.name)[:200])  # not too long for the system
+    return target.with_name(f".{name}.{secrets.token_hex(8)}.{kind}")
 
 
 def _replace(target: Path, partial: Path, aside: Path) -> None:

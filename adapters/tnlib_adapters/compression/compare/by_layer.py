@@ -11,6 +11,7 @@ from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_attention
 from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.compression.request import (
@@ -24,7 +25,6 @@ from tnlib_adapters.compression.request import (
 )
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.projections import Projections
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,17 @@ class Comparison:
 
 
 def compare(
-    checkpoint: Checkpoint, keeps: Sequence[float], methods: Sequence[str] = (), progress: Progress = quiet
+    checkpoint: Checkpoint,
+    keeps: Sequence[float],
+    methods: Sequence[str] = (),
+    progress: Progress = quiet,
+    *,
+    workspace: Workspace | None = None,
 ) -> Comparison:
     """Measure methods (default: all) at several fractions of the attention parameters.
 
-    Factors are measured before they are rounded to the dtype of a file.
+    Factors are measured before they are rounded to the dtype of a file. `workspace` has their memory and temporary
+    files; None for the default memory, without files.
 
     Raises
     ------
@@ -90,24 +96,23 @@ def compare(
     check_attention("compare", checkpoint)
     for method in methods:
         check_runs("compare", checkpoint, method)
-    originals = [checkpoint.projections(layer) for layer in range(checkpoint.n_layers)]
     candidates = [
-        Candidate(name, name, functools.partial(factorise, checkpoint, name), keeps) for name in methods or METHODS
+        Candidate(name, name, functools.partial(factorise, checkpoint, name, workspace=workspace), keeps)
+        for name in methods or METHODS
     ]
-    measure = functools.partial(_measure, checkpoint, originals)
-    rows, refused = run_trials(checkpoint, candidates, measure, progress)
+    rows, refused = run_trials(checkpoint, candidates, functools.partial(_measure, checkpoint), progress)
     if not rows:
         reasons = "; ".join(f"{trial}: {reason.rstrip('.')}" for trial, reason in refused.items())
         raise ArgumentError(f"compare: keeps must be met by at least one method, got {list(keeps)}; {reasons}.")
     return Comparison(rows, refused)
 
 
-def _measure(checkpoint: Checkpoint, originals: Sequence[Projections], trial: Trial) -> list[Row]:
+def _measure(checkpoint: Checkpoint, trial: Trial) -> list[Row]:
     """Return one row per layer."""
     seconds = (trial.factorising + trial.planning) / checkpoint.n_layers
     rows, numbers = [], count_attention(checkpoint)
-    modules = checkpoint.wiring.attention_modules
-    for layer, (before, module) in enumerate(zip(originals, modules, strict=True)):
+    for layer, module in enumerate(checkpoint.wiring.attention_modules):
+        before = checkpoint.projections(layer)
         after = before.updated(expand(trial.plan.matrices[module], checkpoint.sizes))
         original, compressed = (
             as_attention(projections, checkpoint.sizes, scale=1.0) for projections in (before, after)

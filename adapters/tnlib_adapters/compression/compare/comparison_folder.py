@@ -11,9 +11,10 @@ from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.compare.by_layer import Comparison, Row, compare
 from tnlib_adapters.compression.compare.on_text import DEFAULT_BITS, TextComparison, compare_on_text
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.files.atomic_folder import check_target, whole_folder
+from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,8 @@ def write_comparison(
     fractions = sorted(set(keeps), reverse=True)
     comparison: Comparison | TextComparison
     if text is None:
-        comparison = compare(checkpoint, fractions, methods, progress)
+        with scratch_folder(target) as scratch:
+            comparison = compare(checkpoint, fractions, methods, progress, workspace=Workspace(folder=scratch))
         figure = draw_by_layer(comparison)
     else:
         comparison = compare_on_text(

@@ -20,7 +20,7 @@ from tnlib_adapters.compression.report.report import HeadReport, LayerReport
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.compression.sizes import count_attention
 from tnlib_adapters.compression.write import is_rewritten
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 _NO_BIASES: dict[str, Any] = dict.fromkeys(("b_Q", "b_K", "b_V", "b_O"))
@@ -64,16 +64,16 @@ def compare_attention(
     layers, heads, squares, numbers = [], [], list[float](), count_attention(before)
     for layer, module in enumerate(before.wiring.attention_modules):
         progress("measuring errors", layer, before.n_layers)
-        matrices = plan.matrices.get(module, ())
+        described = plan.descriptions.get(module, ())
         single = [matrix.name for matrix in before.wiring.layers[layer].latent_matrices]
-        is_compressed = bool(matrices) or any(name in plan.matrices for name in single)
+        is_compressed = bool(described) or any(name in plan.descriptions for name in single)
         # scale, rotary embeddings, head norms and attention that is not compressed are copied: equal in OUT
         old = (before if is_compressed else after).projections(layer)
         compressed = after.attention(layer)
         original = replace(compressed, **(_NO_BIASES | per_head(old, before.sizes)))
-        reports, qk, ov = compare_layer(layer, original, compressed, _ranks(matrices, before.sizes.n_heads))
+        reports, qk, ov = compare_layer(layer, original, compressed, _ranks(described, before.sizes.n_heads))
         if plan.forecast.measure == RELATIVE:
-            squares += _squared_errors(reports, old, after.projections(layer), matrices, before.sizes)
+            squares += _squared_errors(reports, old, after.projections(layer), described, before.sizes)
         worst = max(max(head.qk_error, head.ov_error) for head in reports)
         n_after = sum(plan.numbers.get(name, 0) for name in (module, *single)) if is_compressed else numbers[layer]
         layers.append(LayerReport(layer, qk, ov, worst, numbers[layer], n_after))
@@ -82,12 +82,12 @@ def compare_attention(
     return layers, heads, squares
 
 
-def _ranks(matrices: Sequence[FactoredMatrix], n_heads: int) -> list[tuple[int | None, int | None]]:
+def _ranks(described: Sequence[Description], n_heads: int) -> list[tuple[int | None, int | None]]:
     """Return each query head's QK and OV rank if the factors are per head, else None."""
     ranks: dict[str, list[int | None]] = {"qk": [None] * n_heads, "vo": [None] * n_heads}
-    for matrix in matrices:
-        if matrix.ranks:
-            ranks[matrix.of] = [rank for rank in matrix.ranks for _ in range(n_heads // len(matrix.ranks))]
+    for own in described:
+        if own.ranks:
+            ranks[own.of] = [rank for rank in own.ranks for _ in range(n_heads // len(own.ranks))]
     return list(zip(ranks["qk"], ranks["vo"], strict=True))
 
 
@@ -100,16 +100,16 @@ def root_mean_square(squares: Sequence[float]) -> float | None:
 
 
 def _squared_errors(
-    heads: Sequence[HeadReport], old: Projections, new: Projections, matrices: Sequence[FactoredMatrix], sizes: Sizes
+    heads: Sequence[HeadReport], old: Projections, new: Projections, described: Sequence[Description], sizes: Sizes
 ) -> list[float]:
     """Return the squared relative error of every block of one layer's attention."""
     squares, n_shared = list[float](), sizes.n_heads // sizes.kv_heads
-    for matrix in matrices:
-        if matrix.kind == "heads":
+    for own in described:
+        if own.kind == "heads":
             groups = [heads[start : start + n_shared] for start in range(0, sizes.n_heads, n_shared)]
-            squares += [_of_group(group, matrix.of) for group in groups]
+            squares += [_of_group(group, own.of) for group in groups]
         else:
-            squares.append(_of_weights(old.weights, new.weights, matrix.of))
+            squares.append(_of_weights(old.weights, new.weights, own.of))
     return squares
 
 
@@ -119,13 +119,14 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[f
     An error is repeated as often as it counts.
     """
     squares, layers = [], before.wiring.attention_modules
-    for module, matrices in plan.matrices.items():
+    for module, described in plan.descriptions.items():
         if module in layers:
             continue
-        if not any(is_rewritten(matrix) for matrix in matrices):
+        if not any(is_rewritten(own) for own in described):
             squares += [0.0] * weight_of(before, module)
             continue
-        original, compressed = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (before, after))
+        # the compressed weight first: multiplied out in double precision, it takes the most memory
+        compressed, original = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (after, before))
         squares += [_of_weights(original, compressed, [module])] * weight_of(before, module)
     return squares
 
@@ -143,6 +144,12 @@ def _of_group(heads: Sequence[HeadReport], operator: str) -> float:
 
 def _of_weights(old: Mapping[str, Array], new: Mapping[str, Array], names: Sequence[str]) -> float:
     """Return the squared relative error of these weights, concatenated."""
-    size = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64)) for name in names])
-    distance = np.linalg.norm([np.linalg.norm(old[name].astype(np.float64) - new[name]) for name in names])
+    sizes, distances = [], []
+    for name in names:
+        wide = old[name].astype(np.float64)
+        sizes.append(np.linalg.norm(wide))
+        # in place for a table of embeddings, the largest array of a model; norms sum in the order of the memory
+        in_place = wide.flags.c_contiguous and new[name].flags.c_contiguous
+        distances.append(np.linalg.norm(np.subtract(wide, new[name], out=wide if in_place else None)))
+    size, distance = np.linalg.norm(sizes), np.linalg.norm(distances)
     return float((distance / size) ** 2) if size > 0 else 0.0

@@ -38,6 +38,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 
+_COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -140,13 +142,17 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if len(weight) < weight.shape[1]:
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
-    dtype, weight = weight.dtype, weight.astype(np.float64)
+    dtype, onto = weight.dtype, weight.astype(np.float64)
     reads, slopes = (None if a is None else a.astype(np.float64) for a in (reads, slopes))
     root, inverse = (None, None) if slopes is None else moment_roots(slopes)
-    onto = weight if root is None else multiply_rows(root, weight.T).T  # m n
+    if root is not None:
+        onto = multiply_rows(root, onto.T).T  # m n
     # the dtype of the weight: single precision takes half the time, and components below its rounding hardly matter
-    scaled = (onto / (np.linalg.norm(onto) or 1.0)).astype(dtype)
+    scaled = _divided(onto, float(np.linalg.norm(onto)) or 1.0, dtype)
     gram = scaled.T @ (scaled if reads is None else multiply_rows((reads / (reads.max() or 1.0)).astype(dtype), scaled))
+    del scaled
+    if root is None:
+        onto = weight  # converted again in blocks: for a table of embeddings, twice the table less in memory
     return _along_eigenvectors(onto, gram, inverse, dtype)
 
 
@@ -190,12 +196,34 @@ def _along_eigenvectors(onto: Array, gram: Array, inverse: Array | None, dtype: 
     """Return the components of a weight, given its product with R^T, the matrix to diagonalise and R^-1."""
     values, v = (a.astype(np.float64) for a in np.linalg.eigh(gram))
     losses, v = np.maximum(values[::-1], 0.0), v[:, ::-1]
-    left, right = onto @ v, v.T if inverse is None else multiply_rows(inverse, v).T
-    sizes = np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1)
+    left, right = _multiplied(onto, v), v.T if inverse is None else multiply_rows(inverse, v).T
+    sizes = _column_norms(left), np.linalg.norm(right, axis=1)
     balance = np.sqrt(np.divide(sizes[1], sizes[0], out=np.ones_like(losses), where=sizes[0] > 0))
     total = losses.sum()
-    left, right = (left * balance).astype(dtype), (right / balance[:, None]).astype(dtype)
-    return Components(left, right, losses / total if total > 0 else losses)
+    left *= balance  # in place: of a table of embeddings it is the largest array of a compression
+    right = (right / balance[:, None]).astype(dtype)
+    return Components(left.astype(dtype, copy=False), right, losses / total if total > 0 else losses)
+
+
+def _multiplied(a: Array, b: Array) -> Array:
+    """Return a @ b in float64, with as many rows of `a` in float64 at once as fit into a block."""
+    product = np.empty((len(a), b.shape[1]))
+    for k in range(0, len(a), _ROWS):
+        np.matmul(a[k : k + _ROWS].astype(np.float64, copy=False), b, out=product[k : k + _ROWS])
+    return product
+
+
+def _divided(a: Array, number: float, dtype: Any) -> Array:
+    """Return `a / number` in another dtype, without the quotient in that of `a`."""
+    quotient = np.empty_like(a, dtype)
+    np.divide(a, number, out=quotient, casting="same_kind")
+    return quotient
+
+
+def _column_norms(a: Array) -> Array:
+    """Return the norms of all columns, without an array of all squares."""
+    norms = [np.linalg.norm(a[:, k : k + _COLUMNS], axis=0) for k in range(0, a.shape[1], _COLUMNS)]
+    return np.concatenate(norms)
 
 
 def moment_roots(moments: Array) -> tuple[Array, Array]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -21,15 +20,17 @@ from tnlib_adapters.compression.allocate import (
     smallest,
     spent_by,
 )
+from tnlib_adapters.compression.methods.out_of_core import Factorised as Factorised
+from tnlib_adapters.compression.methods.out_of_core import StoredMatrices, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 
 # error measures: without a text the root mean square over blocks, see `root_mean_square`; with one, of model outputs
 RELATIVE = "relative error"
 COSINE = "1 - cosine"
 DIVERGENCE = "divergence (nats a token)"
 _POINTS = 200  # of a drawn curve
-Fit = Callable[[Sequence[Sequence[int]]], list[list[FactoredMatrix]]]  # options of every part -> its matrices
+Fit = Callable[[Sequence[Sequence[int]]], Iterable[list[FactoredMatrix]]]  # options of every part -> its matrices
 
 
 def measure_of_text(checkpoint: Checkpoint) -> str:
@@ -73,7 +74,8 @@ class Plan:
     method
         Name of the method.
     matrices
-        Module path -> the factored matrices that replace its weights; modules that are not compressed are absent.
+        Module path -> the factored matrices that replace its weights; modules that are not compressed are absent. Read
+        one module at a time: they may be in files (`StoredMatrices`).
     n_before
         Numbers of the compressed part in the source.
     numbers
@@ -91,6 +93,14 @@ class Plan:
     forecast: Forecast = field(default_factory=Forecast)
     moments: Mapping[str, Array] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matrices", StoredMatrices.of(self.matrices))
+
+    @property
+    def descriptions(self) -> Mapping[str, Sequence[Description]]:
+        """Module path -> descriptions of its factored matrices, without reading a factor."""
+        return StoredMatrices.of(self.matrices).descriptions
+
     @property
     def n_after(self) -> int:
         """Numbers stored for the compressed part."""
@@ -100,21 +110,6 @@ class Plan:
     def kept(self) -> float:
         """Fraction of the numbers that is stored."""
         return self.n_after / self.n_before
-
-
-class Factorised(Protocol):
-    """Factorised attention of a layer, or weight of another module."""
-
-    @property
-    def curves(self) -> Sequence[Curve]:
-        """Stored numbers and error of each block at each of its options."""
-
-    @property
-    def fixed(self) -> int:
-        """Numbers stored at every size: biases that are not among the factors."""
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors at one option per block."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,8 @@ class Factorisation:
     predicts_error
         True if the errors of the blocks predict the measure.
     fit
-        Function that fits the factors of the chosen sizes on calibration data, or None.
+        Function that fits the factors of the chosen sizes on calibration data, or None. It may yield those of one part
+        after another.
     weights
         Factors of the errors of some parts, in the sum over blocks; 1 for the others.
     in_bits
@@ -142,6 +138,8 @@ class Factorisation:
     moments
         Second moments of the inputs of all weights by their keys, to round the weights by GPTQ for comparison; {} if
         the method does not measure them. Those of a method of unit "model" belong to the model with folded biases.
+    workspace
+        Memory and temporary files of the plans.
     """
 
     method: str
@@ -153,6 +151,7 @@ class Factorisation:
     weights: Mapping[str, int] = field(default_factory=dict)
     in_bits: bool = False
     moments: Mapping[str, Array] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
 
     def plan(self, size: float, progress: Progress = quiet) -> Plan:
         """Return the factors for a fraction of the numbers, or an average of bits where costs are bits.
@@ -279,24 +278,20 @@ class Factorisation:
 
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors for one option per block, fitted if there is a fit."""
-        options, matrices_of_parts = self.by_part(choice), list[list[FactoredMatrix]]()
-        if self.fit is None:
-            for done, (part, own) in enumerate(zip(self.parts.values(), options, strict=True)):
-                progress("choosing factors", done, len(options))
-                matrices_of_parts.append(part.matrices(own))
-            progress("choosing factors", len(options), len(options))
-        else:
-            matrices_of_parts = self.fit(options)
-        matrices = {
-            module: [replace(matrix, module=module) for matrix in own]
-            for module, own in zip(self.parts, matrices_of_parts, strict=True)
-        }
-        numbers = {
-            module: part.fixed + sum(matrix.n_parameters for matrix in matrices[module])
-            for module, part in self.parts.items()
-        }
+        options, matrices = self.by_part(choice), StoredMatrices(self.workspace)
+        chosen = self._chosen(options, progress) if self.fit is None else self.fit(options)
+        numbers = {}
+        for (module, part), own in zip(self.parts.items(), chosen, strict=True):
+            matrices.add(module, [replace(matrix, module=module) for matrix in own])
+            numbers[module] = part.fixed + sum(matrix.n_parameters for matrix in own)
         forecast = self.forecast(lost_by(self._curves, choice))
         return Plan(self.method, matrices, self.n_before, numbers, forecast, self.moments)
+
+    def _chosen(self, options: Sequence[Sequence[int]], progress: Progress) -> Iterator[list[FactoredMatrix]]:
+        for done, (part, own) in enumerate(zip(self.parts.values(), options, strict=True)):
+            progress("choosing factors", done, len(options))
+            yield part.matrices(own)
+        progress("choosing factors", len(options), len(options))
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
         """Split the options of all blocks by part."""

@@ -1,0 +1,210 @@
+"""Factors of a compression within a limit of memory: those beyond it are kept in temporary files, or made again.
+
+The memory of a compression is that of one part, whatever the number of layers: an attention layer or a matrix with
+all its factors. Curves of sizes and errors stay in memory; that of a matrix has at most as many points as ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
+from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
+
+CACHE_BYTES = 2**29
+_SMALL = 2**10  # bytes up to which an array of a part stays in memory
+_NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
+
+
+class Workspace:
+    """Limit of the memory for factors that are not in use, and the folder of those beyond it.
+
+    Parameters
+    ----------
+    max_bytes
+        Of all parts and plans of this workspace together.
+    folder
+        Function that returns a temporary folder, called when the limit is reached first. None: parts beyond the limit
+        are made again when they are used, and plans stay in memory.
+    """
+
+    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
+        self._max_bytes, self._folder = max_bytes, folder
+        self._n_held = self._n_files = 0
+
+    def admits(self, holder: Any, n_bytes: int) -> bool:
+        """Return True and count these bytes, until `holder` is deleted, if they are within the limit.
+
+        What is in memory stays there: parts are used in the same order again and again, where the least recently used
+        is always the next one.
+        """
+        if self._n_held + n_bytes > self._max_bytes:
+            return False
+        self._n_held += n_bytes
+        weakref.finalize(holder, self._free, n_bytes)
+        return True
+
+    def _free(self, n_bytes: int) -> None:
+        self._n_held -= n_bytes
+
+    def write(self, holder: Any, entries: Sequence[Entry]) -> Mapping[str, TensorInfo] | None:
+        """Write tensors into a file that is removed with `holder`, and return them; None if there is no folder."""
+        if self._folder is None:
+            return None
+        file = self._folder() / f"{self._n_files}.safetensors"
+        self._n_files += 1
+        weakref.finalize(holder, file.unlink, missing_ok=True)
+        for _ in write_tensor_file(file, entries, {}):
+            pass
+        return read_header(file)[0]
+
+
+class Factorised(Protocol):
+    """Factorised attention of a layer, or weight of another module."""
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        """Stored numbers and error of each block at each of its options."""
+
+    @property
+    def fixed(self) -> int:
+        """Numbers stored at every size: biases that are not among the factors."""
+
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the factors at one option per block."""
+
+
+class LazyPart:
+    """A factorised layer or weight whose factors are in memory, in a file, or made again, by its workspace.
+
+    Parameters
+    ----------
+    make
+        Function that returns it; the same each time.
+    workspace
+        Memory and folder.
+    """
+
+    def __init__(self, make: Callable[[], Factorised], workspace: Workspace) -> None:
+        part = make()
+        self.curves: list[Curve] = list(part.curves)
+        self.fixed = part.fixed
+        arrays = dict[int, Array]()
+        _mapped(part, lambda a: arrays.setdefault(id(a), a))
+        self._load = make
+        if workspace.admits(self, sum(a.nbytes for a in arrays.values())):
+            self._load = lambda: part
+        elif stored := workspace.write(self, [_entry(a) for a in arrays.values() if _is_stored(a)]):
+            emptied = _mapped(part, lambda a: _InFile(stored[str(id(a))], _by_columns(a)) if _is_stored(a) else a)
+            self._load = lambda: cast(Factorised, _mapped(emptied, lambda a: a))
+
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the factors at one option per block."""
+        return self._load().matrices(choice)
+
+
+@dataclass(frozen=True)
+class _InFile:
+    """An array in a file."""
+
+    tensor: TensorInfo
+    by_columns: bool
+
+    def read(self) -> Array:
+        stored = self.tensor.read_stored()
+        return stored.T if self.by_columns else stored
+
+
+def _is_stored(a: Array) -> bool:
+    return a.nbytes > _SMALL and a.dtype in _NAMES
+
+
+def _by_columns(a: Array) -> bool:
+    """Return True for arrays with columns first: read back as such, BLAS sums their products in the same order."""
+    return a.flags.f_contiguous and not a.flags.c_contiguous
+
+
+def _entry(a: Array) -> Entry:
+    return Entry(str(id(a)), _NAMES[a.dtype], a.T if _by_columns(a) else a)
+
+
+def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:
+    """Return a copy of an object with arrays replaced, in attributes, lists, tuples and mappings; files are read."""
+    if isinstance(value, np.ndarray):
+        return of_array(value)
+    if isinstance(value, _InFile):
+        return value.read()
+    if isinstance(value, (dict, MappingProxyType)):
+        return {key: _mapped(own, of_array) for key, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        own = [_mapped(item, of_array) for item in value]
+        return type(value)(*own) if hasattr(value, "_fields") else type(value)(own)
+    if callable(value) or not hasattr(value, "__dict__"):
+        return value
+    new = copy.copy(value)
+    vars(new).update({name: _mapped(own, of_array) for name, own in vars(value).items()})
+    return new
+
+
+class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
+    """Module path -> factored matrices, in memory or in files, read again at every access."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.descriptions: dict[str, list[Description]] = {}  # of all modules, always in memory
+        self._in_memory: dict[str, list[FactoredMatrix]] = {}
+        self._in_files: dict[str, Mapping[str, TensorInfo]] = {}
+
+    @classmethod
+    def of(cls, matrices: Mapping[str, Sequence[FactoredMatrix]]) -> StoredMatrices:
+        """Return matrices that are in memory already."""
+        if isinstance(matrices, StoredMatrices):
+            return matrices
+        stored = cls(Workspace())
+        stored.descriptions = {module: [matrix.describe() for matrix in own] for module, own in matrices.items()}
+        stored._in_memory = {module: list(own) for module, own in matrices.items()}
+        return stored
+
+    def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:
+        """Store the matrices of a module, as copies: factors are often views of those of full rank."""
+        self.descriptions[module] = [matrix.describe() for matrix in matrices]
+        n_bytes = sum(a.nbytes for m in matrices for a in (*m.arrays.values(), *(i.codes for i in m.integers.values())))
+        if not self.workspace.admits(self, n_bytes):
+            entries = [
+                Entry(f"{k}.{part}", stored.dtype or _NAMES[stored.values.dtype], stored.values)
+                for k, matrix in enumerate(matrices)
+                for part, stored in matrix.parts().items()
+            ]
+            tensors = self.workspace.write(self, entries)
+            if tensors is not None:
+                self._in_files[module] = tensors
+                return
+        self._in_memory[module] = [
+            replace(matrix, arrays={part: np.array(a, order="C") for part, a in matrix.arrays.items()})
+            for matrix in matrices
+        ]
+
+    def __getitem__(self, module: str) -> Sequence[FactoredMatrix]:
+        if module in self._in_memory:
+            return self._in_memory[module]
+        tensors = self._in_files[module]
+        return [
+            description.read(lambda part, k=k: tensors[f"{k}.{part}"].read())  # type: ignore[misc]
+            for k, description in enumerate(self.descriptions[module])
+        ]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.descriptions)
+
+    def __len__(self) -> int:
+        return len(self.descriptions)

@@ -1,0 +1,159 @@
+"""Factors beyond the memory of a compression: the same results, bounded memory, and no file left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_checkpoints import random_folder
+from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.planner import factorise, round_plan
+from tnlib_adapters.compression.write import write_checkpoint
+
+from tnlib import ArgumentError, ArgumentTypeError
+
+METHODS = ("matrix", "heads", "ttm", "tucker", "cp")
+
+
+def in_files(folder: Path) -> Workspace:
+    return Workspace(0, lambda: folder)
+
+
+@pytest.fixture
+def terminated_by_signals() -> Iterator[None]:
+    """SIGTERM raises SystemExit, as in the commands."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bits: int | None) -> None:
+    checkpoint = open_checkpoint(builtin_path())
+    plans = []
+    in_memory = Workspace(folder=lambda: pytest.fail("a small model needs no files"))
+    for workspace in (in_memory, Workspace(0), in_files(tmp_path)):  # the second makes parts again
+        plan = factorise(checkpoint, method, workspace=workspace).plan(0.5)
+        plans.append(plan if bits is None else round_plan(plan, checkpoint.wiring, bits))
+    assert list(tmp_path.iterdir())
+    kept, *others = plans
+    for plan in others:
+        assert (plan.numbers, plan.forecast, plan.descriptions) == (kept.numbers, kept.forecast, kept.descriptions)
+        for module, own in kept.matrices.items():
+            for a, b in zip(own, plan.matrices[module], strict=True):
+                assert a.describe() == b.describe()
+                for part, values in a.arrays.items():
+                    assert values.dtype == b.arrays[part].dtype
+                    np.testing.assert_array_equal(values, b.arrays[part], strict=True)
+                assert all(np.array_equal(held.codes, b.integers[part].codes) for part, held in a.integers.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama", {"keep": 0.5, "method": "matrix", "what": "all"}),
+        ("induction", {"keep": 0.5, "layout": "dense"}),
+        ("induction", {"method": "matrix", "store": "int4"}),
+    ],
+    ids=["factored", "dense", "int4"],
+)
+def test_the_folder_does_not_depend_on_the_memory(tmp_path: Path, model: str, options: dict[str, Any]) -> None:
+    reports = [
+        asdict(compress(builtin_path(model), tmp_path / name, cache_bytes=n_bytes, **options))
+        for name, n_bytes in (("in memory", 2**29), ("in files", 0))
+    ]
+    for report in reports:
+        del report["seconds"], report["peak_memory"]
+    assert reports[0] == reports[1]
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("in memory", "in files"))
+    assert first == second
+    assert {path.name for path in tmp_path.iterdir()} == {"in memory", "in files"}
+
+
+def peak_of(folder: Path, workspace: Workspace) -> int:
+    """Return the traced peak of a compression but its measurements and its page, in bytes."""
+    checkpoint, out = open_checkpoint(folder), folder / "out"
+    out.mkdir()
+    tracemalloc.start()
+    plan = factorise(checkpoint, "matrix", workspace=workspace).plan(0.5)
+    for _ in write_checkpoint(checkpoint, plan, "factored", out):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_layers(tmp_path: Path) -> None:
+    def peaks(name: str, workspace: Callable[[Path], Workspace]) -> list[int]:
+        found = []
+        for n_layers in (2, 8):
+            folder, scratch = tmp_path / f"{name}{n_layers}", tmp_path / f"files of {name}{n_layers}"
+            random_folder(folder, d=240, n_layers=n_layers)
+            scratch.mkdir()
+            found.append(peak_of(folder, workspace(scratch)))
+        return found
+
+    few, many = peaks("bounded", in_files)
+    assert many < 1.25 * few  # names and curves of six more layers
+    few, many = peaks("in memory", lambda _: Workspace())
+    assert many > 2 * few
+
+
+def test_files_are_removed_with_their_factors(tmp_path: Path) -> None:
+    factorisation = factorise(open_checkpoint(builtin_path()), "matrix", workspace=in_files(tmp_path))
+    n_parts = len(list(tmp_path.iterdir()))
+    plan = factorisation.plan(0.5)
+    assert n_parts == len(factorisation.parts)
+    del factorisation
+    assert len(list(tmp_path.iterdir())) == len(plan.matrices)
+    del plan
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_workspace_counts_what_is_in_use() -> None:
+    workspace, first, second = Workspace(100), {1}, {2}
+    assert workspace.admits(first, 60)
+    assert not workspace.admits(second, 60)
+    del first
+    assert workspace.admits(second, 60)
+
+
+@pytest.mark.parametrize("stage", ["factorising", "choosing factors", "writing tensors", "measuring errors"])
+@pytest.mark.usefixtures("terminated_by_signals")
+def test_a_signal_leaves_no_files(tmp_path: Path, stage: str) -> None:
+    beside = set[str]()
+
+    def progress(now: str, done: int, total: int) -> None:
+        if now == stage and done == 1:
+            beside.update(path.suffix for path in tmp_path.iterdir())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit, match="143"):
+        compress(builtin_path(), tmp_path / "out", keep=0.5, cache_bytes=0, progress=progress)
+    assert ".scratch" in beside
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_no_files(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="not even the smallest factors fit"):
+        compress(builtin_path(), tmp_path / "out", keep=0.001, method="matrix", cache_bytes=0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("n_bytes", "error"), [(-1, ArgumentError), ("1 GB", ArgumentTypeError)])
+def test_the_memory_is_a_number_of_bytes(tmp_path: Path, n_bytes: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="compress: cache_bytes must"):
+        compress(builtin_path(), tmp_path / "out", keep=0.5, cache_bytes=n_bytes)
