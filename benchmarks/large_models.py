@@ -215,7 +215,9 @@ the default; what exceeds it is in temporary files."""
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     least = row["copying"] + row["svd"]
-    seconds = [f"{value:.3g}" for value in (row["seconds"], row["copying"], row["svd"])]
+    seconds = [
+        f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (row["seconds"], row["copying"], row["svd"])
+    ]
     memory = [f"{row[name] / 1e6:,.0f} MB" for name in ("bytes", "peak")]
     return (row["case"], *memory, *seconds, f"{row['seconds'] / least:.2f}x", f"{row['error']:.4f}")
 
