@@ -63,7 +63,7 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors
+        from tnlib_adapters.compression.calibration.calibrate import collect_calibration, fit_factors, weighed_parts
         from tnlib_adapters.compression.calibration.text import sample_batches
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
@@ -75,17 +75,18 @@ def stage(*, refit: bool) -> Run:
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
-        layers, _ = calibrated_parts(checkpoint, model, batches)
-        parts = {str(k): layer for k, layer in enumerate(layers)}
+        calibration = collect_calibration(checkpoint, model, batches, weighed_parts)
+        parts = calibration.parts
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
-        options = found.by_part(found.choose(keep))
+        options = dict(zip(parts, found.by_part(found.choose(keep)), strict=True))
         if refit:
             with tempfile.TemporaryDirectory() as folder:
                 streams = Streams(Path(folder), sample_batches(batches, 65_536), checkpoint.sizes.d_model)
-                matrices = fit_factors(open_running(source), layers, [], options, streams, 0)
-            projections = [expand(own, checkpoint.sizes) for own in matrices]
+                fitted = dict(fit_factors(open_running(source), parts, options, streams, 0, metric=calibration.metric))
+            projections = [expand(fitted[module], checkpoint.sizes) for module in parts]
         else:
-            projections = [layer.products(options[k]).expand(checkpoint.sizes) for k, layer in enumerate(layers)]
+            products = [part.load().products(options[module]) for module, part in parts.items()]
+            projections = [own.expand(checkpoint.sizes) for own in products]
         for k, own in enumerate(projections):
             install(model, k, own)
         texts = [test.read_text(encoding="utf-8") for test in tests]

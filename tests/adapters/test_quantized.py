@@ -355,12 +355,11 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
     running = open_running(source)
     batches = running.batches(text)
     factorisation = factorise_quantized(checkpoint, text, bits=bits)
-    (layer,) = factorisation.parts.values()
-    options = factorisation.by_part(factorisation.select_bits(None, None))
+    options = dict(zip(factorisation.parts, factorisation.by_part(factorisation.select_bits(None, None)), strict=True))
     streams = Streams(tmp_path, sample_batches(batches, 65_536), running.sizes.d_model)
     errors = {}
     for n_steps in (0, 1, 30):
-        ((*matrices,),) = fit_rounded(running, [layer], [], options, streams, n_steps)
+        ((_, matrices),) = fit_rounded(running, factorisation.parts, options, streams, n_steps)
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)

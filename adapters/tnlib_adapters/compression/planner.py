@@ -88,6 +88,7 @@ def _factorise(
             file=request.statistics,
             folder=request.spill_folder,
             source=source,
+            workspace=workspace,
             **width,
         )
         return replace(factorisation, workspace=workspace)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import (
     Spill,
@@ -25,8 +27,9 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix, widest_input
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.sizes import count_attention, count_matrix
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Products, Projections, put_together, take_apart
@@ -46,39 +49,58 @@ _NOT_FITTED = 2
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Calibration statistics of the weights of a model, and their components.
+class GroupCalibration:
+    """Calibration statistics of the weights of one block, or outside the blocks, and their components.
 
     Parameters
     ----------
-    projections
-        Of every attention layer, with biases folded; () where they are not compressed.
-    layers, matrices
-        Components of these projections and of the other matrices, by their squared singular values.
+    index, module
+        Index of the block, and path of its attention if that is compressed.
     statistics
-        Moments of inputs and of output gradients.
-    gates
-        Losses of the components by weight keys.
+        Moments of inputs and of output gradients, and losses of the components ("gates"), of these weights at least.
+    projections, layer
+        Projections of the attention with biases folded, and their components by squared singular values; None where
+        they are not compressed.
+    matrices
+        Components of the other matrices.
     """
 
-    projections: tuple[Projections, ...]
-    layers: list[CalibratedLayer]
-    matrices: list[Matrix]
+    index: int
+    module: str
     statistics: Statistics
-    gates: Mapping[str, Array]
+    projections: Projections | None
+    layer: CalibratedLayer | None
+    matrices: Mapping[str, Matrix]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factorised layers and other weights of a model, by module, and the statistics of all."""
+
+    parts: dict[str, LazyPart]
+    statistics: Statistics
+
+    def metric(self, k: int) -> Array:
+        """Return the second moments of the gradients at the output of a block."""
+        return self.statistics.slopes[block_key(k)]
+
+
+PartsOf = Callable[[GroupCalibration], Mapping[str, Factorised]]
 
 
 def collect_calibration(
     checkpoint: Checkpoint,
     model: RunningModel,
     batches: Sequence[Batch],
+    parts_of: PartsOf,
     progress: Progress = quiet,
     *,
     what: str = "attention",
     file: Path | None = None,
     spill: Spill | None = None,
+    workspace: Workspace | None = None,
 ) -> Calibration:
-    """Return the calibration statistics and components of the weights that `what` selects.
+    """Collect calibration statistics block by block, and factorise the weights that `what` selects by them.
 
     Parameters
     ----------
@@ -86,6 +108,8 @@ def collect_calibration(
         The model on disk, and running.
     batches
         Batches of the calibration text.
+    parts_of
+        Function that factorises the weights of a group.
     progress
         Called as progress(stage, done, total).
     what
@@ -94,6 +118,8 @@ def collect_calibration(
         Statistics file, or None.
     spill
         Folder for what is between blocks, from which an interrupted collection is resumed; None for a temporary one.
+    workspace
+        Memory and temporary files of the factorised weights.
     """
     from tnlib_adapters.instrument.weight_inputs import find_places
 
@@ -104,42 +130,53 @@ def collect_calibration(
     model = model.changed(fold_biases_of(model, keys=keys)) if checkpoint.wiring.projection_layers(what) else model
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
     groups = {name: place.group for name, place in places.items()}
-    folded: dict[int, Projections] = {}
-    layers: dict[int, CalibratedLayer] = {}
-    matrices: dict[str, Matrix] = {}
+    attention, layers = checkpoint.wiring.attention_modules, checkpoint.wiring.projection_layers(what)
+    spill, workspace = spill or Spill(), workspace or Workspace()
+    parts, current, factorised = dict[str, LazyPart](), dict[int, GroupCalibration](), set[int]()
 
     def components(group: int, moments: Statistics) -> dict[str, Components]:
-        if group in checkpoint.wiring.projection_layers(what):
-            folded[group] = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=keys)
-            layers[group] = CalibratedLayer(folded[group], moments.of_layer(group))
-        own = [name for name in names if groups[name] == group]
-        matrices.update({name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own})
-        return components_of({k: layer for k, layer in layers.items() if k == group}, [matrices[n] for n in own])
+        projections = layer = None
+        if group in layers:
+            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=keys)
+            layer = CalibratedLayer(projections, moments.of_layer(group))
+        matrices = {
+            name: read_matrix(checkpoint, name, moments.reads, moments.slopes)
+            for name in names
+            if groups[name] == group
+        }
+        module = "" if layer is None else attention[group]
+        current[group] = GroupCalibration(group, module, moments, projections, layer, matrices)
+        return components_of({} if layer is None else {group: layer}, list(matrices.values()))
 
-    if spill is None:
-        statistics = collect(model, places, sample, progress, components=components)
-    else:
-        origin = origin_of(checkpoint, sample, places, model.longest)
-        files = StatisticsFiles(spill, origin, file)
-        is_complete = files.is_complete()
-        spill.claim(origin)
-        if not is_complete:
-            streams, save, done = streams_of_fit(model, batches, spill), files.save, files.done()
-            collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
-            files.join()
-        statistics = files.statistics()
-    for group in {place.group for place in places.values()}:
-        if group not in layers and not any(groups[name] == group for name in matrices):  # collected before
+    def factorise(group: int, statistics: Statistics) -> None:
+        own = replace(current.pop(group), statistics=statistics)
+        for module, part in parts_of(own).items():
+            parts[module] = LazyPart(partial(_same, part), workspace)
+        factorised.add(group)
+
+    def save(group: int, statistics: Statistics) -> None:
+        files.save(group, statistics)
+        factorise(group, statistics)
+
+    origin = origin_of(checkpoint, sample, places, model.longest)
+    files = StatisticsFiles(spill, origin, file)
+    is_complete = files.is_complete()
+    spill.claim(origin)
+    if not is_complete:
+        streams, done = streams_of_fit(model, batches, spill), files.done()
+        collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
+        files.join()
+    statistics = files.statistics()
+    for group in sorted({place.group for place in places.values()}):
+        if group not in factorised:  # collected before
             components(group, statistics)
-    in_order = [layers[k] for k in sorted(layers)]
-    return Calibration(
-        tuple(folded[k] for k in sorted(folded)), in_order, [matrices[n] for n in names], statistics, statistics.gates
-    )
+            factorise(group, statistics)
+    in_order = [*(attention[k] for k in layers), *names]
+    return Calibration({module: parts[module] for module in in_order}, statistics)
 
 
-def metric_of(statistics: Statistics) -> Callable[[int], Array]:
-    """Return the function from a block to the second moments of the gradients at its output."""
-    return lambda k: statistics.slopes[block_key(k)]
+def _same(part: Factorised) -> Factorised:
+    return part
 
 
 def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) -> Streams:
@@ -173,22 +210,29 @@ def calibrated_parts(
     progress: Progress = quiet,
     *,
     what: str = "attention",
-    file: Path | None = None,
 ) -> tuple[list[CalibratedLayer], list[Matrix]]:
     """Return the attention layers and other matrices with components ordered by their effect on the model output.
 
     Parameters are those of `collect_calibration`.
     """
-    return weighed_parts(collect_calibration(checkpoint, model, batches, progress, what=what, file=file))
+    parts = [
+        part.load()
+        for part in collect_calibration(checkpoint, model, batches, weighed_parts, progress, what=what).parts.values()
+    ]
+    layers = [part for part in parts if isinstance(part, CalibratedLayer)]
+    return layers, [part for part in parts if isinstance(part, Matrix)]
 
 
-def weighed_parts(calibration: Calibration) -> tuple[list[CalibratedLayer], list[Matrix]]:
-    """Replace the squared singular values of all components by their losses, and return layers and matrices."""
-    for k, layer in enumerate(calibration.layers):
-        layer.weigh({name: calibration.gates[f"{k}.{name}"] for name in layer.components})
-    for matrix in calibration.matrices:
-        matrix.weigh(calibration.gates[matrix.name])
-    return calibration.layers, calibration.matrices
+def weighed_parts(group: GroupCalibration) -> dict[str, Factorised]:
+    """Replace the squared singular values of all components of a group by their losses; return layer and matrices."""
+    gates, parts = group.statistics.gates, dict[str, Factorised]()
+    if group.layer is not None:
+        group.layer.weigh({name: gates[f"{group.index}.{name}"] for name in group.layer.components})
+        parts[group.module] = group.layer
+    for name, matrix in group.matrices.items():
+        matrix.weigh(gates[name])
+        parts[name] = matrix
+    return parts
 
 
 def components_of(layers: Mapping[int, CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:
@@ -210,6 +254,7 @@ def factorise_calibrated(
     file: Path | None = None,
     folder: Path | None = None,
     source: SourceModel | None = None,
+    workspace: Workspace | None = None,
 ) -> Factorisation:
     """Factorise `what` of every layer by the statistics of a text; the chosen factors are fitted on it.
 
@@ -229,69 +274,102 @@ def factorise_calibrated(
         Folder for what is between blocks, from which an interrupted run is resumed; None for a temporary one.
     source
         The running model of `checkpoint`; None loads it.
+    workspace
+        Memory and temporary files of the factors.
 
     Raises
     ------
     ArgumentError
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
-    model = (source or SourceModel(checkpoint)).original
+    model, wiring = (source or SourceModel(checkpoint)).original, checkpoint.wiring
     batches, spill = model.batches(text), Spill(folder)
-    calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file, spill=spill)
-    layers, matrices = weighed_parts(calibration)
-    moments = calibration.statistics.reads
+    calibration = collect_calibration(
+        checkpoint, model, batches, weighed_parts, progress, what=what, file=file, spill=spill, workspace=workspace
+    )
 
-    def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
-        metric = metric_of(calibration.statistics)
-        return fit_factors(
-            model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress
-        )
+    def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+        streams = streams_of_fit(model, batches, spill)
+        return fit_factors(model, calibration.parts, options, streams, metric=calibration.metric, progress=progress)
 
-    n_before = sum(count_attention(checkpoint)) if layers else 0
-    n_before += sum(matrix.n_before for matrix in matrices)
-    modules = checkpoint.wiring.attention_modules
-    parts: dict[str, Factorised] = dict(zip(modules, layers, strict=False))  # no layers where they are not compressed
-    parts |= {matrix.name: matrix for matrix in matrices}
-    wiring = checkpoint.wiring
-    predict = [m.name for m in matrices if wiring.is_unembedding(m.name) or wiring.is_tied(m.name)]
-    weights = dict.fromkeys(predict, _NOT_FITTED)
-    measure = measure_of_text(checkpoint)
-    return Factorisation("calibrated", parts, n_before, measure, fit=fit, weights=weights, moments=moments)
+    names = names_of(checkpoint, what, with_text=True)
+    predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
+    return Factorisation(
+        "calibrated",
+        calibration.parts,
+        n_before(checkpoint, what),
+        measure_of_text(checkpoint),
+        fit=fit,
+        weights=dict.fromkeys(predict, _NOT_FITTED),
+        moments=calibration.statistics.reads,
+    )
+
+
+def n_before(checkpoint: Checkpoint, what: str) -> int:
+    """Return the numbers in the weights and biases of the compressed part."""
+    n_attention = sum(count_attention(checkpoint)) if checkpoint.wiring.projection_layers(what) else 0
+    return n_attention + sum(count_matrix(checkpoint, name) for name in names_of(checkpoint, what, with_text=True))
 
 
 def fit_factors(
     model: RunningModel,
-    layers: Sequence[CalibratedLayer],
-    matrices: Sequence[Matrix],
-    options: Sequence[Sequence[int]],
+    parts: Mapping[str, LazyPart],
+    options: Mapping[str, Sequence[int]],
     streams: Streams,
     n_steps: int | None = None,
     *,
     metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
-) -> list[list[FactoredMatrix]]:
-    """Return the factors of every layer and matrix after the fit; see `fit_layers` for `streams` and `metric`."""
+) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+    """Yield the factors of every layer and matrix after the block-wise reconstruction.
+
+    Parameters
+    ----------
+    model
+        The original.
+    parts
+        Calibrated layers and matrices by module.
+    options
+        Their chosen sizes.
+    streams, metric
+        As in `fit_layers`.
+    n_steps
+        Optimizer steps per layer; None for 400.
+    progress
+        Called as progress(stage, done, total).
+    """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    wiring, n = model.wiring, len(layers)
-    factors = {matrix.name: matrix.factors(choice) for matrix, choice in zip(matrices, options[n:], strict=True)}
-    tables = {
-        name: np.linalg.multi_dot([a.astype(np.float64) for a in matrix_factors])
-        for name, matrix_factors in factors.items()
-        if wiring.is_embedding(name) and matrix_factors
-    }
+    tables, inside, held = dict[str, Array](), names_in_blocks(model.wiring, parts), dict[str, Any]()
+    for name in parts.keys() - {name for own in inside for name in own}:
+        matrix = parts[name].load()
+        factors = matrix.factors(options[name])
+        if factors and model.wiring.is_embedding(name):
+            tables[name] = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
+        yield name, matrix.packed(factors)
 
     def start(k: int) -> Products:
-        layer = wiring.layers[k]
-        names = [matrix.name for matrix in (*layer.latent_matrices, *layer.feed_forward_matrices)]
-        inside = {name: factors[name] for name in names if factors.get(name)}
-        return (layers[k].products(options[k]) if layers else Products({})).beside(inside)
+        held.clear()
+        held.update({name: parts[name].load() for name in inside[k]})
+        products, factors = Products({}), dict[str, tuple[Array, ...]]()
+        for name, part in held.items():
+            if isinstance(part, CalibratedLayer):
+                products = part.products(options[name])
+            elif own := part.factors(options[name]):
+                factors[name] = own
+        return products.beside(factors)
 
     n_steps = _STEPS if n_steps is None else n_steps
-    fitted_layers = list(
-        fit_layers(model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress)
-    )
-    for products in fitted_layers:
-        factors |= {name: products.factors[name] for name in products.modules()}
-    packed = [layer.packed(products) for layer, products in zip(layers, fitted_layers, strict=bool(layers))]
-    return packed + [matrix.packed(factors[matrix.name]) for matrix in matrices]
+    for products in fit_layers(model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress):
+        for name, part in held.items():
+            is_layer = isinstance(part, CalibratedLayer)
+            yield name, part.packed(products if is_layer else products.factors.get(name, ()))
+
+
+def names_in_blocks(wiring: Wiring, parts: Mapping[str, Any]) -> list[list[str]]:
+    """Return the attention and the other matrices of every block that are among the parts."""
+    of_blocks = [
+        [module, *(matrix.name for matrix in (*layer.latent_matrices, *layer.feed_forward_matrices))]
+        for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True)
+    ]
+    return [[name for name in own if name in parts] for own in of_blocks]

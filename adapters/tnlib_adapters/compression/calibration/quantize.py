@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.calibrate import Calibration, collect_calibration, metric_of, streams_of_fit
+from tnlib_adapters.compression.calibration.calibrate import (
+    GroupCalibration,
+    collect_calibration,
+    n_before,
+    names_in_blocks,
+    streams_of_fit,
+)
 from tnlib_adapters.compression.calibration.statistics import Spill
-from tnlib_adapters.compression.methods.calibrated import with_bias_row
+from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import read_weight
-from tnlib_adapters.compression.methods.quantized import QuantizedLayer, QuantizedMatrix, QuantizedWeight
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.methods.quantized import (
+    QuantizedLayer,
+    QuantizedMatrix,
+    QuantizedWeight,
+    RoundedProduct,
+)
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.compression.sizes import attention_tensors, count_attention, float_width
+from tnlib_adapters.compression.sizes import attention_tensors, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import NAMES
+from tnlib_adapters.factors.projections import NAMES, Projections
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
@@ -42,6 +54,7 @@ def factorise_quantized(
     file: Path | None = None,
     folder: Path | None = None,
     source: SourceModel | None = None,
+    workspace: Workspace | None = None,
     bits: int | None = None,
     fewer_numbers: bool = False,
 ) -> Factorisation:
@@ -52,96 +65,96 @@ def factorise_quantized(
     """
     model = (source or SourceModel(checkpoint)).original
     batches, spill = model.batches(text), Spill(folder)
-    calibration = collect_calibration(checkpoint, model, batches, progress, what=what, file=file, spill=spill)
     forms = {"bits": bits, "fewer_numbers": fewer_numbers}
-    layers = [_layer(checkpoint, calibration, k, forms) for k in range(len(calibration.layers))]
-    matrices = [_matrix(checkpoint, calibration, matrix.name, forms) for matrix in calibration.matrices]
-    parts: dict[str, Factorised] = dict(zip(checkpoint.wiring.attention_modules, layers, strict=False))
-    parts |= {matrix.name: matrix for matrix in matrices}
-    for done, part in enumerate(parts.values()):
-        progress("rounding", done, len(parts))
-        _ = part.curves
-    progress("rounding", len(parts), len(parts))
 
-    def fit(options: Sequence[Sequence[int]]) -> list[list[FactoredMatrix]]:
-        metric = metric_of(calibration.statistics)
-        return fit_rounded(
-            model, layers, matrices, options, streams_of_fit(model, batches, spill), metric=metric, progress=progress
-        )
+    def parts_of(group: GroupCalibration) -> dict[str, Factorised]:
+        layer = {} if group.layer is None else {group.module: _layer(checkpoint, group, forms)}
+        return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.matrices}
 
-    n_before = sum(count_attention(checkpoint)) if layers else 0
-    n_before += sum(matrix.weight.weight.size + matrix.fixed for matrix in matrices)
-    measure = measure_of_text(checkpoint)
-    moments = calibration.statistics.reads
-    return Factorisation("quantized", parts, n_before, measure, fit=fit, in_bits=True, moments=moments)
+    calibration = collect_calibration(
+        checkpoint, model, batches, parts_of, progress, what=what, file=file, spill=spill, workspace=workspace
+    )
+
+    def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+        streams = streams_of_fit(model, batches, spill)
+        return fit_rounded(model, calibration.parts, options, streams, metric=calibration.metric, progress=progress)
+
+    return Factorisation(
+        "quantized",
+        calibration.parts,
+        n_before(checkpoint, what),
+        measure_of_text(checkpoint),
+        fit=fit,
+        in_bits=True,
+        moments=calibration.statistics.reads,
+    )
 
 
 def fit_rounded(
     model: RunningModel,
-    layers: Sequence[QuantizedLayer],
-    matrices: Sequence[QuantizedMatrix],
-    options: Sequence[Sequence[int]],
+    parts: Mapping[str, LazyPart],
+    options: Mapping[str, Sequence[int]],
     streams: Streams,
     n_steps: int | None = None,
     *,
     metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
-) -> list[list[FactoredMatrix]]:
-    """Return the rounded weights of every layer and matrix after the block-wise reconstruction.
+) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+    """Yield the rounded weights of every layer and matrix after the block-wise reconstruction.
 
     Parameters
     ----------
     model
         The original.
-    layers, matrices
-        Stored forms of the projections of every layer, () where they are not compressed, and of the other weights.
+    parts
+        Stored forms of the projections of every layer, and of the other weights, by module.
     options
-        The chosen form of every weight, by layers and then by matrices.
+        Their chosen forms.
     streams, metric
         As in `fit_layers`.
     n_steps
         Optimizer steps per layer; None for 200.
     progress
         Called as progress(stage, done, total).
-
-    Returns
-    -------
-    list of list of FactoredMatrix
-        One list for every layer and matrix, in this order.
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    wiring, n = model.wiring, len(layers)
-    rounded = {matrix.name: matrix.weight.rounded(own[0]) for matrix, own in zip(matrices, options[n:], strict=True)}
-    tables = {name: product.values() for name, product in rounded.items() if wiring.is_embedding(name)}
+    tables, inside, held = dict[str, Array](), names_in_blocks(model.wiring, parts), dict[str, Any]()
+    for name in parts.keys() - {name for own in inside for name in own}:
+        matrix = parts[name].load()
+        product = matrix.weight.rounded(options[name][0])
+        if model.wiring.is_embedding(name):
+            tables[name] = product.values()
+        yield name, matrix.packed(product.integers)
 
     def start(k: int) -> RoundedBlock:
-        wired = wiring.layers[k]
-        names = [matrix.name for matrix in (*wired.latent_matrices, *wired.feed_forward_matrices)]
-        own = {name: rounded[name] for name in names if name in rounded}
-        biases: Mapping[str, Array] = {}
-        if layers:
-            projections = layers[k].rounded(options[k])
-            own, biases = {**projections, **own}, layers[k].biases(projections)
+        held.clear()
+        held.update({name: parts[name].load() for name in inside[k]})
+        own, biases = dict[str, RoundedProduct](), dict[str, Array]()
+        for name, part in held.items():
+            if isinstance(part, QuantizedLayer):
+                projections = part.rounded(options[name])
+                own, biases = {**projections, **own}, part.biases(projections)
+            else:
+                own[name] = part.weight.rounded(options[name][0])
         integers = {name: product.integers for name, product in own.items()}
         return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
     n_steps = _STEPS if n_steps is None else n_steps
-    blocks = list(
-        fit_rounded_layers(model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress)
-    )
-    packed = []
-    for layer, block in zip(layers, blocks, strict=bool(layers)):
-        packed.append(layer.packed({name: block.rounded[name] for name in NAMES}, block.biases))
-    final = {name: product.integers for name, product in rounded.items()}
-    for block in blocks:
-        final |= {name: integers for name, integers in block.rounded.items() if name not in NAMES}
-    return packed + [matrix.packed(final[matrix.name]) for matrix in matrices]
+    for block in fit_rounded_layers(
+        model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress
+    ):
+        for name, part in held.items():
+            if isinstance(part, QuantizedLayer):
+                yield name, part.packed({own: block.rounded[own] for own in NAMES}, block.biases)
+            else:
+                yield name, part.packed(block.rounded[name])
 
 
-def _layer(checkpoint: Checkpoint, calibration: Calibration, k: int, forms: Mapping[str, Any]) -> QuantizedLayer:
+def _layer(checkpoint: Checkpoint, group: GroupCalibration, forms: Mapping[str, Any]) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
-    folded, moments = calibration.projections[k], calibration.statistics.of_layer(k)
+    k, folded, layer = group.index, cast(Projections, group.projections), cast(CalibratedLayer, group.layer)
+    moments = group.statistics.of_layer(k)
     weights, means = {}, {}
     for name in NAMES:
         weight, slopes = folded.weights[name], moments.slopes[name]
@@ -151,19 +164,19 @@ def _layer(checkpoint: Checkpoint, calibration: Calibration, k: int, forms: Mapp
             count, sums = moments.x[-1, -1], moments.x[:-1, -1]
             means[name] = sums / count
             reads = reads - np.outer(sums, sums) / count
-        components, gates = calibration.layers[k].components[name], calibration.gates[f"{k}.{name}"]
+        components, gates = layer.components[name], group.statistics.gates[f"{k}.{name}"]
         biased = with_bias_row(folded, name)  # the components are those of this matrix
         scale = _loss_per_error(components, gates, biased, moments.reads(name, len(biased)), slopes)
         weights[name] = QuantizedWeight(weight, reads, slopes, scale, **forms)
     return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 
 
-def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
+def _matrix(checkpoint: Checkpoint, group: GroupCalibration, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
     """Return the options of a matrix outside the attention."""
-    wiring, statistics = checkpoint.wiring, calibration.statistics
+    wiring, statistics = checkpoint.wiring, group.statistics
     weight, n_bias = read_weight(checkpoint, name)
     reads, slopes = statistics.reads[name], statistics.slopes[name]
-    (components,) = (matrix.components for matrix in calibration.matrices if matrix.name == name)
+    components = group.matrices[name].components
     by_row = wiring.is_embedding(name)
     metric: tuple[Array | None, Array | None] = (reads, slopes)
     if wiring.is_unembedding(name):
@@ -172,7 +185,7 @@ def _matrix(checkpoint: Checkpoint, calibration: Calibration, name: str, forms: 
         looked_up = weight.T.astype(np.float64) @ multiply_rows(reads, weight)
         predicts = statistics.slopes[wiring.tied_key], statistics.reads[wiring.tied_key]
         metric = (None, nearest_kronecker_product([(looked_up, slopes), predicts])[1])
-    scale = _loss_per_error(components, calibration.gates[name], weight, *metric)
+    scale = _loss_per_error(components, statistics.gates[name], weight, *metric)
     quantized = QuantizedWeight(weight, *metric, scale, by_row=by_row, **forms)
     bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
     return QuantizedMatrix(name, quantized, n_bias, 0 if bias is None else 8 * (bias.end - bias.begin))

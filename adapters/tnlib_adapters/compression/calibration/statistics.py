@@ -179,7 +179,7 @@ class _Collection:
                 save(k, self._observe_block(k, calls))
             for probe in self._probes:
                 self._streams.remove(f"gradient-{probe}-{k + 1}")
-        if OUTSIDE not in done:
+        if OUTSIDE not in done and any(place.group == OUTSIDE for place in self._places.values()):
             save(OUTSIDE, self._observe_outside())
         for probe in self._probes:
             self._streams.remove(f"gradient-{probe}-0")
@@ -236,7 +236,7 @@ class _Collection:
                     reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
                 yield reads, slopes
 
-        return self._statistics(OUTSIDE, places, observed) if places else Statistics()
+        return self._statistics(OUTSIDE, places, observed)
 
     def _statistics(self, group: int, places: Places, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
         place_of = {place.reads: place for place in places.values()}

@@ -30,7 +30,8 @@ RELATIVE = "relative error"
 COSINE = "1 - cosine"
 DIVERGENCE = "divergence (nats a token)"
 _POINTS = 200  # of a drawn curve
-Fit = Callable[[Sequence[Sequence[int]]], Iterable[list[FactoredMatrix]]]  # options of every part -> its matrices
+# options by part -> pairs of a part and its matrices, in any order
+Fit = Callable[[Mapping[str, Sequence[int]]], Iterable[tuple[str, list[FactoredMatrix]]]]
 
 
 def measure_of_text(checkpoint: Checkpoint) -> str:
@@ -278,19 +279,22 @@ class Factorisation:
 
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors for one option per block, fitted if there is a fit."""
-        options, matrices = self.by_part(choice), StoredMatrices(self.workspace)
-        chosen = self._chosen(options, progress) if self.fit is None else self.fit(options)
-        numbers = {}
-        for (module, part), own in zip(self.parts.items(), chosen, strict=True):
+        options = dict(zip(self.parts, self.by_part(choice), strict=True))
+        matrices, numbers = StoredMatrices(self.workspace), dict[str, int]()
+        for module, own in self._chosen(options, progress) if self.fit is None else self.fit(options):
             matrices.add(module, [replace(matrix, module=module) for matrix in own])
-            numbers[module] = part.fixed + sum(matrix.n_parameters for matrix in own)
+            numbers[module] = self.parts[module].fixed + sum(matrix.n_parameters for matrix in own)
+        matrices.order(self.parts)
+        numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
         return Plan(self.method, matrices, self.n_before, numbers, forecast, self.moments)
 
-    def _chosen(self, options: Sequence[Sequence[int]], progress: Progress) -> Iterator[list[FactoredMatrix]]:
-        for done, (part, own) in enumerate(zip(self.parts.values(), options, strict=True)):
+    def _chosen(
+        self, options: Mapping[str, Sequence[int]], progress: Progress
+    ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+        for done, (module, part) in enumerate(self.parts.items()):
             progress("choosing factors", done, len(options))
-            yield part.matrices(own)
+            yield module, part.matrices(options[module])
         progress("choosing factors", len(options), len(options))
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -93,6 +93,11 @@ class LazyPart:
         Function that returns it; the same each time.
     workspace
         Memory and folder.
+
+    Attributes
+    ----------
+    load
+        Function that returns the layer or weight.
     """
 
     def __init__(self, make: Callable[[], Factorised], workspace: Workspace) -> None:
@@ -101,16 +106,17 @@ class LazyPart:
         self.fixed = part.fixed
         arrays = dict[int, Array]()
         _mapped(part, lambda a: arrays.setdefault(id(a), a))
-        self._load = make
+        self.load: Callable[[], Any] = make
         if workspace.admits(self, sum(a.nbytes for a in arrays.values())):
-            self._load = lambda: part
+            self.load = lambda: part
         elif stored := workspace.write(self, [_entry(a) for a in arrays.values() if _is_stored(a)]):
             emptied = _mapped(part, lambda a: _InFile(stored[str(id(a))], _by_columns(a)) if _is_stored(a) else a)
-            self._load = lambda: cast(Factorised, _mapped(emptied, lambda a: a))
+            self.load = lambda: cast(Factorised, _mapped(emptied, lambda a: a))
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors at one option per block."""
-        return self._load().matrices(choice)
+        matrices: list[FactoredMatrix] = self.load().matrices(choice)
+        return matrices
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,10 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
             replace(matrix, arrays={part: np.array(a, order="C") for part, a in matrix.arrays.items()})
             for matrix in matrices
         ]
+
+    def order(self, modules: Iterable[str]) -> None:
+        """Bring the modules into this order."""
+        self.descriptions = {module: self.descriptions[module] for module in modules}
 
     def __getitem__(self, module: str) -> Sequence[FactoredMatrix]:
         if module in self._in_memory:
