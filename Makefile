@@ -71,7 +71,7 @@ study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.calibrated --what mlp --what all --write
 	$(BIN)/python -m benchmarks.calibrated --model llama --write
 	$(BIN)/python -m benchmarks.calibrated --model llama --what mlp --what all --write
-	$(BIN)/python -m benchmarks.bits --write
+	$(BIN)/python -m benchmarks.bits --what attention --what all --write
 	$(BIN)/python -m benchmarks.bits --model llama --what attention --what all --write
 	$(BIN)/python -m benchmarks.study_picture
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 WHAT = ("attention", "all")
 HEADINGS = {
     ("minilm", "attention"): "### Bits of the attention of MiniLM",
+    ("minilm", "all"): "### Bits of all of MiniLM",
     ("llama", "attention"): "### Bits of the attention of the built-in Llama",
     ("llama", "all"): "### Bits of all of the built-in Llama",
 }
@@ -289,8 +290,6 @@ def main(
     ranged: bool,
     write: bool,
 ) -> None:
-    if write and any((model, what) not in HEADINGS for what in whats):
-        raise click.UsageError("--write is for the attention of both models, and for all of llama.")
     tests = ["\n".join(sentences(kind, calibrated.TESTED)) for kind in calibrated.TEST_KINDS]
     for what in whats:
         subject, rows = Subject(calibrated.folder_of(model), what, tests), list[dict[str, str]]()

@@ -57,6 +57,7 @@ FRONTIER: dict[str, dict[str, Any]] = {
 }
 PANELS = {
     ("minilm", "attention"): ("attention of MiniLM", "manuals: cosine, mean"),
+    ("minilm", "all"): ("all of MiniLM", "manuals: cosine, mean"),
     ("llama", "attention"): ("attention of the built-in Llama", "manuals: divergence (nats a token)"),
     ("llama", "all"): ("all of the built-in Llama", "manuals: divergence (nats a token)"),
 }
@@ -149,8 +150,8 @@ def draw_frontier(page: str) -> Figure:
     """Draw the tables of errors over bits per number, with one legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 5), layout="constrained")
-    axes = figure.subplots(1, len(PANELS))
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    axes = figure.subplots(2, 2).ravel()
     names: dict[str, Line2D] = {}
     for ax, (key, (title, column)) in zip(axes, PANELS.items(), strict=True):
         table = read_table(page[page.index(f"{bits.HEADINGS[key]}\n") :])
