@@ -108,7 +108,7 @@ MOVED = {
     "tnlib_adapters.compression.shared_bases": "tnlib_adapters.compression.methods.tensor_stacks",
     "tnlib_adapters.compression.stacks": "tnlib_adapters.compression.methods.tensor_stacks",
     "tnlib_adapters.compression.statistics": "tnlib_adapters.compression.calibration.statistics",
-    "tnlib_adapters.compression.statistics_file": "tnlib_adapters.compression.calibration.statistics",
+    "tnlib_adapters.compression.statistics_file": "tnlib_adapters.compression.calibration.statistics_files",
     "tnlib_adapters.compression.summary": "tnlib_adapters.compression.report.report",
     "tnlib_adapters.compression.terminal": "tnlib_adapters.compression.report.terminal",
     "tnlib_adapters.compression.text": "tnlib_adapters.compression.calibration.text",

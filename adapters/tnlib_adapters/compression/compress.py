@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import (
+from tnlib_adapters.compression.calibration.statistics_files import (
     check_spill_folder,
     check_statistics_file,
     remove_spill_folder,

@@ -13,14 +13,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import (
-    Spill,
-    Statistics,
-    StatisticsFiles,
-    block_key,
-    collect,
-    origin_of,
-)
+from tnlib_adapters.compression.calibration.statistics import Statistics, block_key, collect
+from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, origin_of
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
 from tnlib_adapters.compression.methods.components import Components
@@ -38,6 +32,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
+    from tnlib_adapters.instrument.weight_inputs import Places
 
 # Moments and gates converge with few tokens; the fit has as many unknowns as a layer.
 _TOKENS_OF_STATISTICS = 32_768
@@ -125,54 +120,88 @@ def collect_calibration(
 
     check_tokens(model.function, batches, widest_input(checkpoint, what))
     names, sample = names_of(checkpoint, what, with_text=True), sample_batches(batches, _TOKENS_OF_STATISTICS)
-    keys = not has_rotary_or_norms(checkpoint)
+    layers, keys = checkpoint.wiring.projection_layers(what), not has_rotary_or_norms(checkpoint)
     # moments must be those of the inputs of the folded weights
-    model = model.changed(fold_biases_of(model, keys=keys)) if checkpoint.wiring.projection_layers(what) else model
-    places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
-    groups = {name: place.group for name, place in places.items()}
-    attention, layers = checkpoint.wiring.attention_modules, checkpoint.wiring.projection_layers(what)
-    spill, workspace = spill or Spill(), workspace or Workspace()
-    parts, current, factorised = dict[str, LazyPart](), dict[int, GroupCalibration](), set[int]()
-
-    def components(group: int, moments: Statistics) -> dict[str, Components]:
-        projections = layer = None
-        if group in layers:
-            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=keys)
-            layer = CalibratedLayer(projections, moments.of_layer(group))
-        matrices = {
-            name: read_matrix(checkpoint, name, moments.reads, moments.slopes)
-            for name in names
-            if groups[name] == group
-        }
-        module = "" if layer is None else attention[group]
-        current[group] = GroupCalibration(group, module, moments, projections, layer, matrices)
-        return components_of({} if layer is None else {group: layer}, list(matrices.values()))
-
-    def factorise(group: int, statistics: Statistics) -> None:
-        own = replace(current.pop(group), statistics=statistics)
-        for module, part in parts_of(own).items():
-            parts[module] = LazyPart(partial(_same, part), workspace)
-        factorised.add(group)
-
-    def save(group: int, statistics: Statistics) -> None:
-        files.save(group, statistics)
-        factorise(group, statistics)
-
+    model = model.changed(fold_biases_of(model, keys=keys)) if layers else model
+    places = find_places(model, names, attention=bool(layers))
+    spill, groups = (
+        spill or Spill(),
+        _Groups(checkpoint, places, keys, layers, names, parts_of, workspace or Workspace()),
+    )
     origin = origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
     is_complete = files.is_complete()
     spill.claim(origin)
+
+    def save(group: int, statistics: Statistics) -> None:
+        files.save(group, statistics)
+        groups.factorise(group, statistics)
+
     if not is_complete:
-        streams, done = streams_of_fit(model, batches, spill), files.done()
+        streams, done, components = streams_of_fit(model, batches, spill), files.done(), groups.components
         collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
         files.join()
     statistics = files.statistics()
-    for group in sorted({place.group for place in places.values()}):
-        if group not in factorised:  # collected before
-            components(group, statistics)
-            factorise(group, statistics)
-    in_order = [*(attention[k] for k in layers), *names]
-    return Calibration({module: parts[module] for module in in_order}, statistics)
+    for group in sorted({place.group for place in places.values()} - groups.factorised):  # collected before
+        groups.components(group, statistics)
+        groups.factorise(group, statistics)
+    in_order = [*(checkpoint.wiring.attention_modules[k] for k in layers), *names]
+    return Calibration({module: groups.parts[module] for module in in_order}, statistics)
+
+
+class _Groups:
+    """Factorised weights, block by block: components of the weights of a block, then all forms of these by their gates.
+
+    Parameters
+    ----------
+    checkpoint, places
+        The model and its weights.
+    keys
+        True if the biases of keys are dropped.
+    layers, names
+        Attention layers and other weights that are compressed.
+    parts_of, workspace
+        As in `collect_calibration`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        places: Places,
+        keys: bool,
+        layers: Sequence[int],
+        names: Sequence[str],
+        parts_of: PartsOf,
+        workspace: Workspace,
+    ) -> None:
+        self._checkpoint, self._places, self._keys, self._layers = checkpoint, places, keys, layers
+        self._names, self._parts_of, self._workspace = names, parts_of, workspace
+        self._current: GroupCalibration | None = None
+        self.parts: dict[str, LazyPart] = {}
+        self.factorised: set[int] = set()
+
+    def components(self, group: int, moments: Statistics) -> dict[str, Components]:
+        """Return the components of the weights of a group."""
+        checkpoint, projections, layer, module = self._checkpoint, None, None, ""
+        if group in self._layers:
+            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._keys)
+            layer, module = CalibratedLayer(projections, moments.of_layer(group)), self._module(group)
+        own = [name for name in self._names if self._places[name].group == group]
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own}
+        self._current = GroupCalibration(group, module, moments, projections, layer, matrices)
+        return components_of({} if layer is None else {group: layer}, list(matrices.values()))
+
+    def factorise(self, group: int, statistics: Statistics) -> None:
+        """Factorise the weights of the group whose components were made last, by its statistics."""
+        if self._current is None or self._current.index != group:
+            raise RuntimeError(f"collect_calibration: components of group {group} must be made before.")
+        for module, part in self._parts_of(replace(self._current, statistics=statistics)).items():
+            self.parts[module] = LazyPart(partial(_same, part), self._workspace)
+        self._current = None
+        self.factorised.add(group)
+
+    def _module(self, k: int) -> str:
+        return self._checkpoint.wiring.attention_modules[k]
 
 
 def _same(part: Factorised) -> Factorised:

@@ -17,7 +17,7 @@ from tnlib_adapters.compression.calibration.calibrate import (
     names_in_blocks,
     streams_of_fit,
 )
-from tnlib_adapters.compression.calibration.statistics import Spill
+from tnlib_adapters.compression.calibration.statistics_files import Spill
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product

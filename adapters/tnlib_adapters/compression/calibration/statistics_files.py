@@ -1,0 +1,248 @@
+"""Calibration statistics on disk: in one file, or by blocks in the folder of a run in progress."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib import ArgumentError, FileFormatError
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.files.json_file import JsonFile
+from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import Batch
+    from tnlib_adapters.instrument.weight_inputs import Places
+
+_FORMAT, _VERSION = "tnlib statistics", "5"
+_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
+_ORIGIN = "tnlib_calibration.json"  # file of a spill folder
+_BLOCK = 1 << 24  # bytes hashed at a time
+
+
+def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int) -> dict[str, str]:
+    """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
+
+    `longest` is the number of tokens at which texts were truncated.
+    """
+    model, text = hashlib.sha256(), hashlib.sha256()
+    for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
+        with file.open("rb") as opened:
+            while block := opened.read(_BLOCK):
+                model.update(block)
+    for batch in batches:
+        for part in (batch.ids, batch.mask):
+            text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
+    keys = hashlib.sha256("\n".join(sorted(places)).encode())
+    digests = {"model": model.hexdigest(), "text": text.hexdigest(), "weights": keys.hexdigest()}
+    return digests | {"tokens": str(longest)}
+
+
+def check_statistics_file(file: Path, out: Path) -> None:
+    """Raise if statistics cannot be saved in `file`, before any computation."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ArgumentError(
+            f"compress: statistics must be a file, to be made in a folder that exists, got {file}; name another."
+        )
+    if file.resolve().is_relative_to(out.resolve()):
+        raise ArgumentError(
+            f"compress: statistics must lie outside OUT, which is replaced as a whole, got {file} in {out}; "
+            "name another file."
+        )
+    if file.exists():
+        _header(file)
+
+
+class Spill:
+    """Folder for what is between blocks; a temporary one is removed with the object."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.folder = folder
+
+    def claim(self, origin: Mapping[str, str]) -> None:
+        """Make the folder, if it does not exist, for statistics of this origin.
+
+        Raises
+        ------
+        ArgumentError
+            If it holds other files, or results of another model, text or choice of weights.
+        """
+        check_spill_folder(self.folder)
+        self.folder.mkdir(exist_ok=True)
+        file = self.folder / _ORIGIN
+        if not file.exists():
+            hidden = file.with_name(f".{file.name}.partial")
+            hidden.write_text(json.dumps(dict(origin)), encoding="utf-8")
+            hidden.replace(file)
+        elif JsonFile("compress", file, "remove the folder to start anew").read() != dict(origin):
+            raise ArgumentError(
+                f"compress: the folder of an interrupted run must belong to this model, text and choice of weights, "
+                f"got that of others, {self.folder}; name another one, or remove it to start anew."
+            )
+
+
+def check_spill_folder(folder: Path, out: Path | None = None) -> None:
+    """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
+    if out is not None and folder.resolve().is_relative_to(out.resolve()):
+        raise ArgumentError(
+            f"compress: spill must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
+            "name another folder."
+        )
+    if not folder.absolute().parent.is_dir():
+        raise ArgumentError(f"compress: spill must lie in a folder that exists, got {folder}; name another.")
+    if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
+        raise ArgumentError(
+            f"compress: spill must be a new folder, an empty one or that of an interrupted run, got {folder}; "
+            "name another one."
+        )
+
+
+def remove_spill_folder(folder: Path) -> None:
+    """Remove the folder of a run that is done."""
+    if (folder / _ORIGIN).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class StatisticsFiles:
+    """Statistics on disk: one file that is complete, or one file for every group in a folder while they are collected.
+
+    Parameters
+    ----------
+    spill
+        Folder of the files of groups.
+    origin
+        Digests of model, text and choice of weights, see `origin_of`.
+    file
+        File of all groups, to be used again; None for none.
+    """
+
+    def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
+        self._spill, self._folder, self._origin, self._file = spill, spill.folder, origin, file
+
+    def is_complete(self) -> bool:
+        """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
+        if self._file is None or not self._file.exists():
+            return False
+        _check(self._file, self._origin)
+        return True
+
+    def done(self) -> list[int]:
+        """Return the groups that are saved; raise if one is damaged or belongs to other statistics."""
+        groups = [int(file.stem.removeprefix("group")) for file in self._folder.glob("group*.safetensors")]
+        for group in groups:
+            _check(self._of_group(group), self._origin)
+        return groups
+
+    def save(self, group: int, statistics: Statistics) -> None:
+        """Save the statistics of a group."""
+        entries = [
+            Entry(f"{part}.{key}", dtype, np.ascontiguousarray(values, STORED_AS[dtype]))
+            for part, dtype in _PARTS.items()
+            for key, values in getattr(statistics, part).items()
+        ]
+        _write(self._of_group(group), self._origin, entries)
+
+    def statistics(self) -> Statistics:
+        """Return the statistics of all groups, each array read when it is used."""
+        files = [self._file] if self.is_complete() and self._file else [self._of_group(k) for k in self.done()]
+        tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
+        return Statistics(*(_Stored(_below(f"{part}.", tensors), self) for part in _PARTS))
+
+    def join(self) -> None:
+        """Write the file of all groups, if there is to be one."""
+        if self._file is not None and not self._file.exists():
+            tensors = [info for k in self.done() for info in read_header(self._of_group(k))[0].values()]
+            _write(self._file, self._origin, [Entry(info.name, info.dtype, info) for info in tensors])
+
+    def _of_group(self, group: int) -> Path:
+        return self._folder / f"group{group}.safetensors"
+
+
+class _Stored(Mapping[str, Array]):
+    """Arrays that are read at every access; `files` is kept, because a temporary folder goes with the last user."""
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], files: StatisticsFiles) -> None:
+        self._tensors, self._files = tensors, files
+
+    def __getitem__(self, key: str) -> Array:
+        return self._tensors[key].read_stored()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _check(file: Path, origin: Mapping[str, str]) -> None:
+    """Raise unless a file holds statistics of this origin, as they were saved."""
+    stored = _header(file)
+    for part, description in (
+        ("model", "another model"),
+        ("tokens", f"calibration_tokens {stored.get('tokens')}, this being {origin['tokens']},"),
+        ("text", "another text"),
+        ("weights", "another value of what"),
+    ):
+        if stored.get(part) != origin[part]:
+            raise ArgumentError(
+                f"compress: statistics must be those of this model on this text, got those of {description} in "
+                f"{file}; name another file, or remove it to start anew."
+            )
+    tensors, _ = read_header(file)
+    if stored.get("digest") != _digest(stored, [Entry(info.name, info.dtype, info) for info in tensors.values()]):
+        raise FileFormatError(f"compress: {file} was changed after it was saved; remove it and collect again.")
+
+
+def _write(file: Path, origin: Mapping[str, str], entries: Sequence[Entry]) -> None:
+    """Write statistics atomically, replacing the previous file."""
+    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+    metadata = {"format": _FORMAT, "version": _VERSION, **origin}
+    metadata["digest"] = _digest(metadata, entries)
+    try:
+        for _ in write_tensor_file(hidden, entries, metadata):
+            pass
+        hidden.replace(file)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
+    """Return a digest of the metadata, but for the digest itself, and of all arrays by name."""
+    state = hashlib.sha256(repr(sorted((k, v) for k, v in metadata.items() if k != "digest")).encode())
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
+        state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode() + values.tobytes())
+    return state.hexdigest()
+
+
+def _below(prefix: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    return {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
+
+
+def _header(file: Path) -> dict[str, str]:
+    try:
+        _, stored = read_header(file)
+    except FileFormatError:
+        stored = {}
+    if stored.get("format") != _FORMAT:
+        raise FileFormatError(f"compress: {file} holds no statistics written by compress; name another file.")
+    if stored.get("version") != _VERSION:
+        raise FileFormatError(
+            f"compress: {file} holds statistics of version {stored.get('version')}, this is version {_VERSION}; "
+            "remove it and collect again."
+        )
+    return stored
