@@ -28,6 +28,7 @@ def test_it_holds_the_arguments_of_compress() -> None:
     assert taken.keys() - {field.name for field in dataclasses.fields(Request)} == {
         "source",
         "out",
+        "cache_bytes",
         "force",
         "progress",
     }

@@ -67,11 +67,12 @@ def allocate_with_numbers(curves: Sequence[Curve], budget: int, most: int) -> li
     """Choose one option of every curve with the least sum of errors within a budget of bits and `most` numbers.
 
     A number has a price, added to the errors: the lowest, by bisection, at which the choice of `allocate` has at most
-    so many. Returns the fewest numbers within the budget if these are more, and None if there is no choice within it.
+    so many. What one price leaves over goes to single curves. Returns the fewest numbers within the budget if these are
+    more, and None if there is no choice within it.
 
     >>> line = Curve(np.array([10, 20, 30]), np.array([1.0, 0.1, 0.0]), np.array([1, 9, 2]))
     >>> allocate_with_numbers([line, line], 60, 3)
-    [0, 2]
+    [2, 0]
     """
     numbers = [np.zeros_like(curve.costs) if curve.numbers is None else curve.numbers for curve in curves]
 
@@ -100,7 +101,27 @@ def allocate_with_numbers(curves: Sequence[Curve], budget: int, most: int) -> li
         candidate = choose(price) or choice
         low, high = (low, price) if fits(candidate) else (price, high)
         best = candidate if fits(candidate) else best
-    return best
+    return _filled(curves, numbers, best, budget, most)
+
+
+def _filled(
+    curves: Sequence[Curve], numbers: Sequence[Array], choice: Sequence[int], budget: int, most: int
+) -> list[int]:
+    """Return a choice in which no single curve can have a smaller error within both budgets."""
+    choice, bits = list(choice), budget - spent_by(curves, choice)
+    left = most - sum(int(own[k]) for own, k in zip(numbers, choice, strict=True))
+    while True:
+        gain, best, option = 0.0, -1, -1
+        for c, (curve, own, k) in enumerate(zip(curves, numbers, choice, strict=True)):
+            fits = (curve.costs - curve.costs[k] <= bits) & (own - own[k] <= left)
+            gains = np.where(fits, curve.errors[k] - curve.errors, 0.0)
+            if gains.max() > gain:
+                gain, best, option = float(gains.max()), c, int(gains.argmax())
+        if best < 0:
+            return choice
+        bits -= int(curves[best].costs[option] - curves[best].costs[choice[best]])
+        left -= int(numbers[best][option] - numbers[best][choice[best]])
+        choice[best] = option
 
 
 def smallest(curves: Sequence[Curve], bound: float) -> list[int] | None:
