@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
@@ -57,7 +58,7 @@ def stored_bytes(
 
 
 def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
-    """Return the bytes of the compressed part in the factored layout, row indices included.
+    """Return the bytes of the tensors of the compressed part in the factored layout; row indices are in config.json.
 
     The tensors of a module are written in the widest dtype of those that they replace; others are copied.
     """
@@ -70,7 +71,7 @@ def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
             before = {wiring.matrices[module].weight, wiring.matrices[module].bias or ""} & tensors.keys()
         replaced = replaced_names(checkpoint, module, own)
         float_bits = float_width(tensors[name] for name in replaced)
-        total += sum(description.n_bits(float_bits) for description in own) // 8
+        total += sum(replace(description, rows=()).n_bits(float_bits) for description in own) // 8
         total += sum(tensors[name].end - tensors[name].begin for name in before - {*replaced})
     return total
 
