@@ -82,7 +82,7 @@ def stage(*, refit: bool) -> Run:
         if refit:
             with tempfile.TemporaryDirectory() as folder:
                 streams = Streams(Path(folder), sample_batches(batches, 65_536), checkpoint.sizes.d_model)
-                fitted = dict(fit_factors(open_running(source), parts, options, streams, 0, metric=calibration.metric))
+                fitted = dict(fit_factors(open_running(source), parts, options, streams, 0))
             projections = [expand(fitted[module], checkpoint.sizes) for module in parts]
         else:
             products = [part.load().products(options[module]) for module, part in parts.items()]

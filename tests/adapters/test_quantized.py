@@ -363,7 +363,7 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)
         both = FitStreams(running, streams)
-        errors[n_steps] = both.error(Block(after, 0), {}, None)
+        errors[n_steps] = both.errors(Block(after, 0), [{}])[0]
     assert errors[1] <= errors[0]
     assert errors[30] <= errors[0]
     assert errors[0] > 0

@@ -271,18 +271,15 @@ def test_fitted_factors_reload_and_compute_the_same(
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm", "llama"]))
 @pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
-def test_the_fit_of_a_block_takes_nothing_away(
-    what: str, name: str, folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_fit_of_a_block_brings_it_nearer(
+    what: str, name: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random weights gain little, and candidates are compared at the output of their block, not of the model."""
-    text, found = tmp_path / "text.txt", []
-    text.write_text(made_up_text(500), encoding="utf-8")
+    found = []
     for steps in (0, 20):
         monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", steps)
         tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", keep=0.4, what=what, calibrate=text)
         found.append(evaluate(folders[name], tmp_path / f"{steps}", text).error)
-    assert found[1] != found[0]
-    assert found[1] < 1.02 * found[0]
+    assert found[1] < found[0]
 
 
 def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_path: Path) -> None:

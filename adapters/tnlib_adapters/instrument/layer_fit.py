@@ -8,9 +8,7 @@ layer on the original stream x. First the last factor R of W_O = L R and its bia
 with y' the mixed values of the truncated heads, o the output of the original attention, and L the identity if W_O is
 not factored. Then all factors of the block, those of a truncated feed-forward layer included, by gradient descent on
 the squared difference at the output of the block. No gradient leaves the block. The factors of a layer, as truncated,
-refitted, descended or halfway, are chosen on held-out batches by the error d of the output of the block: by the mean of
-d^T P d, with the second moments P of the gradients of random probes there. To lowest order it is the error of the
-output of the model, if the errors of tokens are independent.
+refitted, descended or halfway, are chosen on held-out batches by the output of the whole model, later layers unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from torch.func import functional_call
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products, Projections, join_modules, put_together
-from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward
+from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import Layer, RunningModel, find_module, input_of, output_of
 from tnlib_adapters.instrument.stored_weights import Group
 
@@ -118,13 +116,13 @@ class FitStreams:
         self._streams, self.batches = streams, streams.batches
         count = min(_HELD_OUT, len(self.batches) // 2)
         self.held_out, self.fitted = range(max(1, count)), range(count, len(self.batches))
-        frame = Frame(model)
-        self._calls = forward(frame, streams)
+        self._original = self._truncated = Frame(model)
+        self._calls = forward(self._original, streams)
         if tables:
-            frame = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
+            self._truncated = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
         with torch.no_grad():
             for b, batch in enumerate(self.batches):
-                self._streams.write("truncated-0", b, frame.enter(batch)[0])
+                self._streams.write("truncated-0", b, self._truncated.enter(batch)[0])
         self._streams.finish("truncated-0")
 
     def original(self, k: int, b: int) -> Tensor:
@@ -151,14 +149,35 @@ class FitStreams:
         self._streams.finish(f"truncated-{block.k + 1}")
         self._streams.remove(f"truncated-{block.k}")
 
-    def error(self, block: Block, parameters: Mapping[str, Tensor], metric: Tensor | None) -> float:
-        """Return the sum of d^T P d over held-out tokens, with the error d of the block's output and the metric P."""
-        total = 0.0
-        for b in self.held_out:
-            out = block.run(self.truncated(block.k, b), self.call(block.k, b), parameters)
-            error = (out - self.original(block.k + 1, b))[self.valid(b)].double()
-            total += float((error * (error if metric is None else error @ metric)).sum())
-        return total
+    def errors(self, block: Block, candidates: Sequence[Mapping[str, Tensor]]) -> list[float]:
+        """Return the error of the model's output with each of these parameters of a block, later blocks unchanged.
+
+        It is 1 - cosine, or the Kullback-Leibler divergence, summed over held-out batches.
+        """
+        k, n, totals = block.k, len(self._original.model.layers), [0.0] * len(candidates)
+        runs = [(c, b) for c in range(len(candidates)) for b in self.held_out]
+        with torch.no_grad():
+            outs = {(c, b): block.run(self.truncated(k, b), self.call(k, b), candidates[c]) for c, b in runs}
+            for later in range(k + 1, n):
+                for c, b in runs:
+                    outs[c, b] = run_block(self._original.model, later, outs[c, b], self.call(later, b))
+            for b in self.held_out:
+                before = self._output(self._original, self.original(n, b), b)
+                for c in range(len(candidates)):
+                    after = self._output(self._truncated, outs[c, b], b)
+                    totals[c] += _distance(before, after, predicts=self._original.model.predicts)
+        return totals
+
+    def _output(self, frame: Frame, x: Tensor, b: int) -> Tensor:
+        """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
+        out = frame.leave(x, self.batches[b])
+        return out[self.valid(b)].log_softmax(-1) if frame.model.predicts else out
+
+
+def _distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
+    if predicts:
+        return float((before.exp() * (before - after)).sum())
+    return float((1 - (before * after).sum(-1)).sum())
 
 
 def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) -> Group:
@@ -173,7 +192,6 @@ def fit_layers(
     streams: Streams,
     start: Callable[[int], Products],
     *,
-    metric: Callable[[int], Array] | None = None,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
     seed: int = 0,
@@ -189,9 +207,6 @@ def fit_layers(
         For the streams of the calibration batches between layers.
     start
         Function from a layer index to its truncated weights.
-    metric
-        Function from a layer index to second moments of the gradients at its output, in which the errors of candidates
-        are compared; None for the identity.
     tables
         Truncated tables of embeddings, by module: they feed the first layer.
     n_steps
@@ -211,9 +226,9 @@ def fit_layers(
             refitted = _refit_output(block, both, best) if "o" in best.factors else best
             descended = _descend(block, both, refitted, n_steps, generator)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
-            weighed = None if metric is None else torch.from_numpy(metric(k)).double()
             candidates = (descended, halfway, refitted, best)
-            best = min(candidates, key=lambda products: both.error(block, block.parameters(products), weighed))
+            errors = both.errors(block, [block.parameters(products) for products in candidates])
+            best = candidates[int(np.argmin(errors))]
         both.advance(block, block.parameters(best))
         yield best.each(Tensor.numpy)
     progress("fitting layers", len(model.layers), len(model.layers))

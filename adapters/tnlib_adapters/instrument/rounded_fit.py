@@ -9,7 +9,7 @@ fixed up to the clipped rounding error (Esser et al., Learned step size quantiza
 the squared difference at the output of a block moves both, and the biases of the attention, first block to last; no
 gradient leaves the block. W starts between the rounded value and the nearest point of its cell to the original, so that
 codes near a boundary can change. Parts of a weight are rounded one by one. The weights of a block, as rounded or as
-fitted, are chosen on held-out batches by the output of the block, see `fit_layers`.
+fitted, are chosen on held-out batches by the output of the whole model.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ def fit_rounded_layers(
     streams: Streams,
     start: Callable[[int], RoundedBlock],
     *,
-    metric: Callable[[int], Array] | None = None,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
     seed: int = 0,
@@ -120,8 +119,6 @@ def fit_rounded_layers(
         For the streams of the calibration batches between layers.
     start
         Function from a layer index to its rounded weights.
-    metric
-        As in `fit_layers`.
     tables
         Rounded tables of embeddings, by module: they feed the first layer.
     n_steps
@@ -139,8 +136,8 @@ def fit_rounded_layers(
         block, best = Block(model, k), start(k)
         if best.rounded:
             fitted = _fitted(block, both, best, n_steps, generator)
-            weighed = None if metric is None else torch.from_numpy(metric(k)).double()
-            best = min((best, fitted), key=lambda own: both.error(block, _parameters(block, own), weighed))
+            kept, changed = both.errors(block, [_parameters(block, own) for own in (best, fitted)])
+            best = fitted if changed < kept else best
         both.advance(block, _parameters(block, best))
         yield best
     progress("fitting layers", len(model.layers), len(model.layers))

@@ -13,7 +13,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import Statistics, block_key, collect
+from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, origin_of
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
@@ -74,10 +74,6 @@ class Calibration:
 
     parts: dict[str, LazyPart]
     statistics: Statistics
-
-    def metric(self, k: int) -> Array:
-        """Return the second moments of the gradients at the output of a block."""
-        return self.statistics.slopes[block_key(k)]
 
 
 PartsOf = Callable[[GroupCalibration], Mapping[str, Factorised]]
@@ -319,7 +315,7 @@ def factorise_calibrated(
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_factors(model, calibration.parts, options, streams, metric=calibration.metric, progress=progress)
+        return fit_factors(model, calibration.parts, options, streams, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
@@ -347,7 +343,6 @@ def fit_factors(
     streams: Streams,
     n_steps: int | None = None,
     *,
-    metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the factors of every layer and matrix after the block-wise reconstruction.
@@ -360,7 +355,7 @@ def fit_factors(
         Calibrated layers and matrices by module.
     options
         Their chosen sizes.
-    streams, metric
+    streams
         As in `fit_layers`.
     n_steps
         Optimizer steps per layer; None for 400.
@@ -389,7 +384,7 @@ def fit_factors(
         return products.beside(factors)
 
     n_steps = _STEPS if n_steps is None else n_steps
-    for products in fit_layers(model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress):
+    for products in fit_layers(model, streams, start, tables=tables, n_steps=n_steps, progress=progress):
         for name, part in held.items():
             is_layer = isinstance(part, CalibratedLayer)
             yield name, part.packed(products if is_layer else products.factors.get(name, ()))

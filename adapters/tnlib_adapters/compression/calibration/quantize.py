@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,7 +77,7 @@ def factorise_quantized(
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_rounded(model, calibration.parts, options, streams, metric=calibration.metric, progress=progress)
+        return fit_rounded(model, calibration.parts, options, streams, progress=progress)
 
     return Factorisation(
         "quantized",
@@ -97,7 +97,6 @@ def fit_rounded(
     streams: Streams,
     n_steps: int | None = None,
     *,
-    metric: Callable[[int], Array] | None = None,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the rounded weights of every layer and matrix after the block-wise reconstruction.
@@ -110,7 +109,7 @@ def fit_rounded(
         Stored forms of the projections of every layer, and of the other weights, by module.
     options
         Their chosen forms.
-    streams, metric
+    streams
         As in `fit_layers`.
     n_steps
         Optimizer steps per layer; None for 200.
@@ -141,9 +140,7 @@ def fit_rounded(
         return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
     n_steps = _STEPS if n_steps is None else n_steps
-    for block in fit_rounded_layers(
-        model, streams, start, metric=metric, tables=tables, n_steps=n_steps, progress=progress
-    ):
+    for block in fit_rounded_layers(model, streams, start, tables=tables, n_steps=n_steps, progress=progress):
         for name, part in held.items():
             if isinstance(part, QuantizedLayer):
                 yield name, part.packed({own: block.rounded[own] for own in NAMES}, block.biases)

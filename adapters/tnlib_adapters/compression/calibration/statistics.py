@@ -40,7 +40,7 @@ class Statistics:
         By input key: sums over tokens of x x^T; for an embedding table the token counts.
     slopes
         Sums of p p^T with the gradient p of a probe at the output; for an unembedding at the input, because the output
-        is as wide as the vocabulary. With those at the output of every block, see `block_key`.
+        is as wide as the vocabulary.
     gates
         Means of squares of the derivative with respect to a gate on each component, over texts and probes, or over
         tokens for language models. Half of it is, to lowest order, the loss of cosine similarity of the embeddings, or
@@ -54,11 +54,6 @@ class Statistics:
     def of_layer(self, k: int) -> Moments:
         """Return the moments of the attention of one layer."""
         return Moments(self.reads[f"{k}.x"], self.reads[f"{k}.y"], {n: self.slopes[f"{k}.{n}"] for n in NAMES})
-
-
-def block_key(k: int) -> str:
-    """Return the key of the gradients at the output of the k-th block."""
-    return f"{k}.block"
 
 
 # group index and its moments -> components of its weights, by key
@@ -200,7 +195,7 @@ class _Collection:
                 x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{probe}-{k + 1}", b)
                 reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, places, gradient)
                 self._streams.write(f"gradient-{probe}-{k}", b, at_stream)
-                yield reads, {**slopes, block_key(k): gradient * batch.mask[..., None]}
+                yield reads, slopes
             self._streams.finish(f"gradient-{probe}-{k}")
 
         return self._statistics(k, places, observed)
@@ -232,7 +227,7 @@ class _Collection:
             for key, x in batch_reads.items():
                 _add(reads, key, _moments(x, place_of[key]))
             for key, slope in batch_slopes.items():
-                if key in places and places[key].predicts:
+                if places[key].predicts:
                     slope = slope @ places[key].module.get_parameter("weight")
                 _add(slopes, key, second_moments(slope.numpy()))
         moments = Statistics(reads, slopes)
