@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
-from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, origin_of
+from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
 from tnlib_adapters.compression.methods.components import Components
@@ -120,21 +120,19 @@ def collect_calibration(
     # moments must be those of the inputs of the folded weights
     model = model.changed(fold_biases_of(model, keys=keys)) if layers else model
     places = find_places(model, names, attention=bool(layers))
-    spill, groups = (
-        spill or Spill(),
-        _Groups(checkpoint, places, keys, layers, names, parts_of, workspace or Workspace()),
-    )
-    origin = origin_of(checkpoint, sample, places, model.longest)
+    groups = _Groups(checkpoint, places, keys, layers, names, parts_of, workspace or Workspace())
+    spill = spill or Spill()
+    streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
     is_complete = files.is_complete()
-    spill.claim(origin)
+    spill.claim(origin | {"streams": digest_of_tokens(streams.batches)})
 
     def save(group: int, statistics: Statistics) -> None:
         files.save(group, statistics)
         groups.factorise(group, statistics)
 
     if not is_complete:
-        streams, done, components = streams_of_fit(model, batches, spill), files.done(), groups.components
+        done, components = files.done(), groups.components
         collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
         files.join()
     statistics = files.statistics()
@@ -364,8 +362,9 @@ def fit_factors(
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    tables, inside, held = dict[str, Array](), names_in_blocks(model.wiring, parts), dict[str, Any]()
-    for name in parts.keys() - {name for own in inside for name in own}:
+    inside, outside = by_block(model.wiring, parts)
+    tables, held = dict[str, Array](), dict[str, Any]()
+    for name in outside:
         matrix = parts[name].load()
         factors = matrix.factors(options[name])
         if factors and model.wiring.is_embedding(name):
@@ -390,10 +389,12 @@ def fit_factors(
             yield name, part.packed(products if is_layer else products.factors.get(name, ()))
 
 
-def names_in_blocks(wiring: Wiring, parts: Mapping[str, Any]) -> list[list[str]]:
-    """Return the attention and the other matrices of every block that are among the parts."""
+def by_block(wiring: Wiring, parts: Iterable[str]) -> tuple[list[list[str]], list[str]]:
+    """Return the parts in every block, its attention first, and those outside the blocks."""
+    known = list(parts)
     of_blocks = [
         [module, *(matrix.name for matrix in (*layer.latent_matrices, *layer.feed_forward_matrices))]
         for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True)
     ]
-    return [[name for name in own if name in parts] for own in of_blocks]
+    inside = [[name for name in own if name in known] for own in of_blocks]
+    return inside, [name for name in known if not any(name in own for own in inside)]

@@ -12,9 +12,9 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.calibrate import (
     GroupCalibration,
+    by_block,
     collect_calibration,
     n_before,
-    names_in_blocks,
     streams_of_fit,
 )
 from tnlib_adapters.compression.calibration.statistics_files import Spill
@@ -101,25 +101,13 @@ def fit_rounded(
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the rounded weights of every layer and matrix after the block-wise reconstruction.
 
-    Parameters
-    ----------
-    model
-        The original.
-    parts
-        Stored forms of the projections of every layer, and of the other weights, by module.
-    options
-        Their chosen forms.
-    streams
-        As in `fit_layers`.
-    n_steps
-        Optimizer steps per layer; None for 200.
-    progress
-        Called as progress(stage, done, total).
+    Parameters are those of `fit_factors`; `n_steps` None is 200.
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    tables, inside, held = dict[str, Array](), names_in_blocks(model.wiring, parts), dict[str, Any]()
-    for name in parts.keys() - {name for own in inside for name in own}:
+    inside, outside = by_block(model.wiring, parts)
+    tables, held = dict[str, Array](), dict[str, Any]()
+    for name in outside:
         matrix = parts[name].load()
         product = matrix.weight.rounded(options[name][0])
         if model.wiring.is_embedding(name):

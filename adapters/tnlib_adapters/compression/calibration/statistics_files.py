@@ -36,17 +36,23 @@ def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, 
 
     `longest` is the number of tokens at which texts were truncated.
     """
-    model, text = hashlib.sha256(), hashlib.sha256()
+    model = hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
             while block := opened.read(_BLOCK):
                 model.update(block)
+    keys = hashlib.sha256("\n".join(sorted(places)).encode())
+    digests = {"model": model.hexdigest(), "text": digest_of_tokens(batches), "weights": keys.hexdigest()}
+    return digests | {"tokens": str(longest)}
+
+
+def digest_of_tokens(batches: Sequence[Batch]) -> str:
+    """Return a digest of the tokens of batches."""
+    text = hashlib.sha256()
     for batch in batches:
         for part in (batch.ids, batch.mask):
             text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
-    keys = hashlib.sha256("\n".join(sorted(places)).encode())
-    digests = {"model": model.hexdigest(), "text": text.hexdigest(), "weights": keys.hexdigest()}
-    return digests | {"tokens": str(longest)}
+    return text.hexdigest()
 
 
 def check_statistics_file(file: Path, out: Path) -> None:
