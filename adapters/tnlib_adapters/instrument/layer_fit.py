@@ -8,7 +8,8 @@ layer on the original stream x. First the last factor R of W_O = L R and its bia
 with y' the mixed values of the truncated heads, o the output of the original attention, and L the identity if W_O is
 not factored. Then all factors of the block, those of a truncated feed-forward layer included, by gradient descent on
 the squared difference at the output of the block. No gradient leaves the block. The factors of a layer, as truncated,
-refitted, descended or halfway, are chosen on held-out batches by the output of the whole model, later layers unchanged.
+refitted, descended or halfway, are chosen on held-out batches by the output of the whole model, later layers unchanged;
+in deep models by the stream a few layers later, so that the time grows with the number of layers and not its square.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from tnlib_adapters.instrument.stored_weights import Group
 _RIDGE = 0.03
 _RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
-_HELD_OUT = 6  # batches on which the factors of a layer are chosen
+_HELD_OUT = 6  # batches on which the factors of a layer are chosen, and at most every eighth
+_LATER = 6  # blocks that are run to choose them
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ class Block:
 
 def install(model: RunningModel, k: int, projections: Projections) -> None:
     """Put projections into the k-th layer of a running model, whose weights are all in memory."""
-    with torch.no_grad():
-        for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-            model.model.get_parameter(name).copy_(as_tensor(values))
+    for name, values in put_together(model.wiring.layers[k].attention, projections).items():
+        module, _, last = name.rpartition(".")
+        setattr(model.model.get_submodule(module), last, nn.Parameter(as_tensor(values), requires_grad=False))
 
 
 def as_tensor(values: Array) -> Tensor:
@@ -110,16 +112,23 @@ class FitStreams:
         chosen on the first few batches, and fitted on the others.
     tables
         Truncated tables of embeddings, by module: the truncated streams start from these.
+    first
+        First block that is fitted; the truncated streams at its input are stored if it is not 0.
     """
 
-    def __init__(self, model: RunningModel, streams: Streams, tables: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self, model: RunningModel, streams: Streams, tables: Mapping[str, Array] | None = None, first: int = 0
+    ) -> None:
         self._streams, self.batches = streams, streams.batches
-        count = min(_HELD_OUT, len(self.batches) // 2)
-        self.held_out, self.fitted = range(max(1, count)), range(count, len(self.batches))
+        count = min(_HELD_OUT, max(1, len(self.batches) // 8))
+        self.held_out = range(count)
+        self.fitted = range(count if count < len(self.batches) else 0, len(self.batches))
         self._original = self._truncated = Frame(model)
-        self._calls = forward(self._original, streams)
+        self.calls = forward(self._original, streams)
         if tables:
             self._truncated = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
+        if first:
+            return
         with torch.no_grad():
             for b, batch in enumerate(self.batches):
                 self._streams.write("truncated-0", b, self._truncated.enter(batch)[0])
@@ -135,38 +144,49 @@ class FitStreams:
 
     def call(self, k: int, b: int) -> Call:
         """Return the further arguments of the k-th block."""
-        return self._calls[b][k]
+        return self.calls[b][k]
 
     def valid(self, b: int) -> Tensor:
         """Return where a batch has tokens."""
         return self.batches[b].valid
 
     def advance(self, block: Block, parameters: Mapping[str, Tensor]) -> None:
-        """Store the truncated streams after a block with these parameters, and delete those before it."""
+        """Store the truncated streams after a block with these parameters."""
         for b in range(len(self.batches)):
             out = block.run(self.truncated(block.k, b), self.call(block.k, b), parameters)
             self._streams.write(f"truncated-{block.k + 1}", b, out)
         self._streams.finish(f"truncated-{block.k + 1}")
-        self._streams.remove(f"truncated-{block.k}")
+
+    def remove(self, k: int) -> None:
+        """Delete the truncated streams at the input of the k-th block."""
+        self._streams.remove(f"truncated-{k}")
 
     def errors(self, block: Block, candidates: Sequence[Mapping[str, Tensor]]) -> list[float]:
         """Return the error of the model's output with each of these parameters of a block, later blocks unchanged.
 
-        It is 1 - cosine, or the Kullback-Leibler divergence, summed over held-out batches.
+        It is 1 - cosine, or the Kullback-Leibler divergence, summed over held-out batches. If many blocks follow, it is
+        the squared difference of the stream after some of them.
         """
-        k, n, totals = block.k, len(self._original.model.layers), [0.0] * len(candidates)
+        k, totals = block.k, [0.0] * len(candidates)
+        end = min(k + 1 + _LATER, len(self._original.model.layers))
         runs = [(c, b) for c in range(len(candidates)) for b in self.held_out]
         with torch.no_grad():
             outs = {(c, b): block.run(self.truncated(k, b), self.call(k, b), candidates[c]) for c, b in runs}
-            for later in range(k + 1, n):
+            for later in range(k + 1, end):
                 for c, b in runs:
                     outs[c, b] = run_block(self._original.model, later, outs[c, b], self.call(later, b))
             for b in self.held_out:
-                before = self._output(self._original, self.original(n, b), b)
-                for c in range(len(candidates)):
-                    after = self._output(self._truncated, outs[c, b], b)
-                    totals[c] += _distance(before, after, predicts=self._original.model.predicts)
+                errors = self._errors(end, b, [outs[c, b] for c in range(len(candidates))])
+                totals = [total + error for total, error in zip(totals, errors, strict=True)]
         return totals
+
+    def _errors(self, k: int, b: int, streams: Sequence[Tensor]) -> list[float]:
+        """Return the errors of streams of a batch before the k-th block, or of the outputs if there is none."""
+        original = self.original(k, b)
+        if k < len(self._original.model.layers):
+            return [float((x - original)[self.valid(b)].square().sum()) for x in streams]
+        predicts, before = self._original.model.predicts, self._output(self._original, original, b)
+        return [_distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
 
     def _output(self, frame: Frame, x: Tensor, b: int) -> Tensor:
         """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
@@ -194,10 +214,11 @@ def fit_layers(
     *,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
+    first: int = 0,
     seed: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
-    """Yield the fitted weights of every layer.
+    """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
 
     Parameters
     ----------
@@ -210,28 +231,46 @@ def fit_layers(
     tables
         Truncated tables of embeddings, by module: they feed the first layer.
     n_steps
-        Number of gradient steps per layer, one batch each.
+        Number of gradient steps per layer.
+    first
+        First layer; those before it were fitted in an earlier run on the same streams. When a layer is asked for, the
+        one before it must be saved: the streams from which it was fitted are deleted.
     seed
         Seed of the order of the batches.
     progress
         Called as progress(stage, done, total).
     """
-    both = FitStreams(model, streams, tables)
-    generator = torch.Generator().manual_seed(seed)
-    for k in range(len(model.layers)):
-        progress("fitting layers", k, len(model.layers))
+    both = FitStreams(model, streams, tables, first)
+    for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
         model.load(k)
         block, best = Block(model, k), start(k).each(as_tensor)
         if best.parts:  # otherwise nothing of the block is truncated
             refitted = _refit_output(block, both, best) if "o" in best.factors else best
-            descended = _descend(block, both, refitted, n_steps, generator)
+            descended = _descend(block, both, refitted, order)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
             candidates = (descended, halfway, refitted, best)
             errors = both.errors(block, [block.parameters(products) for products in candidates])
             best = candidates[int(np.argmin(errors))]
         both.advance(block, block.parameters(best))
         yield best.each(Tensor.numpy)
-    progress("fitting layers", len(model.layers), len(model.layers))
+
+
+def blocks_to_fit(
+    streams: FitStreams, n_steps: int, first: int, seed: int, progress: Callable[[str, int, int], None]
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield every block from the `first` on with the batches of its steps, and delete the streams before the last."""
+    n, generator = len(streams.calls[0]), torch.Generator().manual_seed(seed)
+    for k in range(n):
+        order: list[int] = []
+        while len(order) < n_steps:
+            order += reversed(torch.randperm(len(streams.fitted), generator=generator).tolist())
+        if k < first:  # the random numbers of later blocks are those of a run without interruption
+            continue
+        progress("fitting layers", k, n)
+        if k > first:
+            streams.remove(k - 1)
+        yield k, [streams.fitted[b] for b in order[:n_steps]]
+    progress("fitting layers", n, n)
 
 
 def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
@@ -262,15 +301,15 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     return replace(start, factors={**start.factors, "o": (*first, new.float())}, output_bias=bias)
 
 
-def _descend(block: Block, streams: FitStreams, start: Products, n_steps: int, generator: torch.Generator) -> Products:
-    """Return the factors after `n_steps` of Adam, in units of the root mean square of each factor."""
+def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
+    """Return the factors after one step of Adam on every batch of `order`, in units of their root mean squares."""
     scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
     moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
 
     def moved() -> Products:
         return start.each(lambda a, scale, move: a + scale * move, scales, moves)
 
-    adam(block, streams, moves.parts, lambda: block.parameters(moved()), _RATE, n_steps, generator)
+    adam(block, streams, moves.parts, lambda: block.parameters(moved()), _RATE, order)
     return moved().each(Tensor.detach)
 
 
@@ -280,21 +319,17 @@ def adam(
     moves: Sequence[Any],
     parameters: Callable[[], Mapping[str, Tensor]],
     rate: float,
-    n_steps: int,
-    generator: torch.Generator,
+    order: Sequence[int],
 ) -> None:
-    """Minimise the squared difference at the output of a block by Adam over `moves`, one batch a step.
+    """Minimise the squared difference at the output of a block by Adam over `moves`, one step for every batch.
 
     The rate rises over a few steps and falls to 0 along a cosine.
     """
     optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
+        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / len(order)))
     )
-    order: list[int] = []
-    for _ in range(n_steps):
-        order = order or torch.randperm(len(streams.fitted), generator=generator).tolist()
-        b = streams.fitted[order.pop()]
+    for b in order:
         wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), parameters())
         loss = (wrote - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
         optimiser.zero_grad()

@@ -28,7 +28,7 @@ from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import NAMES, Projections
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
 from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.layer_fit import Block, FitStreams, adam, as_tensor
+from tnlib_adapters.instrument.layer_fit import Block, FitStreams, adam, as_tensor, blocks_to_fit
 from tnlib_adapters.instrument.running_model import RunningModel
 
 _RATE = 0.012  # learning rate of the weights, in steps of their grid
@@ -106,47 +106,28 @@ def fit_rounded_layers(
     *,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
+    first: int = 0,
     seed: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[RoundedBlock]:
-    """Yield the fitted weights of every layer.
+    """Yield the fitted weights of every layer from the `first` on.
 
-    Parameters
-    ----------
-    model
-        Model with its original weights.
-    streams
-        For the streams of the calibration batches between layers.
-    start
-        Function from a layer index to its rounded weights.
-    tables
-        Rounded tables of embeddings, by module: they feed the first layer.
-    n_steps
-        Number of gradient steps per layer, one batch each.
-    seed
-        Seed of the order of the batches.
-    progress
-        Called as progress(stage, done, total).
+    Parameters are those of `fit_layers`; `start` returns the rounded weights of a layer, and `tables` are rounded.
     """
-    both = FitStreams(model, streams, tables)
-    generator = torch.Generator().manual_seed(seed)
-    for k in range(len(model.layers)):
-        progress("fitting layers", k, len(model.layers))
+    both = FitStreams(model, streams, tables, first)
+    for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
         model.load(k)
         block, best = Block(model, k), start(k)
         if best.rounded:
-            fitted = _fitted(block, both, best, n_steps, generator)
+            fitted = _fitted(block, both, best, order)
             kept, changed = both.errors(block, [_parameters(block, own) for own in (best, fitted)])
             best = fitted if changed < kept else best
         both.advance(block, _parameters(block, best))
         yield best
-    progress("fitting layers", len(model.layers), len(model.layers))
 
 
-def _fitted(
-    block: Block, streams: FitStreams, start: RoundedBlock, n_steps: int, generator: torch.Generator
-) -> RoundedBlock:
-    """Return the weights and biases after `n_steps` of Adam."""
+def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Sequence[int]) -> RoundedBlock:
+    """Return the weights and biases after one step of Adam on every batch of `order`."""
     grids = {
         name: [_Grid.around(*pair) for pair in zip(held, start.originals[name], strict=True)]
         for name, held in start.rounded.items()
@@ -175,7 +156,7 @@ def _fitted(
         {"params": [move[1] for move in all_moves], "lr": _SCALE_RATE},
         {"params": [*shifts.values()], "lr": _BIAS_RATE},
     ]
-    adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, n_steps, generator)
+    adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, order)
     moved = {name: (bias + sizes[name] * shifts[name]).detach().numpy() for name, bias in biases.items()}
     rounded = {
         name: tuple(grid.integers(own) for grid, own in zip(held, moves[name], strict=True))

@@ -33,7 +33,8 @@ from tnlib_adapters.instrument.stored_weights import (
     make_without_weights,
 )
 
-_TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
+_TOKENS, _FEWEST = 1024, 256  # per batch: products run at full speed, and a short text still gives many batches
+_BATCHES = 16
 
 
 Key = TypeVar("Key")
@@ -138,8 +139,9 @@ class RunningModel:
             ids = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
         ids = sorted((text_ids for text_ids in ids if len(text_ids) > 1), key=len)
         batches, start = [], 0
+        n_tokens = min(_TOKENS, max(_FEWEST, sum(map(len, ids)) // _BATCHES))
         for end in range(1, len(ids) + 1):
-            if end == len(ids) or (end + 1 - start) * len(ids[end]) > _TOKENS:
+            if end == len(ids) or (end + 1 - start) * len(ids[end]) > n_tokens:
                 batches.append(_padded(ids[start:end], self.tokenizer.pad_token_id or 0))
                 start = end
         return batches

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
@@ -354,39 +355,62 @@ def fit_factors(
     options
         Their chosen sizes.
     streams
-        As in `fit_layers`.
+        As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
-        Optimizer steps per layer; None for 400.
+        Optimizer steps per layer; None for 400, see `fit_steps`.
     progress
         Called as progress(stage, done, total).
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
+    steps = fit_steps(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
-    tables, held = dict[str, Array](), dict[str, Any]()
+    tables = dict[str, Array]()
     for name in outside:
-        matrix = parts[name].load()
-        factors = matrix.factors(options[name])
+        factors = parts[name].load().factors(options[name])
         if factors and model.wiring.is_embedding(name):
-            tables[name] = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
-        yield name, matrix.packed(factors)
+            tables[name] = np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)
+        yield name, parts[name].load().packed(factors)
 
     def start(k: int) -> Products:
-        held.clear()
-        held.update({name: parts[name].load() for name in inside[k]})
         products, factors = Products({}), dict[str, tuple[Array, ...]]()
-        for name, part in held.items():
+        for name in inside[k]:
+            part = parts[name].load()
             if isinstance(part, CalibratedLayer):
                 products = part.products(options[name])
             elif own := part.factors(options[name]):
                 factors[name] = own
         return products.beside(factors)
 
-    n_steps = _STEPS if n_steps is None else n_steps
-    for products in fit_layers(model, streams, start, tables=tables, n_steps=n_steps, progress=progress):
-        for name, part in held.items():
-            is_layer = isinstance(part, CalibratedLayer)
-            yield name, part.packed(products if is_layer else products.factors.get(name, ()))
+    def fitted(first: int) -> Iterator[Fitted]:
+        fit = fit_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        for k, products in enumerate(fit, first):
+            loaded = ((name, parts[name].load()) for name in inside[k])
+            yield [
+                (name, part.packed(products if isinstance(part, CalibratedLayer) else products.factors.get(name, ())))
+                for name, part in loaded
+            ]
+
+    n_steps = fit_steps(model, streams, _STEPS) if n_steps is None else n_steps
+    yield from saved(
+        FittedFiles(streams.folder, model.wiring.attention_modules, "calibrated", options, n_steps), fitted
+    )
+
+
+def fit_steps(model: RunningModel, streams: Streams, most: int) -> int:
+    """Return the optimizer steps of a layer: one pass over the text at most if the model does not fit into memory."""
+    small = model.weights is None or model.weights.fit_in_memory
+    return most if small else min(most, len(streams.batches))
+
+
+def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+    """Yield the fitted weights of all blocks: those that are saved, then those of `fit` from the next block on."""
+    n_done = files.n_done()
+    for k in range(n_done):
+        yield from files.read(k)
+    for k, fitted in enumerate(fit(n_done), n_done):
+        files.save(k, fitted)
+        yield from fitted
 
 
 def by_block(wiring: Wiring, parts: Iterable[str]) -> tuple[list[list[str]], list[str]]:

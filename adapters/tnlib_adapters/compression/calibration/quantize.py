@@ -14,9 +14,12 @@ from tnlib_adapters.compression.calibration.calibrate import (
     GroupCalibration,
     by_block,
     collect_calibration,
+    fit_steps,
     n_before,
+    saved,
     streams_of_fit,
 )
+from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.statistics_files import Spill
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
@@ -105,20 +108,19 @@ def fit_rounded(
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
+    steps = fit_steps(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
-    tables, held = dict[str, Array](), dict[str, Any]()
+    tables = dict[str, Array]()
     for name in outside:
-        matrix = parts[name].load()
-        product = matrix.weight.rounded(options[name][0])
+        product = parts[name].load().weight.rounded(options[name][0])
         if model.wiring.is_embedding(name):
-            tables[name] = product.values()
-        yield name, matrix.packed(product.integers)
+            tables[name] = product.values().astype(np.float32)
+        yield name, parts[name].load().packed(product.integers)
 
     def start(k: int) -> RoundedBlock:
-        held.clear()
-        held.update({name: parts[name].load() for name in inside[k]})
         own, biases = dict[str, RoundedProduct](), dict[str, Array]()
-        for name, part in held.items():
+        for name in inside[k]:
+            part = parts[name].load()
             if isinstance(part, QuantizedLayer):
                 projections = part.rounded(options[name])
                 own, biases = {**projections, **own}, part.biases(projections)
@@ -127,13 +129,20 @@ def fit_rounded(
         integers = {name: product.integers for name, product in own.items()}
         return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
-    n_steps = _STEPS if n_steps is None else n_steps
-    for block in fit_rounded_layers(model, streams, start, tables=tables, n_steps=n_steps, progress=progress):
-        for name, part in held.items():
-            if isinstance(part, QuantizedLayer):
-                yield name, part.packed({own: block.rounded[own] for own in NAMES}, block.biases)
-            else:
-                yield name, part.packed(block.rounded[name])
+    def fitted(first: int) -> Iterator[Fitted]:
+        fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        for k, block in enumerate(fit, first):
+            yield [(name, _packed(parts[name].load(), name, block)) for name in inside[k]]
+
+    files = FittedFiles(streams.folder, model.wiring.attention_modules, "quantized", options, steps)
+    yield from saved(files, fitted)
+
+
+def _packed(part: Any, name: str, block: RoundedBlock) -> list[FactoredMatrix]:
+    if isinstance(part, QuantizedLayer):
+        return part.packed({own: block.rounded[own] for own in NAMES}, block.biases)
+    matrices: list[FactoredMatrix] = part.packed(block.rounded[name])
+    return matrices
 
 
 def _layer(checkpoint: Checkpoint, group: GroupCalibration, forms: Mapping[str, Any]) -> QuantizedLayer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import shutil
 import tempfile
 import weakref
@@ -17,9 +16,10 @@ import numpy as np
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.digested_file import is_as_written, write_digested
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.files.json_file import JsonFile
-from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
+from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch
@@ -160,7 +160,7 @@ class StatisticsFiles:
             for part, dtype in _PARTS.items()
             for key, values in getattr(statistics, part).items()
         ]
-        _write(self._of_group(group), self._origin, entries)
+        write_digested(self._of_group(group), self._metadata, entries)
 
     def statistics(self) -> Statistics:
         """Return the statistics of all groups, each array read when it is used."""
@@ -172,7 +172,11 @@ class StatisticsFiles:
         """Write the file of all groups, if there is to be one."""
         if self._file is not None and not self._file.exists():
             tensors = [info for k in self.done() for info in read_header(self._of_group(k))[0].values()]
-            _write(self._file, self._origin, [Entry(info.name, info.dtype, info) for info in tensors])
+            write_digested(self._file, self._metadata, [Entry(info.name, info.dtype, info) for info in tensors])
+
+    @property
+    def _metadata(self) -> dict[str, str]:
+        return {"format": _FORMAT, "version": _VERSION, **self._origin}
 
     def _of_group(self, group: int) -> Path:
         return self._folder / f"group{group}.safetensors"
@@ -208,31 +212,8 @@ def _check(file: Path, origin: Mapping[str, str]) -> None:
                 f"compress: statistics must be those of this model on this text, got those of {description} in "
                 f"{file}; name another file, or remove it to start anew."
             )
-    tensors, _ = read_header(file)
-    if stored.get("digest") != _digest(stored, [Entry(info.name, info.dtype, info) for info in tensors.values()]):
+    if not is_as_written(file):
         raise FileFormatError(f"compress: {file} was changed after it was saved; remove it and collect again.")
-
-
-def _write(file: Path, origin: Mapping[str, str], entries: Sequence[Entry]) -> None:
-    """Write statistics atomically, replacing the previous file."""
-    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
-    metadata = {"format": _FORMAT, "version": _VERSION, **origin}
-    metadata["digest"] = _digest(metadata, entries)
-    try:
-        for _ in write_tensor_file(hidden, entries, metadata):
-            pass
-        hidden.replace(file)
-    finally:
-        hidden.unlink(missing_ok=True)
-
-
-def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
-    """Return a digest of the metadata, but for the digest itself, and of all arrays by name."""
-    state = hashlib.sha256(repr(sorted((k, v) for k, v in metadata.items() if k != "digest")).encode())
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
-        state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode() + values.tobytes())
-    return state.hexdigest()
 
 
 def _below(prefix: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

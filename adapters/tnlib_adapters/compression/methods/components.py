@@ -143,13 +143,15 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
     dtype, onto = weight.dtype, weight.astype(np.float64)
-    reads, slopes = (None if a is None else a.astype(np.float64) for a in (reads, slopes))
-    root, inverse = (None, None) if slopes is None else moment_roots(slopes)
+    root, inverse = (None, None) if slopes is None else moment_roots(slopes.astype(np.float64))
     if root is not None:
         onto = multiply_rows(root, onto.T).T  # m n
     # the dtype of the weight: single precision takes half the time, and components below its rounding hardly matter
     scaled = _divided(onto, float(np.linalg.norm(onto)) or 1.0, dtype)
-    gram = scaled.T @ (scaled if reads is None else multiply_rows((reads / (reads.max() or 1.0)).astype(dtype), scaled))
+    if reads is None:
+        gram = scaled.T @ scaled
+    else:
+        gram = scaled.T @ multiply_rows(_divided(reads, float(reads.max()) or 1.0, dtype), scaled)
     del scaled
     if root is None:
         onto = weight  # converted again in blocks: for a table of embeddings, twice the table less in memory

@@ -162,6 +162,23 @@ def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:
     return new
 
 
+def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:
+    """Return the tensors of the matrices of a module, as `read_matrices` reads them."""
+    return [
+        Entry(f"{k}.{part}", stored.dtype or _NAMES[stored.values.dtype], stored.values)
+        for k, matrix in enumerate(matrices)
+        for part, stored in matrix.parts().items()
+    ]
+
+
+def read_matrices(described: Sequence[Description], tensors: Mapping[str, TensorInfo]) -> list[FactoredMatrix]:
+    """Return the matrices of a module from their descriptions and tensors."""
+    return [
+        description.read(lambda part, k=k: tensors[f"{k}.{part}"].read())  # type: ignore[misc]
+        for k, description in enumerate(described)
+    ]
+
+
 class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
     """Module path -> factored matrices, in memory or in files, read again at every access."""
 
@@ -186,12 +203,7 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
         self.descriptions[module] = [matrix.describe() for matrix in matrices]
         n_bytes = sum(a.nbytes for m in matrices for a in (*m.arrays.values(), *(i.codes for i in m.integers.values())))
         if not self.workspace.admits(self, n_bytes):
-            entries = [
-                Entry(f"{k}.{part}", stored.dtype or _NAMES[stored.values.dtype], stored.values)
-                for k, matrix in enumerate(matrices)
-                for part, stored in matrix.parts().items()
-            ]
-            tensors = self.workspace.write(self, entries)
+            tensors = self.workspace.write(self, entries_of(matrices))
             if tensors is not None:
                 self._in_files[module] = tensors
                 return
@@ -207,11 +219,7 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
     def __getitem__(self, module: str) -> Sequence[FactoredMatrix]:
         if module in self._in_memory:
             return self._in_memory[module]
-        tensors = self._in_files[module]
-        return [
-            description.read(lambda part, k=k: tensors[f"{k}.{part}"].read())  # type: ignore[misc]
-            for k, description in enumerate(self.descriptions[module])
-        ]
+        return read_matrices(self.descriptions[module], self._in_files[module])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.descriptions)

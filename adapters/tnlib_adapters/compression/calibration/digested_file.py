@@ -1,0 +1,40 @@
+"""Safetensors files with a digest of their contents, which appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_tensor_file
+
+_DIGEST = "digest"
+
+
+def write_digested(file: Path, metadata: Mapping[str, str], entries: Sequence[Entry]) -> None:
+    """Write a file atomically, replacing the previous one."""
+    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+    try:
+        for _ in write_tensor_file(hidden, entries, {**metadata, _DIGEST: _digest(metadata, entries)}):
+            pass
+        hidden.replace(file)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def is_as_written(file: Path) -> bool:
+    """Test if a file holds what `write_digested` wrote."""
+    tensors, metadata = read_header(file)
+    entries = [Entry(info.name, info.dtype, info) for info in tensors.values()]
+    return metadata.get(_DIGEST) == _digest(metadata, entries)
+
+
+def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
+    """Return a digest of the metadata, but for the digest itself, and of all arrays by name."""
+    state = hashlib.sha256(repr(sorted((k, v) for k, v in metadata.items() if k != _DIGEST)).encode())
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
+        state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode())
+        state.update(values.tobytes())
+    return state.hexdigest()
