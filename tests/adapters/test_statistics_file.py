@@ -191,6 +191,53 @@ def test_a_spill_folder_is_resumed_and_removed(folders, text, tmp_path, runs):
     assert not spill.exists()
 
 
+@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 3}], ids=["calibrated", "quantized"])
+def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
+    n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
+    last, fitted = n_layers - 1, list[int]()
+
+    def interrupt_at(stop):
+        def progress(stage, done, total):
+            if stage == "fitting layers" and done < total:
+                if done == stop:
+                    raise KeyboardInterrupt
+                fitted.append(done)
+
+        return progress
+
+    def run(out, spill, stop=None, **options):
+        options = {"calibrate": text, "spill": spill, "progress": interrupt_at(stop), **options}
+        tnlib_adapters.compress(folders[0], tmp_path / out, **options)
+
+    run("whole", tmp_path / "one", **size)
+    fitted.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run("again", tmp_path / "two", last, **size)
+    with pytest.raises(KeyboardInterrupt):  # killed a second time, before anything more is done
+        run("again", tmp_path / "two", last, **size)
+    run("again", tmp_path / "two", **size)
+    assert fitted == list(range(n_layers))
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
+    for name, values in whole.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
+def test_a_fit_of_another_size_starts_anew(folders, text, tmp_path):
+    def stop(stage, done, total):
+        if stage == "fitting layers" and done == 1:
+            raise KeyboardInterrupt
+
+    options = {"calibrate": text, "spill": tmp_path / "spill"}
+    with pytest.raises(KeyboardInterrupt):
+        tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.5, progress=stop, **options)
+    assert (tmp_path / "spill" / "fitted0.safetensors").exists()
+    tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.4, **options)
+    tnlib_adapters.compress(folders[0], tmp_path / "direct", keep=0.4, calibrate=text)
+    direct, gone_on = weights(tmp_path / "direct"), weights(tmp_path / "out")
+    for name, values in direct.items():
+        np.testing.assert_array_equal(gone_on[name], values)
+
+
 def test_a_folder_of_other_files_is_no_spill(folders, text, tmp_path, runs):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("precious")
