@@ -8,6 +8,7 @@ larger one those of the blocks that ran last do.
 from __future__ import annotations
 
 import re
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -258,7 +259,8 @@ class StoredWeights:
     change
         Applied to every group that is loaded; None for the weights as they are stored.
     original
-        Weights of another model from the same source: if they are in memory, they are copied and not read again.
+        Weights of another model from the same source, to be changed: those in memory are copied and not read again. Of
+        a model that does not fit in memory, those outside the blocks are shared.
     """
 
     def __init__(
@@ -286,7 +288,8 @@ class StoredWeights:
         for group in self._names if self.fit_in_memory else (OUTSIDE,):
             self.load(group)
         for k, block in enumerate(() if self.fit_in_memory else blocks):
-            block.register_forward_pre_hook(partial(self._load_before, k), prepend=True)
+            # without a reference to these weights, so that the memory of a model is free when it is no longer used
+            block.register_forward_pre_hook(partial(_load_before, weakref.ref(self), k), prepend=True)
 
     @property
     def fit_in_memory(self) -> bool:
@@ -307,10 +310,15 @@ class StoredWeights:
 
     def read(self, group: int) -> Group:
         """Return the weights of a group by their names in the model."""
-        if self._original is not None and self._original.fit_in_memory:
-            values = {name: value.detach().clone() for name, value in self._original.held(group).items()}
-        else:
+        original = self._original
+        if original is None:
             values = self.source.read(self._names[group])
+        elif original.fit_in_memory:
+            values = {name: value.detach().clone() for name, value in original.held(group).items()}
+        elif group == OUTSIDE:  # the largest arrays of many models; those that do not change are shared
+            values = {name: value.detach() for name, value in original.held(group).items()}
+        else:
+            values = original.read(group)
         return values if self._change is None else self._change(group, values)
 
     def held(self, group: int) -> Group:
@@ -327,16 +335,18 @@ class StoredWeights:
         finally:
             self._paused = False
 
-    def _load_before(self, k: int, *_: Any) -> None:
-        if not self._paused:
-            self.load(k)
-
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             is_buffer = name not in self._same
             held = value if is_buffer or isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
             for own in self._same.get(name, [name]):
                 _set(self._model, own, held)
+
+
+def _load_before(weights: weakref.ref[StoredWeights], k: int, *_: Any) -> None:
+    own = weights()
+    if own is not None and not own._paused:
+        own.load(k)
 
 
 def _persistent_buffers(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:
