@@ -31,6 +31,8 @@ from tnlib_adapters.files.tensor_file import TensorInfo  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
+from tnlib_adapters.reference.weights import read_weights  # noqa: E402
 
 N_LAYERS = 6
 LLAMA = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": N_LAYERS}
@@ -176,6 +178,24 @@ def test_moments_lie_in_files_of_the_workspace(llama: Path, tmp_path: Path) -> N
         assert in_files[key] is not in_files[key]
     del in_files
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["bert", "gptj", "mixtral"])
+def test_the_reference_reads_a_block_when_it_runs(name: str, folders: Any, read: Counter[str]) -> None:
+    checkpoint = open_checkpoint(folders[name])
+    stored = read_weights(checkpoint, in_memory=False)
+    read.clear()
+    found = run(stored, [5, 6, 7, 5])
+    matrices = {name for name, info in checkpoint.folder.tensors.items() if len(info.shape) > 1}
+    of_blocks = [n for name, n in read.items() if name in matrices and re.search(r"\.\d+\.", name)]
+    assert set(of_blocks) == {1}
+    whole = read_weights(checkpoint)
+    wanted = run(whole, [5, 6, 7, 5])
+    assert (stored.context, len(stored.blocks)) == (whole.context, len(whole.blocks))
+    assert len(stored.blocks[1:]) == len(whole.blocks) - 1
+    for one, other in zip(found.patterns, wanted.patterns, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found.hidden, wanted.hidden)
 
 
 def test_arrays_stay_in_memory_without_a_folder() -> None:
