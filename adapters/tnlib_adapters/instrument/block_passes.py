@@ -6,6 +6,7 @@ more from its stored input, last to first.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import weakref
@@ -179,14 +180,31 @@ def forward(frame: Frame, streams: Streams, step: Callable[[], None] = lambda: N
 
 def _enter(frame: Frame, streams: Streams) -> list[list[Call]]:
     """Store the input of the first block, "stream-0"; return the further arguments of every block by batch."""
-    calls = []
+    calls, known = [], dict[Any, Tensor]()
     with torch.no_grad():
         for b, batch in enumerate(streams.batches):
             x, of_batch = frame.enter(batch)
             streams.write("stream-0", b, x)
-            calls.append(of_batch)
+            calls.append(_shared(of_batch, known, {}))
     streams.finish("stream-0")
     return calls
+
+
+def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -> Any:
+    """Return arguments with every tensor replaced by an equal one that is known: masks of long texts take much memory.
+
+    `of_batch` has those that were replaced already, by the identity of the tensor.
+    """
+    if isinstance(value, Tensor):
+        if id(value) not in of_batch:
+            digest = hashlib.sha256(value.contiguous().numpy().data).digest()
+            of_batch[id(value)] = known.setdefault((value.dtype, value.shape, value.stride(), digest), value)
+        return of_batch[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(_shared(own, known, of_batch) for own in value)
+    if type(value) is dict:
+        return {name: _shared(own, known, of_batch) for name, own in value.items()}
+    return value
 
 
 def run_blocks(frame: Frame, streams: Streams) -> Iterator[tuple[int, int]]:
