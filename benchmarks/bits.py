@@ -15,21 +15,20 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.calibration.text import sample_batches
-from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
+from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, open_running
+from tnlib_adapters.instrument.running_model import find_matrix, open_running
 from tnlib_adapters.instrument.weight_inputs import find_places, read
 
 from benchmarks import calibrated
@@ -39,7 +38,7 @@ from benchmarks.texts import sentences
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 WHAT = ("attention", "all")
 HEADINGS = {
@@ -61,27 +60,6 @@ METHODS = (*BASELINES, TNLIB)
 NO_TEXT = ("nearest", "nearest, symmetric")
 
 
-@dataclass(frozen=True, repr=False)
-class Remembering(RunningModel):
-    """A running model that keeps its batches and outputs, because every row is compared with them."""
-
-    kept_batches: dict[str, list[Batch]] = field(default_factory=dict)
-    outputs: dict[int, Any] = field(default_factory=dict)
-
-    def batches(self, text: str) -> list[Batch]:
-        """Return the batches of a text."""
-        if text not in self.kept_batches:
-            self.kept_batches[text] = super().batches(text)
-        return self.kept_batches[text]
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Return the outputs for a batch of `batches`."""
-        if id(batch) not in self.outputs:
-            self.outputs[id(batch)] = super().__call__(batch)
-        output: Tensor = self.outputs[id(batch)]
-        return output
-
-
 class Subject:
     """A model whose weights are replaced in memory, and compared with the original."""
 
@@ -89,7 +67,7 @@ class Subject:
         self.source, self.what, self.tests = source, what, tests
         self.checkpoint = open_checkpoint(source)
         self._original, self._changed = open_running(source), open_running(source)
-        self._reference = Remembering(**{one.name: getattr(self._original, one.name) for one in fields(RunningModel)})
+        self._references = [Reference(self._original, test) for test in tests]
         self._names = names_of(self.checkpoint, what, with_text=True)
         tensors, wiring = self.checkpoint.folder.tensors, self.checkpoint.wiring
         linears = [
@@ -107,8 +85,8 @@ class Subject:
         places = find_places(model, self._names)
         collected = collect(model, places, batches)
         sums: dict[str, Array] = {}
-        for batch in batches:
-            for key, x in read(model, batch, places).items():
+        for _, _, of_batch in read(model, batches, places):
+            for key, x in of_batch.items():
                 if x.ndim == 3:  # token ids of tables have two axes
                     sums[key] = sums.get(key, 0) + x.abs().sum((0, 1)).double().numpy()
         n_tokens = sum(batch.n_tokens for batch in batches)
@@ -159,7 +137,7 @@ class Subject:
             # transformers holds linear layers and tables as (out, in)
             with torch.no_grad():
                 stored.copy_(torch.from_numpy(weight.T))
-        return [evaluate_running(self._reference, self._changed, test).measures() for test in self.tests]
+        return [reference.compare(self._changed).measures() for reference in self._references]
 
     def _module(self, key: str) -> nn.Module:
         layer, _, name = key.partition(".")

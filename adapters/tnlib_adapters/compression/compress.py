@@ -113,8 +113,8 @@ def compress(
         is removed in the end; after an interruption the same call goes on from it, at the block where it stopped.
         None: beside the file of `statistics`, or a temporary folder, from which nothing is resumed.
     cache_bytes
-        Memory for factors that are not in use. Those beyond it are written into a hidden folder beside `out`, which is
-        removed at the end.
+        Memory for factors that are not in use, and second moments of inputs. Those beyond it are written into a hidden
+        folder beside `out`, which is removed at the end.
     force
         Replace `out` if it is not empty.
     progress

@@ -92,7 +92,7 @@ def _factorise(
             **width,
         )
         return replace(factorisation, workspace=workspace)
-    inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source)
+    inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source, workspace=workspace)
     return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs, workspace=workspace)
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from tnlib import ArgumentError, TnlibError
-from tnlib._format import fits_in_memory
+from tnlib import TnlibError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
@@ -34,7 +31,7 @@ from tnlib_adapters.transforms.folding import fold
 
 DISTANCES = (0, 1, 8)  # query-key distances of scores that depend on it
 _MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
-_MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text
+_MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text, and that is read only once
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -162,18 +159,15 @@ def _compositions(
 
 
 def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | None, list[str]]:
-    """Return the weights of a model to run, None if it is too large to run without a given text; and notes."""
+    """Return the weights of a model to run, but the unembedding; None if it is too large to run without a text."""
     if checkpoint.wiring.reads != "tokens":
         return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
     if tokens is None and numbers > _MOST_NUMBERS:
         return None, ["A model of this size is run only if a text is given."]
-    if not fits_in_memory(numbers, np.dtype(np.float64)):
-        raise ArgumentError(
-            f"inspect: text needs the model in memory in double precision, {numbers * 8 / 1e9:.1f} GB; leave it out."
-        )
     try:
-        return read_weights(checkpoint), []
+        weights = read_weights(checkpoint, in_memory=numbers <= _MOST_NUMBERS)
+        return replace(weights, unembed=None), []  # patterns need no logits
     except TnlibError as problem:
         if tokens is not None:
             raise

@@ -6,6 +6,10 @@ more from its stored input, last to first.
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,6 +33,13 @@ class Streams:
         self._shapes = [tuple(batch.ids.shape) for batch in batches]
         sizes = [4 * width * texts * tokens for texts, tokens in self._shapes]
         self._starts = [sum(sizes[:k]) for k in range(len(sizes))]
+
+    @classmethod
+    def temporary(cls, batches: Sequence[Batch], width: int) -> Streams:
+        """Return streams in a temporary folder, which is removed with the object."""
+        streams = cls(Path(tempfile.mkdtemp(prefix="tnlib-")), batches, width)
+        weakref.finalize(streams, shutil.rmtree, streams.folder, ignore_errors=True)
+        return streams
 
     def has(self, name: str) -> bool:
         """Test if streams are stored of all batches."""
@@ -154,13 +165,8 @@ def forward(frame: Frame, streams: Streams, step: Callable[[], None] = lambda: N
     called before every block.
     """
     step()
-    calls = []
+    calls = _enter(frame, streams)
     with torch.no_grad():
-        for b, batch in enumerate(streams.batches):
-            x, of_batch = frame.enter(batch)
-            streams.write("stream-0", b, x)
-            calls.append(of_batch)
-        streams.finish("stream-0")
         for k in range(len(frame.model.layers)):
             step()
             if streams.has(f"stream-{k + 1}"):
@@ -170,3 +176,75 @@ def forward(frame: Frame, streams: Streams, step: Callable[[], None] = lambda: N
                 streams.write(f"stream-{k + 1}", b, x)
             streams.finish(f"stream-{k + 1}")
     return calls
+
+
+def _enter(frame: Frame, streams: Streams) -> list[list[Call]]:
+    """Store the input of the first block, "stream-0"; return the further arguments of every block by batch."""
+    calls, known = [], dict[Any, Tensor]()
+    with torch.no_grad():
+        for b, batch in enumerate(streams.batches):
+            x, of_batch = frame.enter(batch)
+            streams.write("stream-0", b, x)
+            calls.append(_shared(of_batch, known, {}))
+    streams.finish("stream-0")
+    return calls
+
+
+def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -> Any:
+    """Return arguments with every tensor replaced by an equal one that is known: masks of long texts take much memory.
+
+    `of_batch` has those that were replaced already, by the identity of the tensor.
+    """
+    if isinstance(value, Tensor):
+        if id(value) not in of_batch:
+            digest = hashlib.sha256(value.contiguous().numpy().data).digest()
+            of_batch[id(value)] = known.setdefault((value.dtype, value.shape, value.stride(), digest), value)
+        return of_batch[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(_shared(own, known, of_batch) for own in value)
+    if type(value) is dict:
+        return {name: _shared(own, known, of_batch) for name, own in value.items()}
+    return value
+
+
+def run_blocks(frame: Frame, streams: Streams) -> Iterator[tuple[int, int]]:
+    """Run all batches through every block, first to last, and yield the indices of block and batch after each.
+
+    Only the output of the last of n blocks is left in the end, "stream-n".
+    """
+    calls = _enter(frame, streams)
+    for k in range(len(frame.model.layers)):
+        for b in range(len(streams.batches)):
+            with torch.no_grad():
+                x = run_block(frame.model, k, streams.read(f"stream-{k}", b), calls[b][k])
+            streams.write(f"stream-{k + 1}", b, x)
+            yield k, b
+        streams.finish(f"stream-{k + 1}")
+        streams.remove(f"stream-{k}")
+
+
+class Outputs:
+    """Outputs of a model for batches, each computed when it is used from the output of the last block, in a file.
+
+    Parameters
+    ----------
+    model, batches
+        The model runs block by block on all batches, once.
+    progress
+        Called as progress(done, total).
+    """
+
+    def __init__(
+        self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None] = lambda *_: None
+    ) -> None:
+        self._frame, self._streams = Frame(model), Streams.temporary(batches, model.sizes.d_model)
+        total = len(model.layers) * len(batches)
+        progress(0, total)
+        for done, _ in enumerate(run_blocks(self._frame, self._streams), 1):
+            progress(done, total)
+
+    def of_batch(self, b: int) -> Tensor:
+        """Return the output for the b-th batch, as the model does."""
+        with torch.no_grad():
+            last = self._streams.read(f"stream-{len(self._frame.model.layers)}", b)
+            return self._frame.leave(last, self._streams.batches[b])

@@ -259,7 +259,7 @@ class StoredWeights:
     change
         Applied to every group that is loaded; None for the weights as they are stored.
     original
-        Weights of another model from the same source: those that are in memory are shared and not read again.
+        Weights of another model from the same source, to be changed: those in memory are shared and not read again.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class StoredWeights:
         for group in self._names if self.fit_in_memory else (OUTSIDE,):
             self.load(group)
         for k, block in enumerate(() if self.fit_in_memory else blocks):
-            # weak: in a reference cycle the weights of a model that is not used any more would stay in memory
+            # without a reference to these weights, so that the memory of a model is free when it is no longer used
             block.register_forward_pre_hook(partial(_load_before, weakref.ref(self), k), prepend=True)
 
     @property
@@ -309,10 +309,13 @@ class StoredWeights:
 
     def read(self, group: int) -> Group:
         """Return the weights of a group by their names in the model."""
-        if self._original is not None and self._original.has(group):
-            values = self._original.held(group)
-        else:
+        original = self._original
+        if original is None:
             values = self.source.read(self._names[group])
+        elif original.has(group):
+            values = original.held(group)
+        else:
+            values = original.read(group)
         return values if self._change is None else self._change(group, values)
 
     def has(self, group: int) -> bool:
@@ -342,9 +345,9 @@ class StoredWeights:
 
 
 def _load_before(weights: weakref.ref[StoredWeights], k: int, *_: Any) -> None:
-    held = weights()
-    if held is not None and not held._paused:
-        held.load(k)
+    own = weights()
+    if own is not None and not own._paused:
+        own.load(k)
 
 
 def _persistent_buffers(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:

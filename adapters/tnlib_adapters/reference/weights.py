@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -42,24 +43,35 @@ class Block:
     after: Norm | None
 
 
+class StoredBlocks(Sequence[Block]):
+    """Blocks that are read whenever they are used, so that one is in memory at a time."""
+
+    def __init__(self, readers: Sequence[Callable[[], Block]]) -> None:
+        self._readers = readers
+
+    @overload
+    def __getitem__(self, k: int) -> Block: ...
+    @overload
+    def __getitem__(self, k: slice) -> StoredBlocks: ...
+    def __getitem__(self, k: int | slice) -> Block | StoredBlocks:
+        return StoredBlocks(self._readers[k]) if isinstance(k, slice) else self._readers[k]()
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
 @dataclass(frozen=True, repr=False)
 class Weights:
-    """A model in memory, returned by `read_weights`; reuse it for several batches."""
+    """A model returned by `read_weights`; reuse it for several batches."""
 
     architecture: str
     embedding: TokenEmbedding | PatchEmbedding
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     final_norm: Norm | None
     unembed: Unembedding | None
-    encoder: tuple[Block, ...] = ()  # of a model with a decoder, whose blocks read its output
+    context: int | None  # length of the longest sequence, None if unlimited
+    encoder: Sequence[Block] = ()  # of a model with a decoder, whose blocks read its output
     encoder_norm: Norm | None = None
-
-    @property
-    def context(self) -> int | None:
-        """Length of the longest sequence, None if unlimited."""
-        layers = (branch.layer for block in (*self.encoder, *self.blocks) for branch in block.branches)
-        contexts = [layer.context for layer in layers if isinstance(layer, Attention)]
-        return min((n for n in (self.embedding.context, *contexts) if n is not None), default=None)
 
     def __repr__(self) -> str:
         vocab = f"vocab {len(self.embedding.tokens)}, " if isinstance(self.embedding, TokenEmbedding) else ""
@@ -74,7 +86,7 @@ def as_weights(function: str, model: Any, *, with_decoder: bool = False) -> Weig
     return weights
 
 
-def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weights:
+def read_weights(checkpoint: Checkpoint, *, length: int | None = None, in_memory: bool = True) -> Weights:
     """Load a checkpoint for the forward pass; factored attention is multiplied out.
 
     Parameters
@@ -83,6 +95,8 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
         A checkpoint returned by `open_checkpoint`.
     length
         Sequence length, for rotary embeddings that depend on it.
+    in_memory
+        False to read every block whenever it is used, for a model that does not fit in memory.
 
     Returns
     -------
@@ -103,15 +117,27 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None) -> Weight
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
     wiring = checkpoint.wiring
-    layers = [_layer(checkpoint, k, layer, length) for k, layer in enumerate(wiring.layers)]
     n_encoder = 0 if wiring.encoder is None else wiring.encoder.n_layers
+
+    def blocks(layers: Sequence[int]) -> Sequence[Block]:
+        readers = [read for k in layers for read in _readers(checkpoint, k, length)]
+        return tuple(read() for read in readers) if in_memory else StoredBlocks(readers)
+
+    encoder, after_encoder = blocks(range(n_encoder)), blocks(range(n_encoder, checkpoint.n_layers))
+    if in_memory:
+        branches = (branch.layer for block in (*encoder, *after_encoder) for branch in block.branches)
+        contexts = [layer.context for layer in branches if isinstance(layer, Attention)]
+    else:
+        contexts = [checkpoint.head(k, 0, length=length).context for k in range(checkpoint.n_layers)]
+    embedding = _patches(checkpoint) if wiring.reads == "images" else read_embedding(checkpoint)
     return Weights(
         architecture=wiring.model_type,
-        embedding=_patches(checkpoint) if wiring.reads == "images" else read_embedding(checkpoint),
-        blocks=tuple(block for blocks in layers[n_encoder:] for block in blocks),
+        embedding=embedding,
+        blocks=after_encoder,
         final_norm=read_norm(checkpoint, wiring.final_norm),
         unembed=read_unembedding(checkpoint),
-        encoder=tuple(block for blocks in layers[:n_encoder] for block in blocks),
+        context=min((n for n in (embedding.context, *contexts) if n is not None), default=None),
+        encoder=encoder,
         encoder_norm=None if wiring.encoder is None else read_norm(checkpoint, wiring.encoder.final_norm),
     )
 
@@ -170,13 +196,20 @@ def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
 # ------------------------------------------------------------------------------------------------------- the layers
 
 
-def _layer(checkpoint: Checkpoint, k: int, layer: LayerWiring, length: int | None) -> list[Block]:
-    blocks = [_block(checkpoint, _attention(checkpoint, k, length), layer.attention)]
-    if layer.feed_forward is not None:
-        blocks.append(_block(checkpoint, _feed_forward(checkpoint, layer.feed_forward), layer.feed_forward))
-    if layer.experts is not None:
-        blocks.append(_block(checkpoint, _experts(checkpoint, layer.experts), layer.experts))
-    return [Block(tuple(b for block in blocks for b in block.branches), None)] if layer.parallel else blocks
+def _readers(checkpoint: Checkpoint, k: int, length: int | None) -> list[Callable[[], Block]]:
+    """Return functions that read the blocks of a layer."""
+    layer: LayerWiring = checkpoint.wiring.layers[k]
+    readers: list[Callable[[], Block]] = [
+        lambda: _block(checkpoint, _attention(checkpoint, k, length), layer.attention)
+    ]
+    feed_forward, experts = layer.feed_forward, layer.experts
+    if feed_forward is not None:
+        readers.append(lambda: _block(checkpoint, _feed_forward(checkpoint, feed_forward), feed_forward))
+    if experts is not None:
+        readers.append(lambda: _block(checkpoint, _experts(checkpoint, experts), experts))
+    if not layer.parallel:
+        return readers
+    return [lambda: Block(tuple(branch for read in readers for branch in read().branches), None)]
 
 
 def _block(

@@ -5,6 +5,7 @@ They are input moments, moments of output gradients, and gate derivatives of the
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.methods.components import Components, Moments, second_moments
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.factors.projections import NAMES
 
@@ -61,19 +63,32 @@ ComponentsOf = Callable[[int, Statistics], Mapping[str, Components]]
 
 
 def collect_reads(
-    model: RunningModel, places: Places, batches: Sequence[Batch], progress: Progress = quiet
-) -> dict[str, Array]:
-    """Return by key the input moments over the batches: sums over tokens, for an embedding table the counts."""
+    model: RunningModel,
+    places: Places,
+    batches: Sequence[Batch],
+    progress: Progress = quiet,
+    workspace: Workspace | None = None,
+) -> Mapping[str, Array]:
+    """Return by key the input moments over the batches: sums over tokens, for an embedding table the counts.
+
+    Those of one block are in memory at a time, and the others as far as `workspace` admits them.
+    """
     from tnlib_adapters.instrument.weight_inputs import read
 
-    sums: dict[str, Array] = {}
+    moments = StoredArrays(workspace or Workspace())
     place_of = {place.reads: place for place in places.values()}
-    for done, batch in enumerate(batches):
-        progress("reading inputs", done, len(batches))
-        for key, x in read(model, batch, places).items():
-            _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
-    progress("reading inputs", len(batches), len(batches))
-    return sums
+    total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
+    progress("reading inputs", 0, total)
+    done = 0
+    for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
+        sums: dict[str, Array] = {}
+        for _, _, reads in of_group:
+            for key, x in reads.items():
+                _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
+            done += 1
+            progress("reading inputs", done, total)
+        moments.add(sums)
+    return moments
 
 
 def collect(

@@ -13,7 +13,7 @@ TT-matrix, so TT-matrices are fitted in the weighted norm instead (`WeightedTTMa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from tnlib_adapters.compression.methods.components import (
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.factorise import FactorisedMatrix, PerWeight, factorise_layer
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_input
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.source_model import SourceModel
@@ -174,10 +175,12 @@ def inputs_of_text(
     *,
     what: str = "attention",
     source: SourceModel | None = None,
-) -> dict[str, Array]:
+    workspace: Workspace | None = None,
+) -> Mapping[str, Array]:
     """Return the input moments of all weights of `what` on a text, by their keys.
 
-    `source` is the running model of `checkpoint`; None loads it.
+    `source` is the running model of `checkpoint`; None loads it. `workspace` has the memory and the temporary files of
+    the moments; None for the default memory, without files.
 
     Raises
     ------
@@ -191,4 +194,4 @@ def inputs_of_text(
     check_tokens(model.function, batches, widest_input(checkpoint, what))
     names = names_of(checkpoint, what, with_text=True)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
-    return collect_reads(model, places, sample_batches(batches, _TOKENS), progress)
+    return collect_reads(model, places, sample_batches(batches, _TOKENS), progress, workspace)

@@ -65,15 +65,17 @@ def write_comparison(
     check_target("compare", target, checkpoint.folder.path, force=force)
     fractions = sorted(set(keeps), reverse=True)
     comparison: Comparison | TextComparison
-    if text is None:
-        with scratch_folder(target) as scratch:
-            comparison = compare(checkpoint, fractions, methods, progress, workspace=Workspace(folder=scratch))
-        figure = draw_by_layer(comparison)
-    else:
-        comparison = compare_on_text(
-            checkpoint, fractions, text, methods, progress, bits=sorted(set(bits), reverse=True)
-        )
-        figure = draw_on_text(comparison)
+    with scratch_folder(target) as scratch:
+        workspace = Workspace(folder=scratch)
+        if text is None:
+            comparison = compare(checkpoint, fractions, methods, progress, workspace=workspace)
+            figure = draw_by_layer(comparison)
+        else:
+            averages = sorted(set(bits), reverse=True)
+            comparison = compare_on_text(
+                checkpoint, fractions, text, methods, progress, bits=averages, workspace=workspace
+            )
+            figure = draw_on_text(comparison)
     with whole_folder(target) as partial:
         comparison.write_csv(partial / CSV)
         figure.savefig(partial / PICTURE, dpi=150)

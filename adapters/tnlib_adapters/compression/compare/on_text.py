@@ -18,10 +18,11 @@ from tnlib_adapters.compression.calibration.text import hold_out
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text
 from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, gptq_model, plain_bytes, round_weights
-from tnlib_adapters.compression.evaluation.evaluate import Evaluation, evaluate_running
+from tnlib_adapters.compression.evaluation.evaluate import Evaluation, Reference
 from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, WITH_TEXT, resolve
-from tnlib_adapters.compression.planner import factorise
+from tnlib_adapters.compression.planner import factorise, round_plan
 from tnlib_adapters.compression.report.report import GPTQ, INT8
 from tnlib_adapters.compression.request import (
     Progress,
@@ -36,7 +37,7 @@ from tnlib_adapters.compression.request import (
 from tnlib_adapters.compression.sizes import plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import put_together
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class TextRow:
 
 @dataclass(frozen=True)
 class Bench:
-    """The source of a comparison, and the held-out text that factors and rounded weights are measured on."""
+    """The source of a comparison, and its outputs on the held-out text that all models are compared with."""
 
     source: SourceModel
-    text: str
+    reference: Reference
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -94,7 +95,7 @@ class Bench:
         rows = []
         for name, (make, size) in models.items():
             started = time.perf_counter()
-            evaluation = evaluate_running(self.source.original, make(), self.text)
+            evaluation = self.reference.compare(make())
             seconds = time.perf_counter() - started
             rows.append(TextRow(name, 1.0, 1.0, size, evaluation.error, _worst(evaluation), None, None, seconds))
         return rows
@@ -105,9 +106,9 @@ class Bench:
         evaluation = self._run(plan.matrices)
         n_bytes_int8 = error_int8 = None
         if not in_bits:
-            in_int8 = {module: [rounded(matrix, 8) for matrix in own] for module, own in plan.matrices.items()}
-            n_bytes_int8 = plan_bytes(self.checkpoint, replace(plan, matrices=in_int8))
-            error_int8 = self._run(in_int8).error
+            in_int8 = round_plan(plan, self.checkpoint.wiring, 8)
+            n_bytes_int8 = plan_bytes(self.checkpoint, in_int8)
+            error_int8 = self._run(in_int8.matrices).error
         return TextRow(
             method=trial.name,
             keep=1.0 if in_bits else trial.size,
@@ -133,7 +134,7 @@ class Bench:
             tensors = put_together(original.wiring.layers[group].attention, projections)
             return values | {name: torch.from_numpy(a.astype(np.float32)) for name, a in tensors.items()}
 
-        return evaluate_running(original, original.changed(change), self.text)
+        return self.reference.compare(original.changed(change))
 
 
 def _worst(evaluation: Evaluation) -> float | None:
@@ -197,10 +198,12 @@ def compare_on_text(
     progress: Progress = quiet,
     *,
     bits: Sequence[float] = DEFAULT_BITS,
+    workspace: Workspace | None = None,
 ) -> TextComparison:
     """Measure methods that use calibration data at several sizes; a tenth of the text is held out.
 
-    Sizes are fractions of the numbers, `keeps`, or averages of bits per number for "quantized".
+    Sizes are fractions of the numbers, `keeps`, or averages of bits per number for "quantized". `workspace` has the
+    memory and the temporary files of factors and moments; None for the default memory, without files.
 
     Raises
     ------
@@ -229,18 +232,21 @@ def compare_on_text(
             "compare: the text of calibrate must have at least ten lines, because a tenth is held out; add text."
         )
     source = SourceModel(checkpoint, function="compare")
-    bench = Bench(source, held_out)
+    bench, workspace = Bench(source, Reference(source.original, held_out)), workspace or Workspace()
 
     @functools.cache
-    def moments() -> dict[str, Array]:
-        return inputs_of_text(checkpoint, calibration_text, progress, source=source)
+    def moments() -> Mapping[str, Array]:
+        return inputs_of_text(checkpoint, calibration_text, progress, source=source, workspace=workspace)
 
     def make(name: str, method: str, report: Progress) -> Factorisation:
         row = TABLE[method]
         if row.unit == "model":
-            factorisation: Factorisation = resolve(row.factorise)(checkpoint, calibration_text, report, source=source)
-            return factorisation
-        return factorise(checkpoint, method, report, inputs=None if name == method else moments())
+            factorisation: Factorisation = resolve(row.factorise)(
+                checkpoint, calibration_text, report, source=source, workspace=workspace
+            )
+            return replace(factorisation, workspace=workspace)
+        inputs = None if name == method else moments()
+        return factorise(checkpoint, method, report, inputs=inputs, workspace=workspace)
 
     candidates = [
         Candidate(name, method, functools.partial(make, name, method), bits if TABLE[method].in_bits else keeps)

@@ -69,6 +69,8 @@ def run_trials(
             rows += measure(
                 Trial(candidate.name, size, factorisation, plan, factorising, time.perf_counter() - started)
             )
+            del plan  # and its files
+        del factorisation
     return rows, refused
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +24,13 @@ from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tnlib_adapters.instrument.block_passes import Outputs
     from tnlib_adapters.instrument.running_model import RunningModel
 
 _SEQUENCES = 200  # on which the built-in model is measured
+_LOGITS = 1 << 22  # in double precision at a time
 
 
 @dataclass(frozen=True)
@@ -122,41 +127,87 @@ def evaluate(
 
 
 def evaluate_running(before: RunningModel, after: RunningModel, text: str, progress: Progress = quiet) -> Evaluation:
-    """Compare two models in memory on a text."""
+    """Compare two running models on a text."""
+    return Reference(before, text).compare(after, progress)
+
+
+class Reference:
+    """A running model on a text, to compare others with. Every model runs block by block, and this one only once.
+
+    Parameters
+    ----------
+    model
+        The original.
+    text
+        Text of at least one line of two tokens.
+
+    Raises
+    ------
+    ArgumentError
+        If the text is too short.
+    """
+
+    def __init__(self, model: RunningModel, text: str) -> None:
+        self._model, self._batches = model, model.batches(text)
+        self._outputs: Outputs | None = None
+        if not self._batches:
+            raise ArgumentError(
+                f"{model.function}: text must have at least one line of two tokens, got none; name another file."
+            )
+
+    def compare(self, other: RunningModel, progress: Progress = quiet) -> Evaluation:
+        """Compare another model with the original.
+
+        Raises
+        ------
+        ArgumentError
+            If it is of another architecture or size.
+        """
+        from tnlib_adapters.instrument.block_passes import Outputs
+
+        model, batches = self._model, self._batches
+        if model.wiring.model_type != other.wiring.model_type or model.sizes != other.sizes:
+            raise ArgumentError(
+                f"{model.function}: both checkpoints must be of one architecture and size, got "
+                f"{model.wiring.model_type} with {model.sizes} and {other.wiring.model_type} with {other.sizes}; "
+                "compare a model with its own compression."
+            )
+        if self._outputs is None:
+            self._outputs = Outputs(model, batches, partial(progress, "running the original"))
+        before, after = self._outputs, Outputs(other, batches, partial(progress, "running the compressed model"))
+        cosines: list[Array] = []
+        sums, n_predicted = np.zeros(3), 0
+        for b, batch in enumerate(batches):
+            progress("comparing outputs", b, len(batches))
+            if not model.predicts:
+                cosines.append((before.of_batch(b) * after.of_batch(b)).sum(-1).numpy())
+                continue
+            valid = batch.valid[:, 1:]
+            sums += [float(own[valid].sum()) for own in _losses(before.of_batch(b), after.of_batch(b), batch.ids)]
+            n_predicted += int(valid.sum())
+        progress("comparing outputs", len(batches), len(batches))
+        n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)
+        if not model.predicts:
+            return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
+        loss_before, loss_after, divergence = (sums / n_predicted).tolist()
+        return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
+
+
+def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
+    """Return the losses of two logits (texts, tokens, vocab) and their divergence, (3, texts, tokens - 1)."""
     import torch
 
-    if before.wiring.model_type != after.wiring.model_type or before.sizes != after.sizes:
-        raise ArgumentError(
-            f"{before.function}: both checkpoints must be of one architecture and size, got "
-            f"{before.wiring.model_type} with {before.sizes} and {after.wiring.model_type} with {after.sizes}; "
-            "compare a model with its own compression."
-        )
-    batches = before.batches(text)
-    if not batches:
-        raise ArgumentError(
-            f"{before.function}: text must have at least one line of two tokens, got none; name another file."
-        )
-    cosines: list[Array] = []
-    sums, n_predicted = np.zeros(3), 0
-    for done, batch in enumerate(batches):
-        progress("running both models", done, len(batches))
-        with torch.no_grad():
-            outputs_before, outputs_after = before(batch), after(batch)
-            if not before.predicts:
-                cosines.append((outputs_before * outputs_after).sum(-1).numpy())
-                continue
-            logs = [out.log_softmax(-1)[:, :-1].double() for out in (outputs_before, outputs_after)]
-            next_ids, valid = batch.ids[:, 1:, None], batch.valid[:, 1:]
-            losses = [-log.gather(-1, next_ids)[..., 0][valid].sum().item() for log in logs]
-            divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[valid].sum().item()
-            sums += [*losses, divergence]
-            n_predicted += int(valid.sum())
-    progress("running both models", len(batches), len(batches))
-    n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)
-    if not before.predicts:
-        return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
-    loss_before, loss_after, divergence = (sums / n_predicted).tolist()
-    return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
+    n_texts, n_tokens, vocab = before.shape
+    found = torch.zeros(3, n_texts, n_tokens - 1, dtype=torch.float64)
+    for text in range(n_texts):
+        for start in range(0, n_tokens - 1, max(1, _LOGITS // vocab)):
+            tokens = slice(start, min(start + max(1, _LOGITS // vocab), n_tokens - 1))
+            logs = [logits[text, tokens].log_softmax(-1).double() for logits in (before, after)]  # token vocab
+            next_ids = ids[text, 1:][tokens, None]
+            for k, log in enumerate(logs):
+                found[k, text, tokens] = -log.gather(-1, next_ids)[:, 0]
+            found[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+    return found
 
 
 def _loss_on_repeats(checkpoint: Checkpoint) -> float:
@@ -214,8 +265,10 @@ def measure_on_text(
     """Evaluate the compressed checkpoint, and the source with the compressed part rounded, against the source."""
     from tnlib_adapters.instrument.running_model import open_running
 
+    reference = Reference(source.original, text)
+
     def measure(model: RunningModel) -> Evaluation:
-        return evaluate_running(source.original, model, text, progress)
+        return reference.compare(model, progress)
 
     modules = names_of(source.checkpoint, what, with_text=True)
     compressed = measure(open_running(after.folder.path, source.function))

@@ -162,6 +162,31 @@ def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:
     return new
 
 
+class StoredArrays(Mapping[str, Array]):
+    """Arrays by name, in memory or in files, read again at every access."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._stored: dict[str, Array | TensorInfo] = {}
+
+    def add(self, arrays: Mapping[str, Array]) -> None:
+        """Store arrays, in memory if the workspace admits all of them or has no folder."""
+        self._stored |= arrays
+        if not self._workspace.admits(self, sum(a.nbytes for a in arrays.values())):
+            entries = [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
+            self._stored |= self._workspace.write(self, entries) or {}
+
+    def __getitem__(self, name: str) -> Array:
+        stored = self._stored[name]
+        return stored.read_stored() if isinstance(stored, TensorInfo) else stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
 def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:
     """Return the tensors of the matrices of a module, as `read_matrices` reads them."""
     return [

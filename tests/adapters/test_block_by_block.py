@@ -1,0 +1,245 @@
+"""Models larger than the memory on several batches: every block is read once a text, and the results are the same."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running_models import made_up_text, save_with_tokenizer
+from transformers_models import random_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.statistics import collect_reads  # noqa: E402
+from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
+from tnlib_adapters.compression.compare.on_text import compare_on_text  # noqa: E402
+from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402
+from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights  # noqa: E402
+from tnlib_adapters.compression.evaluation.evaluate import Evaluation, Reference, evaluate_running  # noqa: E402
+from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace  # noqa: E402
+from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
+from tnlib_adapters.files.tensor_file import TensorInfo  # noqa: E402
+from tnlib_adapters.instrument import stored_weights  # noqa: E402
+from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
+from tnlib_adapters.instrument.weight_inputs import find_places  # noqa: E402
+from tnlib_adapters.reference.model import run  # noqa: E402
+from tnlib_adapters.reference.weights import read_weights  # noqa: E402
+
+N_LAYERS = 6
+LLAMA = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": N_LAYERS}
+TEXT = made_up_text(300)  # several batches
+LIMITS = (stored_weights.IN_MEMORY, 1)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32)
+    return save_with_tokenizer(transformers.LlamaForCausalLM(config).eval(), tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Number of times that every tensor is read from its file."""
+    times, read_stored = Counter[str](), TensorInfo.read_stored
+
+    def counted(self: TensorInfo) -> np.ndarray:
+        times[self.name] += 1
+        return read_stored(self)
+
+    monkeypatch.setattr(TensorInfo, "read_stored", counted)
+    return times
+
+
+def reads_of_blocks(times: Counter[str]) -> set[int]:
+    """Return the numbers of times that tensors of blocks were read, and start again."""
+    in_blocks = {name: n for name, n in times.items() if re.search(r"\.layers\.\d", name)}
+    times.clear()
+    assert len({name.split(".")[2] for name in in_blocks}) == N_LAYERS
+    return set(in_blocks.values())
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda n_bytes: monkeypatch.setattr(stored_weights, "IN_MEMORY", n_bytes)
+
+
+def test_every_evaluated_model_reads_a_block_once(
+    llama: Path, read: Counter[str], limited: Callable[[int], None]
+) -> None:
+    limited(1)
+    source = SourceModel(open_checkpoint(llama))
+    assert len(source.original.batches(TEXT)) >= 3
+    moments = inputs_of_text(source.checkpoint, TEXT, source=source)
+    assert reads_of_blocks(read) == {1}
+    reference = Reference(source.original, TEXT)
+    assert reference.compare(source.original).error == 0
+    assert reads_of_blocks(read) == {2}
+    for model in (round_weights(source.original), gptq_model(source, moments), open_running(llama)):
+        reference.compare(model)
+        assert reads_of_blocks(read) == {1}
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5_encoder", "gpt2_lm"])
+def test_evaluations_do_not_depend_on_what_is_in_memory(
+    name: str, llama: Path, tmp_path: Path, limited: Callable[[int], None]
+) -> None:
+    folder = llama if name == "llama" else save_with_tokenizer(random_model(name), tmp_path)
+    found = []
+    for limit in LIMITS:
+        limited(limit)
+        source = SourceModel(open_checkpoint(folder))
+        moments = inputs_of_text(source.checkpoint, TEXT, source=source)
+        reference = Reference(source.original, TEXT)
+        models = (round_weights(source.original), gptq_model(source, moments))
+        found.append([reference.compare(model) for model in models])
+    for one, other in zip(*found, strict=True):
+        assert one.error > 0
+        assert replace(one, cosine=None) == replace(other, cosine=None)
+        np.testing.assert_array_equal(one.cosine, other.cosine)
+
+
+def evaluated_by_batches(before: RunningModel, after: RunningModel) -> Evaluation:
+    """The definition: all logits of a batch at once, in double precision."""
+    batches, sums = before.batches(TEXT), np.zeros(4)
+    for batch in batches:
+        with torch.no_grad():
+            p, q = (model(batch).double().log_softmax(-1)[:, :-1] for model in (before, after))
+        valid, wanted = batch.valid[:, 1:], batch.ids[:, 1:, None]
+        losses = [-log.gather(-1, wanted)[..., 0][valid].sum().item() for log in (p, q)]
+        sums += [*losses, (p.exp() * (p - q)).sum(-1)[valid].sum().item(), valid.sum().item()]
+    before_, after_, divergence = (sums[:3] / sums[3]).tolist()
+    n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)
+    return Evaluation(n_texts, n_tokens, None, float(np.exp(before_)), float(np.exp(after_)), divergence)
+
+
+@pytest.mark.parametrize("n_logits", [1, 333, evaluation._LOGITS])
+def test_logits_are_compared_in_slices(n_logits: int, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_LOGITS", n_logits)
+    before = open_running(llama)
+    after = before.changed(lambda k, values: {n: 0.5 * v if k >= 0 else v for n, v in values.items()})
+    wanted = evaluated_by_batches(before, after).measures()
+    found = evaluate_running(before, after, TEXT)
+    assert found.error > 1e-4
+    assert found.measures() == pytest.approx(wanted, rel=1e-4)  # logits are in single precision
+
+
+def test_progress_is_that_of_blocks_and_of_outputs(llama: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    model = open_running(llama)
+    reference, n_batches = Reference(model, TEXT), len(model.batches(TEXT))
+    for stages in (("original", "compressed", "comparing"), ("compressed", "comparing")):  # the original runs once
+        steps.clear()
+        reference.compare(model, lambda *step: steps.append(step))
+        for stage, n in zip(stages, (*(N_LAYERS * n_batches for _ in stages[1:]), n_batches), strict=True):
+            own = [step[1:] for step in steps if stage in step[0]]
+            assert own == [(done, n) for done in range(n + 1)]
+
+
+@pytest.mark.parametrize("method", ["heads", "matrix", "tucker"])
+def test_whitened_factors_do_not_depend_on_the_memory(
+    method: str, llama: Path, tmp_path: Path, limited: Callable[[int], None], without_pictures: None
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    reports, files = [], []
+    for limit, n_cached in zip(LIMITS, (2**29, 0), strict=True):
+        limited(limit)
+        out = tmp_path / f"out{n_cached}"
+        options: dict[str, Any] = {"keep": 0.5, "method": method, "what": "all", "calibrate": text}
+        report = asdict(compress(llama, out, cache_bytes=n_cached, **options))
+        reports.append({name: report[name] for name in ("n_after", "measured", "plain_measured", "gptq_measured")})
+        files.append((out / "model.safetensors").read_bytes())
+    assert reports[0] == reports[1]
+    assert files[0] == files[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "out0", f"out{2**29}"}
+
+
+def test_moments_lie_in_files_of_the_workspace(llama: Path, tmp_path: Path) -> None:
+    model = open_running(llama)
+    names = names_of(open_checkpoint(llama), "all", with_text=True)
+    places, batches = find_places(model, names), model.batches(TEXT)
+    in_memory = collect_reads(model, places, batches)
+    in_files = collect_reads(model, places, batches, workspace=Workspace(0, lambda: tmp_path))
+    assert len(list(tmp_path.iterdir())) == N_LAYERS + 1
+    assert list(in_memory) == list(in_files)
+    for key, values in in_memory.items():
+        np.testing.assert_array_equal(in_files[key], values, strict=True)
+        assert in_memory[key] is values
+        assert in_files[key] is not in_files[key]
+    del in_files
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["bert", "gptj", "mixtral"])
+def test_the_reference_reads_a_block_when_it_runs(name: str, folders: Any, read: Counter[str]) -> None:
+    checkpoint = open_checkpoint(folders[name])
+    stored = read_weights(checkpoint, in_memory=False)
+    read.clear()
+    found = run(stored, [5, 6, 7, 5])
+    matrices = {name for name, info in checkpoint.folder.tensors.items() if len(info.shape) > 1}
+    of_blocks = [n for name, n in read.items() if name in matrices and re.search(r"\.\d+\.", name)]
+    assert set(of_blocks) == {1}
+    whole = read_weights(checkpoint)
+    wanted = run(whole, [5, 6, 7, 5])
+    assert (stored.context, len(stored.blocks)) == (whole.context, len(whole.blocks))
+    assert len(stored.blocks[1:]) == len(whole.blocks) - 1
+    for one, other in zip(found.patterns, wanted.patterns, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found.hidden, wanted.hidden)
+
+
+def test_arrays_stay_in_memory_without_a_folder() -> None:
+    arrays = StoredArrays(Workspace(0))
+    arrays.add({"a": np.ones(3)})
+    arrays.add({"b": np.zeros(2)})
+    assert (list(arrays), len(arrays), arrays["a"].sum()) == (["a", "b"], 2, 3)
+
+
+def test_a_comparison_does_not_depend_on_the_memory(
+    llama: Path, tmp_path: Path, limited: Callable[[int], None]
+) -> None:
+    rows = []
+    for limit, workspace in zip(LIMITS, (None, Workspace(0, lambda: tmp_path)), strict=True):
+        limited(limit)
+        found = compare_on_text(open_checkpoint(llama), [0.6, 0.4], TEXT, ["matrix"], workspace=workspace)
+        rows.append([replace(row, seconds=0.0) for row in found.rows])
+    assert len(rows[0]) == 6
+    assert rows[0] == rows[1]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_changes_apply_one_after_the_other(limit: int, llama: Path, limited: Callable[[int], None]) -> None:
+    limited(limit)
+
+    def times(factor: float) -> Callable[[int, Any], Any]:
+        return lambda k, values: {name: factor * value if k >= 0 else value for name, value in values.items()}
+
+    model = open_running(llama)
+    batch = model.batches(TEXT)[0]
+    with torch.no_grad():
+        both, one = (changed(batch) for changed in (model.changed(times(2)).changed(times(4)), model.changed(times(8))))
+    assert torch.equal(both, one)
+
+
+def test_a_large_model_shares_its_tables_with_changed_ones(llama: Path, limited: Callable[[int], None]) -> None:
+    def address(model: RunningModel) -> int:
+        return int(model.model.get_input_embeddings().weight.data_ptr())
+
+    for limit, shared in zip(LIMITS, (False, True), strict=True):
+        limited(limit)
+        model = open_running(llama)
+        other = round_weights(model)
+        assert (address(other) == address(model)) == shared
+        other = round_weights(model, "all", names_of(open_checkpoint(llama), "all", with_text=True))
+        assert address(other) != address(model)
