@@ -327,7 +327,8 @@ def adam(
     """
     optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / len(order)))
+        optimiser,
+        lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, len(order)))),
     )
     for b in order:
         wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), parameters())
