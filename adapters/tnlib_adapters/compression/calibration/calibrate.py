@@ -21,7 +21,7 @@ from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix, widest_input
+from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix, widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention, count_matrix
@@ -115,7 +115,7 @@ def collect_calibration(
     """
     from tnlib_adapters.instrument.weight_inputs import find_places
 
-    check_tokens(model.function, batches, widest_input(checkpoint, what))
+    check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     names, sample = names_of(checkpoint, what, with_text=True), sample_batches(batches, _TOKENS_OF_STATISTICS)
     layers, keys = checkpoint.wiring.projection_layers(what), not has_rotary_or_norms(checkpoint)
     # moments must be those of the inputs of the folded weights

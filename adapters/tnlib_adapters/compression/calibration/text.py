@@ -58,11 +58,11 @@ def sample_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
 
 
-def check_tokens(function: str, batches: Sequence[Batch], least: int) -> None:
-    """Raise if a text has fewer tokens than the widest weight has inputs: the moments would be singular."""
+def check_tokens(function: str, batches: Sequence[Batch], least: int, of: str = "inputs") -> None:
+    """Raise if a text has fewer tokens than the widest weight has inputs (or `of`): the moments would be singular."""
     n_tokens = sum(batch.n_tokens for batch in batches)
     if n_tokens < least:
         raise ArgumentError(
-            f"{function}: the text of calibrate must have at least {least:,} tokens for weights with {least:,} inputs, "
+            f"{function}: the text of calibrate must have at least {least:,} tokens for weights with {least:,} {of}, "
             f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )

@@ -87,6 +87,20 @@ def widest_input(checkpoint: Checkpoint, what: str) -> int:
     return max(widths)
 
 
+def widest_component(checkpoint: Checkpoint, what: str) -> int:
+    """Return the most components of a weight of `what` that a text can calibrate, tables excluded.
+
+    Calibration takes the root of the moments at the smaller side of a weight alone: those must not be singular.
+    """
+    widths = checkpoint.sizes.widths
+    sides = [min(checkpoint.sizes.d_model, max(widths.values()))] if checkpoint.wiring.projection_layers(what) else []
+    for name in names_of(checkpoint, what, with_text=True):
+        weight = checkpoint.locate(f"{name}.weight")
+        if weight is not None and not checkpoint.wiring.is_embedding(name):
+            sides.append(min(weight.shape))
+    return max(sides)
+
+
 class Matrix:
     """A matrix by its components: its factors while smaller than the matrix, then the dense matrix."""
 
