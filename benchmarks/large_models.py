@@ -19,11 +19,14 @@ from typing import Any
 
 import click
 import numpy as np
+from tnlib_adapters import builtin_path
 from tnlib_adapters.compression.methods.matrices import TruncatedSVD
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, encode, write_tensor_file
 
-CHILD = "import sys; from benchmarks.large_models import child; child(*sys.argv[1:])"
+CHILD = "import sys; from benchmarks import large_models; getattr(large_models, sys.argv[1])(*sys.argv[2:])"
 PLAIN = {"method": "matrix", "what": "all", "keep": 0.5}
+CALIBRATED = {"method": "calibrated", "what": "all", "keep": 0.5}
+TEXT, SHORT_TEXT = 16 * 256, 2 * 256  # tokens, in windows of 256; a tenth more is held out
 LAYERS_OF_FILE = 4
 SMALL_CACHE = 2**26  # bytes; less than one layer of the models of the growth needs, so that no layer stays in memory
 
@@ -82,21 +85,32 @@ class Llama:
 
 @dataclass(frozen=True)
 class Case:
-    """A compression of a made-up model; `arguments` are those of `tnlib_adapters.compress`."""
+    """A compression of a made-up model; `arguments` are those of `tnlib_adapters.compress`.
+
+    `tokens` are those of the calibration text, 0 for a compression without one; `growth` is True for one of a series
+    over layers.
+    """
 
     name: str
     model: Llama
     arguments: dict[str, Any] = field(default_factory=lambda: dict(PLAIN))
-    growth: bool = False  # one of a series over layers
+    tokens: int = 0
+    growth: bool = False
 
 
 def cases(scale: str) -> list[Case]:
-    """Return the model of 1.1 billion parameters, and the series over layers."""
+    """Return the series over layers and the model of 1.1 billion parameters, without and with a text."""
     d, small = 512, scale == "small"
-    series = [Llama(n, 64 if small else d, 8, 2, 176 if small else 1408, 256 if small else 2048) for n in (4, 8, 16)]
-    arguments = PLAIN | {"cache_bytes": 2**18 if small else SMALL_CACHE}
-    growth = [Case(f"{model.n_layers} layers of {model.d_model}", model, arguments, growth=True) for model in series]
-    return growth if small else [*growth, Case("1.1 billion", Llama(22, 2048, 32, 4, 5632, 32_000))]
+    series = [Llama(n, 64 if small else d, 8, 2, 176 if small else 1408, 1024 if small else 2048) for n in (4, 8, 16)]
+    cache = {"cache_bytes": 2**18 if small else SMALL_CACHE}
+    texts = ((PLAIN, 0), (CALIBRATED, SHORT_TEXT if small else TEXT))
+    growth = [
+        Case(f"{model.n_layers} layers of {model.d_model}", model, arguments | cache, tokens, growth=True)
+        for arguments, tokens in texts
+        for model in series
+    ]
+    billion = Llama(22, 2048, 32, 4, 5632, 32_000)
+    return growth if small else [*growth, *(Case("1.1 billion", billion, own, tokens) for own, tokens in texts)]
 
 
 def measure(scale: str, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -109,22 +123,31 @@ def row_of(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "model", Path(scratch) / "out"
         make(case.model, source)
-        command = [sys.executable, "-c", CHILD, str(source), str(out), json.dumps(case.arguments)]
-        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        text = _text(source, case.tokens) if case.tokens else None
+        arguments = case.arguments | ({"calibrate": str(text)} if text else {})
+        found = _in_child("compressed", source, out, json.dumps(arguments))
         size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
         return {
             "case": case.name,
             "layers": case.model.n_layers,
             "growth": case.growth,
+            "tokens": case.tokens,
             "arguments": case.arguments,
             "bytes": size,
             "copying": seconds_of_copying(source, out),
-            "svd": seconds_of_svd(case.model),
+            "svd": 0.0 if text else seconds_of_svd(case.model),
+            "pass": _in_child("forward_pass", source, text) if text else 0.0,
             **found,
         }
 
 
-def child(source: str, out: str, arguments: str) -> None:
+def _in_child(function: str, *arguments: Any) -> Any:
+    """Return the result of a function of this module that runs in a process of its own."""
+    command = [sys.executable, "-c", CHILD, function, *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def compressed(source: str, out: str, arguments: str) -> None:
     """Compress, and print seconds and peak memory; the process does nothing else."""
     import tnlib_adapters
     from tnlib_adapters.compression.report.report import peak_memory
@@ -133,6 +156,39 @@ def child(source: str, out: str, arguments: str) -> None:
     report = tnlib_adapters.compress(source, out, **json.loads(arguments))
     seconds = time.perf_counter() - started
     print(json.dumps({"seconds": seconds, "peak": peak_memory(), "kept": report.kept, "error": report.measured}))
+
+
+def forward_pass(source: str, text: str) -> None:
+    """Print the seconds of a forward pass over the calibration part of a text, block by block."""
+    from tnlib_adapters.compression.calibration.text import hold_out
+    from tnlib_adapters.instrument.block_passes import Frame, Streams, forward
+    from tnlib_adapters.instrument.running_model import open_running
+
+    model = open_running(source)
+    batches = model.batches(hold_out(Path(text).read_text(encoding="utf-8"))[0])
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        forward(Frame(model), Streams(Path(folder), batches, model.sizes.d_model))
+        print(json.dumps(time.perf_counter() - started))
+
+
+def _text(source: Path, n_tokens: int) -> Path:
+    """Add the tokenizer of the built-in Llama, and return a text with this many tokens besides the held-out tenth."""
+    from transformers import AutoTokenizer
+
+    from benchmarks.texts import sentences
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(builtin_path("llama") / name, source / name)
+    tokenizer, lines, count = AutoTokenizer.from_pretrained(str(source)), list[str](), 0
+    for line in sentences("docstrings", n_tokens):
+        if count > n_tokens * 10 / 9:
+            break
+        lines.append(line)
+        count += len(tokenizer(line)["input_ids"])
+    text = source.with_name("text.txt")
+    text.write_text("\n".join(lines), encoding="utf-8")
+    return text
 
 
 @dataclass(frozen=True)
@@ -192,12 +248,24 @@ def seconds_of_svd(model: Llama) -> float:
 
 def section(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the section of the page."""
-    from benchmarks.growth import slope
     from benchmarks.report import table
 
+    plain, calibrated = ([row for row in rows if bool(row["tokens"]) == with_text] for with_text in (False, True))
     yield from ("## Large models", "", ABOUT, "")
-    header = ("model", "file", "peak memory", "seconds", "copying (s)", "SVDs (s)", "seconds to both", "error")
-    yield from table(header, (_cells(row) for row in rows))
+    if plain:
+        header = ("model", "file", "peak memory", "seconds", "copying (s)", "SVDs (s)", "seconds to both", "error")
+        yield from table(header, (_cells(row, row["copying"], row["svd"]) for row in plain))
+        yield from _exponents(plain)
+    if calibrated:
+        yield from (ABOUT_CALIBRATED, "")
+        header = ("model", "file", "peak memory", "seconds", "one pass (s)", "seconds to it", "divergence")
+        yield from table(header, (_cells(row, row["pass"]) for row in calibrated))
+        yield from _exponents(calibrated)
+
+
+def _exponents(rows: list[dict[str, Any]]) -> Iterator[str]:
+    from benchmarks.growth import slope
+
     growth = [row for row in rows if row["growth"]]
     if len(growth) > 1:
         layers = [row["layers"] for row in growth]
@@ -211,15 +279,16 @@ ABOUT = """\
 *Copying* reads the weight files and writes those of the result. *SVDs* decompose every weight once, timed in the same
 run. Those with a number of layers keep 64 MiB of factors in memory, less than their layers have, the others 512 MiB,
 the default; what exceeds it is in temporary files."""
+ABOUT_CALIBRATED = f"""\
+The same with a text of {TEXT:,} tokens in windows of 256 (`--calibrate TEXT --what all --keep 0.5`). *One pass* runs
+the original on this text, block by block, in the same run. A random model has no structure to find: its divergence says
+nothing but that the compressed model runs."""
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    least = row["copying"] + row["svd"]
-    seconds = [
-        f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (row["seconds"], row["copying"], row["svd"])
-    ]
+def _cells(row: dict[str, Any], *least: float) -> tuple[str, ...]:
+    seconds = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (row["seconds"], *least)]
     memory = [f"{row[name] / 1e6:,.0f} MB" for name in ("bytes", "peak")]
-    return (row["case"], *memory, *seconds, f"{row['seconds'] / least:.2f}x", f"{row['error']:.4f}")
+    return (row["case"], *memory, *seconds, f"{row['seconds'] / sum(least):.2f}x", f"{row['error']:.4f}")
 
 
 @click.command()
