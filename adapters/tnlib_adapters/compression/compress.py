@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics_files import (
-    check_spill_folder,
-    check_statistics_file,
-    remove_spill_folder,
-)
-from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
@@ -27,10 +22,10 @@ from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
+from tnlib_adapters.compression.source_model import SourceModel, open_source
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import Description
-from tnlib_adapters.files.atomic_folder import check_target, check_text_path, scratch_folder, whole_folder
+from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -155,16 +150,8 @@ def compress(
         spill=None if spill is None else as_path("compress", "spill", spill),
     )
     target, n_cached = as_path("compress", "out", out), as_count("compress", "cache_bytes", cache_bytes, least=0)
-    if request.statistics is not None:
-        check_statistics_file(request.statistics, target)
-    if request.spill_folder is not None:
-        check_spill_folder(request.spill_folder, target)
-    calibration, held_out = _read_calibration(request)
-    checkpoint = with_vectors_in_memory(open_checkpoint(source))
-    check_target("compress", target, checkpoint.folder.path, force=force)
-    if calibration is not None:  # loaded from there at the end
-        check_text_path("compress", "OUT", target)
-    request.check(checkpoint)
+    opened = open_source(request, source, target, force=force)
+    checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens)
     with scratch_folder(target) as scratch:
@@ -275,13 +262,6 @@ def _rounded_report(description: Description) -> RoundedReport:
     n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
     form, is_corrected = next(iter(formats.values())), description.kind == "corrected"
     return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
-
-
-def _read_calibration(request: Request) -> tuple[str | None, str]:
-    """Return the calibration text, or None, and the held-out text."""
-    if request.calibrate is None:
-        return None, ""
-    return hold_out(read_text("compress", "calibrate", request.calibrate))
 
 
 def _check_finite(checkpoint: Checkpoint, request: Request, progress: Progress) -> None:

@@ -1,13 +1,19 @@
-"""The checkpoint that is compressed: as a running model loaded once, and with its vectors kept in memory."""
+"""The checkpoint that is compressed, checked for a request, and as a running model loaded once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.calibration.statistics_files import check_spill_folder, check_statistics_file
+from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.request import Request
+from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -50,6 +56,38 @@ class SourceModel:
     def copy(self, change: Change | None = None) -> RunningModel:
         """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""
         return self.original.changed(change)
+
+
+@dataclass(frozen=True)
+class CheckedSource:
+    """A checkpoint that can be compressed by a request, and the calibration text, None without one, in two parts."""
+
+    checkpoint: Checkpoint
+    calibration: str | None
+    held_out: str
+
+
+def open_source(
+    request: Request, source: str | os.PathLike[str], target: Path | None = None, *, force: bool = False
+) -> CheckedSource:
+    """Open a checkpoint and read the text of a request; raise if `compress` cannot write `target` by it.
+
+    `target` is None if nothing is written.
+    """
+    if request.statistics is not None:
+        check_statistics_file(request.statistics, target)
+    if request.spill_folder is not None:
+        check_spill_folder(request.spill_folder, target)
+    calibration, held_out = None, ""
+    if request.calibrate is not None:
+        calibration, held_out = hold_out(read_text("compress", "calibrate", request.calibrate))
+    checkpoint = with_vectors_in_memory(open_checkpoint(source))
+    if target is not None:
+        check_target("compress", target, checkpoint.folder.path, force=force)
+        if calibration is not None:  # loaded from there at the end
+            check_text_path("compress", "OUT", target)
+    request.check(checkpoint)
+    return CheckedSource(checkpoint, calibration, held_out)
 
 
 class _Vector(TensorInfo):
