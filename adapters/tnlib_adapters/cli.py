@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
@@ -317,54 +317,14 @@ def _refuse(sentence: str, status: int = 2) -> NoReturn:
     sys.exit(status)
 
 
-class _Display:
-    """A stream whose failures to write are ignored: standard error may be full, or closed, and the work goes on."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-
 @contextlib.contextmanager
 def _progress(check: Callable[[], None]) -> Iterator[Progress]:
     """Yield a function that calls `check` and shows (stage, done, total) as a bar on standard error."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars of transformers would overwrite ours
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from tnlib_adapters.compression.report.progress_bars import progress_bars
 
-    columns = (
-        TextColumn("{task.description:<32}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    bars = Bars(*columns, console=Console(file=cast(TextIO, _Display(sys.stderr or io.StringIO()))))
-    tasks: dict[str, Any] = {}
-
-    def show(stage: str, done: int, total: int) -> None:
-        check()
-        bars.start()  # not earlier: an error before the first step is printed without an empty line
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total)
-        bars.update(tasks[stage], completed=done)
-
-    try:
+    with progress_bars(check) as show:
         yield show
-    finally:
-        if tasks:
-            bars.stop()
 
 
 if __name__ == "__main__":

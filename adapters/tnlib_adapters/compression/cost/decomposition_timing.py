@@ -7,7 +7,7 @@ limit are timed at smaller sizes of the same ratio; their seconds are extrapolat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,11 +29,11 @@ _GPTQ_BITS, _GPTQ_GROUP = 4, 128
 
 def time_decompositions(shapes: Shapes, request: Request, progress: Progress) -> dict[Shape, float]:
     """Return the seconds to factorise one weight of every shape that is compressed."""
-    row, every = TABLE[request.method], set(shapes.all_weights())
+    row = TABLE[request.method]
     limit = _LARGEST_ROUNDED if request.in_bits else _LARGEST
 
-    def factorise(shape: Shape) -> None:
-        weight, is_table = _random(*shape), shape in shapes.tables
+    def factorise(shape: Shape, is_table: bool) -> None:
+        weight = _random(*shape)
         if request.calibrate is None:
             factorise_weight(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight)
             return
@@ -45,19 +45,18 @@ def time_decompositions(shapes: Shapes, request: Request, progress: Progress) ->
         if request.in_bits:
             _round(weight, reads, slopes, request, by_row=is_table)
 
-    return _times(every, factorise, limit, progress)
+    return _times(shapes, factorise, limit, progress)
 
 
 def time_gptq(shapes: Shapes, progress: Progress) -> dict[Shape, float]:
     """Return the seconds to round one weight of every shape that is compressed by GPTQ, the baseline."""
 
-    def rounded(shape: Shape) -> None:
-        is_table = shape in shapes.tables
+    def rounded(shape: Shape, is_table: bool) -> None:
         axis = 1 if is_table else 0
         reads = _moments(shape[axis]).astype(np.float64)
         round_by_gptq(_random(*shape), axis, _GPTQ_BITS, _GPTQ_GROUP, reads)
 
-    return _times(set(shapes.all_weights()), rounded, _LARGEST_ROUNDED, progress)
+    return _times(shapes, rounded, _LARGEST_ROUNDED, progress)
 
 
 def time_layer(sizes: Sizes, shapes: Shapes, request: Request, rotary: bool) -> float:
@@ -87,21 +86,20 @@ def _round(weight: Array, reads: Array, slopes: Array, request: Request, *, by_r
     weight_forms.rounded(whole)
 
 
-def _times(
-    every: Iterable[Shape], work: Callable[[Shape], None], limit: float, progress: Progress
-) -> dict[Shape, float]:
-    small = {shape: _reduced(shape, limit) for shape in sorted(every)}
-    seconds, of_small = dict[Shape, float](), dict[Shape, float]()
-    for done, (shape, reduced) in enumerate(small.items()):
-        progress("timing decompositions", done, len(small))
-        if reduced not in of_small:
-            if not of_small:
-                work((16, 16))  # libraries prepare themselves at the first call
+def _times(shapes: Shapes, work: Callable[[Shape, bool], None], limit: float, progress: Progress) -> dict[Shape, float]:
+    """Return the seconds of work(shape, is_table) for every shape that is compressed."""
+    every = sorted(set(shapes.all_weights()))
+    seconds, of_small = dict[Shape, float](), dict[tuple[Shape, bool], float]()
+    work((16, 16), False)  # libraries prepare themselves at the first call
+    for done, shape in enumerate(every):
+        progress("timing decompositions", done, len(every))
+        small, is_table = _reduced(shape, limit), shape in shapes.tables
+        if (small, is_table) not in of_small:
             started = time.perf_counter()
-            work(reduced)
-            of_small[reduced] = time.perf_counter() - started
-        seconds[shape] = of_small[reduced] * _operations(shape) / _operations(reduced)
-    progress("timing decompositions", len(small), len(small))
+            work(small, is_table)
+            of_small[small, is_table] = time.perf_counter() - started
+        seconds[shape] = of_small[small, is_table] * _operations(shape) / _operations(small)
+    progress("timing decompositions", len(every), len(every))
     return seconds
 
 

@@ -17,7 +17,7 @@ from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_we
 from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
+from tnlib_adapters.compression.request import REPORT, Progress, Stage, check_reads_text, quiet
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
@@ -139,7 +139,7 @@ def evaluate_running(before: RunningModel, after: RunningModel, text: str, progr
     cosines: list[Array] = []
     sums, n_predicted = np.zeros(3), 0
     for done, batch in enumerate(batches):
-        progress("running both models", done, len(batches))
+        progress(Stage("running both models", tokens=batch.n_tokens), done, len(batches))
         with torch.no_grad():
             outputs_before, outputs_after = before(batch), after(batch)
             if not before.predicts:
