@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -68,6 +69,21 @@ def main() -> None:
     """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
 
 
+class _Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, with a decimal unit K, M, G or T."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes; refuse anything else."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", value.strip(), re.IGNORECASE)
+        if found is None:
+            self.fail(f"{value!r} is not a number of bytes; pass for example 4G or 4000M.", param, ctx)
+        return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+
+
 # fmt: off
 _OPTIONS_OF_COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
@@ -96,6 +112,9 @@ _OPTIONS_OF_COMPRESSION = (
     click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
                   help="With --calibrate: folder for what is kept between the blocks of a model; an interrupted run "
                   "goes on from it, and it is removed in the end."),
+    click.option("--max-memory", type=_Bytes(), metavar="BYTES",
+                 help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
+                 "if nothing else suffices, which changes the result."),
     click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
                   help="factored: store the factors; transformers loads them after import "
                   "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from checkpoint_folders import builtin_copy
+from click.testing import CliRunner
 from compressed_folders import digest
-from tnlib_adapters import builtin_path, estimate_cost, open_checkpoint
-from tnlib_adapters.compression.cost.memory import Limits, peak_memory_of, spill_bytes, temporary_bytes
+from tnlib_adapters import builtin_path, cli, estimate_cost, open_checkpoint
+from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
+from tnlib_adapters.compression.cost.memory import peak_memory_of, spill_bytes, temporary_bytes
 from tnlib_adapters.compression.cost.passes import Times, Tokens, seconds_by_stage
 from tnlib_adapters.compression.cost.shapes import Shapes, shapes_of
+from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.request import Request
 
-from tnlib import TnlibError
+from tnlib import ArgumentError, TnlibError
 
 TEXT = Path("text.txt")
 TOKENS = Tokens(statistics=4096, fit=8192, held_out=1024, chosen=2048, batch=1024)
@@ -166,3 +169,102 @@ def test_spill_holds_the_streams_and_the_moments() -> None:
     assert spill_bytes(shapes, Request(keep=0.5, what="all", method="matrix", calibrate=TEXT), TOKENS) == 0
     widths = np.array([n for shape in shapes.of_block(0) for n in shape])
     assert spill_bytes(shapes, CALIBRATED, Tokens()) < 4 * len(shapes.blocks) * (widths**2).sum() * 2
+
+
+# ------------------------------------------------------------------------------------------------------- max_memory
+
+
+def peak_within(limits: Limits, request: Request = CALIBRATED) -> int:
+    shapes = llama(request)
+    return max(peak_memory_of(shapes, request, tokens_within(LONG, limits), limits, 0).values())
+
+
+LONG = replace(TOKENS, longest=64)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.99, 0.97, 0.95, 0.9])
+def test_limits_are_the_largest_within_max_memory(share: float) -> None:
+    limit = int(share * peak_within(Limits()))
+    limits = choose_limits(llama(), replace(CALIBRATED, max_memory=limit), LONG, 0)
+    assert peak_within(limits) <= limit
+    assert (limits == Limits()) == (share == 1.0)
+
+
+def test_batches_become_smaller_last() -> None:
+    smallest = peak_within(Limits(cache=0, weights=0))
+    with_large_batches = choose_limits(llama(), replace(CALIBRATED, max_memory=smallest), LONG, 0)
+    assert with_large_batches.tokens == Limits().tokens
+    assert choose_limits(llama(), replace(CALIBRATED, max_memory=smallest - 1), LONG, 0).tokens < Limits().tokens
+
+
+@pytest.mark.parametrize("request_", [EVERY_MATRIX, CALIBRATED], ids=lambda own: own.method)
+def test_the_least_possible_memory_is_stated_and_suffices(request_: Request) -> None:
+    shapes, tokens = llama(request_), Tokens() if request_.calibrate is None else LONG
+    with pytest.raises(ArgumentError, match="compress: max_memory must be at least") as refused:
+        choose_limits(shapes, replace(request_, max_memory=1), tokens, 10**8)
+    least = int(str(refused.value).split("at least ")[1].split("M")[0]) * 10**6
+    limits = choose_limits(shapes, replace(request_, max_memory=least), tokens, 10**8)
+    assert limits.cache == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ArgumentError), (-1, ArgumentError), (1e9, TypeError), ("4G", TypeError)]
+)
+def test_max_memory_is_a_number_of_bytes(value: Any, error: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(error, match="compress: max_memory must be"):
+        tnlib_adapters.compress(builtin_path(), tmp_path / "out", keep=0.5, max_memory=value)
+
+
+def test_too_little_memory_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="max_memory must be at least"):
+        tnlib_adapters.compress(builtin_path(), tmp_path / "out", keep=0.5, max_memory=10**6)
+    with pytest.raises(ArgumentError, match="max_memory must be at least"):
+        estimate_cost(builtin_path(), keep=0.5, max_memory=10**6)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ample_memory_changes_nothing(tmp_path: Path, without_pictures: None) -> None:
+    options = {"keep": 0.5, "method": "matrix"}
+    for name, limit in (("default", None), ("ample", 10**11)):
+        tnlib_adapters.compress(builtin_path(), tmp_path / name, max_memory=limit, **options)
+    one, other = (open_checkpoint(tmp_path / name).folder.tensors for name in ("default", "ample"))
+    assert all(np.array_equal(one[name].read(), other[name].read()) for name in one)
+
+
+def test_a_running_model_keeps_its_limits(folders: Any, text: Path) -> None:
+    from tnlib_adapters.compression.source_model import SourceModel
+
+    limits = Limits(tokens=128, weights=1)
+    source = SourceModel(open_checkpoint(folders["llama"]), max_tokens=32, limits=limits)
+    words = text.read_text()
+    for model in (source.original, source.copy()):
+        assert max(batch.ids.numel() for batch in model.batches(words)) <= limits.tokens
+        assert not model.weights.fit_in_memory
+    plain = SourceModel(open_checkpoint(folders["llama"]), max_tokens=32).original
+    assert max(batch.ids.numel() for batch in plain.batches(words)) > limits.tokens
+    assert plain.weights.fit_in_memory
+
+
+@pytest.mark.parametrize(
+    ("written", "n_bytes"), [("4G", 4 * 10**9), ("4000M", 4 * 10**9), ("1.5gb", 15 * 10**8), ("7", 7)]
+)
+def test_bytes_on_the_command_line(written: str, n_bytes: float) -> None:
+    from tnlib_adapters.cli import _Bytes
+
+    assert _Bytes().convert(written, None, None) == n_bytes
+
+
+def test_plan_prints_the_estimate() -> None:
+    result = CliRunner().invoke(cli.main, ["plan", "builtin", "--keep", "0.5"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    for words in ("33,280 numbers", "peak memory", "factorisation", "MB of factors"):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize("options", ["--keep 2", "--keep 0.5 --max-memory 1M", "--bits 4"])
+def test_plan_refuses_as_compress_does(options: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    commands = (["plan", "builtin"], ["compress", "builtin", out])
+    refusals = [CliRunner().invoke(cli.main, [*command, *options.split()]) for command in commands]
+    assert [result.exit_code for result in refusals] == [2, 2]
+    assert refusals[0].stderr.split("at least")[0] == refusals[1].stderr.split("at least")[0]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
-from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES, Workspace
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
@@ -48,7 +49,8 @@ def compress(
     statistics: str | os.PathLike[str] | None = None,
     calibration_tokens: int = MAX_TOKENS,
     spill: str | os.PathLike[str] | None = None,
-    cache_bytes: int = CACHE_BYTES,
+    cache_bytes: int | None = None,
+    max_memory: int | None = None,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -109,7 +111,11 @@ def compress(
         None: beside the file of `statistics`, or a temporary folder, from which nothing is resumed.
     cache_bytes
         Memory for factors that are not in use. Those beyond it are written into a hidden folder beside `out`, which is
-        removed at the end.
+        removed at the end. None: 512 MiB, or what `max_memory` leaves.
+    max_memory
+        Peak resident memory of the process, in bytes, by the estimate of `estimate_cost`, whose error is about 30 %.
+        If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
+        the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
     force
         Replace `out` if it is not empty.
     progress
@@ -148,14 +154,18 @@ def compress(
         statistics=None if statistics is None else as_path("compress", "statistics", statistics),
         calibration_tokens=calibration_tokens,
         spill=None if spill is None else as_path("compress", "spill", spill),
+        max_memory=max_memory,
     )
-    target, n_cached = as_path("compress", "out", out), as_count("compress", "cache_bytes", cache_bytes, least=0)
+    target = as_path("compress", "out", out)
+    n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
     opened = open_source(request, source, target, force=force)
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
+    limits = limits_of(opened, request)
     _check_finite(checkpoint, request, progress)
-    original = SourceModel(checkpoint, request.calibration_tokens)
+    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
     with scratch_folder(target) as scratch:
-        plan = make_plan(original, request, calibration, progress, Workspace(n_cached, scratch))
+        workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch)
+        plan = make_plan(original, request, calibration, progress, workspace)
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)

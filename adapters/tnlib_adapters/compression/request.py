@@ -88,6 +88,7 @@ class Request:
     statistics: Path | None = None
     calibration_tokens: int = MAX_TOKENS
     spill: Path | None = None
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.method == "":
@@ -112,6 +113,7 @@ class Request:
         self._check_method()
         self._check_statistics()
         self._check_tokens()
+        self._check_memory()
 
     @property
     def spill_folder(self) -> Path | None:
@@ -250,6 +252,20 @@ class Request:
             )
         if self.calibrate is None and self.calibration_tokens != MAX_TOKENS:
             raise ArgumentError("compress: calibration_tokens must come with the text of calibrate; pass that too.")
+
+    def _check_memory(self) -> None:
+        if self.max_memory is None:
+            return
+        if isinstance(self.max_memory, bool) or not isinstance(self.max_memory, int):
+            raise ArgumentTypeError(
+                f"compress: max_memory must be an integer number of bytes, got {self.max_memory!r}; pass for example "
+                f"{4 * 10**9} (--max-memory 4G)."
+            )
+        if self.max_memory < 1:
+            raise ArgumentError(
+                f"compress: max_memory must be a number of bytes above 0, got {self.max_memory}; pass for example "
+                f"{4 * 10**9} (--max-memory 4G)."
+            )
 
 
 def check_keep(function: str, keep: Any) -> float:

@@ -12,6 +12,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import check_spill_folder, check_statistics_file
 from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
@@ -35,10 +36,18 @@ class SourceModel:
         Tokens that are read of each line of a text, or in each window.
     function
         Calling function, for messages.
+    limits
+        Memory of the running model; None for the defaults.
     """
 
-    def __init__(self, checkpoint: Checkpoint, max_tokens: int = MAX_TOKENS, function: str = "compress") -> None:
-        self.checkpoint, self.max_tokens, self.function = checkpoint, max_tokens, function
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_tokens: int = MAX_TOKENS,
+        function: str = "compress",
+        limits: Limits | None = None,
+    ) -> None:
+        self.checkpoint, self.max_tokens, self.function, self._limits = checkpoint, max_tokens, function, limits
 
     @cached_property
     def original(self) -> RunningModel:
@@ -49,9 +58,16 @@ class SourceModel:
         FileFormatError
             If transformers does not know it, a tensor is missing or left over, or a weight is NaN or inf.
         """
+        return self.open(self.checkpoint)
+
+    def open(self, checkpoint: Checkpoint | Path) -> RunningModel:
+        """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
 
-        return open_running(self.checkpoint, self.function, self.max_tokens)
+        if self._limits is None:
+            return open_running(checkpoint, self.function, self.max_tokens)
+        own = {"batch_tokens": self._limits.tokens, "max_weights": self._limits.weights}
+        return open_running(checkpoint, self.function, self.max_tokens, **own)
 
     def copy(self, change: Change | None = None) -> RunningModel:
         """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""

@@ -1,8 +1,11 @@
-"""Memory of this process."""
+"""Memory of this process: what it holds, and by default may hold of a running model."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+BATCH_TOKENS = 1024  # products run at full speed, and a short text still gives many batches
+WEIGHTS = 1 << 30  # bytes of weights in float32
 
 
 def peak_memory() -> int:

@@ -24,6 +24,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
+from tnlib_adapters.files.process_memory import BATCH_TOKENS
 from tnlib_adapters.files.tokenizer import MAX_TOKENS, load_tokenizer
 from tnlib_adapters.instrument.stored_weights import (
     Change,
@@ -32,9 +33,6 @@ from tnlib_adapters.instrument.stored_weights import (
     find_stored,
     make_without_weights,
 )
-
-_TOKENS = 1024  # per batch: products run at full speed, and a short text still gives many batches
-
 
 Key = TypeVar("Key")
 
@@ -85,7 +83,8 @@ class Batch:
 class RunningModel:
     """A transformers model in float32, its tokenizer, and the modules of its attention.
 
-    Texts are read up to `max_tokens` tokens, if the model has as many positions. Errors on texts begin with `function`.
+    Texts are read up to `max_tokens` tokens, if the model has as many positions, in batches of `batch_tokens` tokens.
+    Errors on texts begin with `function`.
     """
 
     model: Any
@@ -95,14 +94,16 @@ class RunningModel:
     max_tokens: int = MAX_TOKENS
     function: str = "evaluate"
     weights: StoredWeights | None = None
+    batch_tokens: int = BATCH_TOKENS
 
     def changed(self, change: Change | None = None) -> RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
-        return _running_from(
+        running_model = _running_from(
             self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights
         )
+        return replace(running_model, batch_tokens=self.batch_tokens)
 
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""
@@ -139,7 +140,7 @@ class RunningModel:
         ids = sorted((text_ids for text_ids in ids if len(text_ids) > 1), key=len)
         batches, start = [], 0
         for end in range(1, len(ids) + 1):
-            if end == len(ids) or (end + 1 - start) * len(ids[end]) > _TOKENS:
+            if end == len(ids) or (end + 1 - start) * len(ids[end]) > self.batch_tokens:
                 batches.append(_padded(ids[start:end], self.tokenizer.pad_token_id or 0))
                 start = end
         return batches
@@ -157,9 +158,16 @@ class RunningModel:
 
 
 def open_running(
-    source: Checkpoint | str | os.PathLike[str], function: str = "evaluate", max_tokens: int = MAX_TOKENS
+    source: Checkpoint | str | os.PathLike[str],
+    function: str = "evaluate",
+    max_tokens: int = MAX_TOKENS,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    max_weights: int | None = None,
 ) -> RunningModel:
     """Open a checkpoint, or its folder, of a model of text, with its tokenizer, as a transformers model.
+
+    At most `max_weights` bytes of weights stay in memory, None for `IN_MEMORY`.
 
     Raises
     ------
@@ -169,7 +177,8 @@ def open_running(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    return _running_from(checkpoint, tokenizer, max_tokens, function)
+    running_model = _running_from(checkpoint, tokenizer, max_tokens, function, max_weights=max_weights)
+    return replace(running_model, batch_tokens=batch_tokens)
 
 
 def open_without_weights(
@@ -189,12 +198,15 @@ def _running_from(
     function: str,
     change: Change | None = None,
     original: StoredWeights | None = None,
+    *,
+    max_weights: int | None = None,
 ) -> RunningModel:
     model = make_without_weights(function, checkpoint)
     stored = find_stored(model, checkpoint, function)
     running_model = running(model, tokenizer, max_tokens, function)
     source = Source(checkpoint, running_model.wiring, stored)
-    weights = StoredWeights(model, [layer.block for layer in running_model.layers], source, change, original)
+    blocks = [layer.block for layer in running_model.layers]
+    weights = StoredWeights(model, blocks, source, change, original, max_bytes=max_weights)
     return replace(running_model, weights=weights)
 
 

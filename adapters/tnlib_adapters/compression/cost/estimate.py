@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
+from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
 from tnlib_adapters.compression.cost.decomposition_timing import time_decompositions, time_gptq, time_layer
-from tnlib_adapters.compression.cost.memory import (
-    Limits,
-    peak_memory_of,
-    spill_bytes,
-    temporary_bytes,
-)
+from tnlib_adapters.compression.cost.memory import peak_memory_of, spill_bytes, temporary_bytes
 from tnlib_adapters.compression.cost.passes import HELD_OUT, Times, Tokens, seconds_by_stage
 from tnlib_adapters.compression.cost.shapes import Shapes, shapes_of
+from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_input
 from tnlib_adapters.compression.request import STORES, Progress, Request, quiet
@@ -115,6 +112,7 @@ def estimate_cost(
     statistics: str | os.PathLike[str] | None = None,
     calibration_tokens: int = MAX_TOKENS,
     spill: str | os.PathLike[str] | None = None,
+    max_memory: int | None = None,
     progress: Progress = quiet,
 ) -> Cost:
     """Return what `compress` would cost with these options: passes over the text, seconds, memory and disk.
@@ -127,7 +125,9 @@ def estimate_cost(
     ----------
     source
         Folder with config.json and safetensors, or the name of a model in the local cache of the Hugging Face hub.
-    keep, max_error, bits, method, layout, store, what, calibrate, statistics, calibration_tokens, spill
+    keep, max_error, bits, method, layout, store, what
+        As in `compress`.
+    calibrate, statistics, calibration_tokens, spill, max_memory
         As in `compress`.
     progress
         Called with (stage, done, total).
@@ -162,12 +162,15 @@ def estimate_cost(
         statistics=None if statistics is None else as_path("compress", "statistics", statistics),
         calibration_tokens=calibration_tokens,
         spill=None if spill is None else as_path("compress", "spill", spill),
+        max_memory=max_memory,
     )
     opened = open_source(request, source)
-    shapes, limits = shapes_of(opened.checkpoint, request), Limits()
-    text = _Text.of(opened, request, shapes) if opened.calibration is not None else None
-    tokens, memory = (Tokens(), 0) if text is None else (text.tokens, text.memory)
-    memory = memory or resident_memory()
+    shapes = shapes_of(opened.checkpoint, request)
+    text = None if opened.calibration is None else _Text.of(opened, request)
+    memory = resident_memory()
+    tokens = Tokens() if text is None else text.tokens
+    limits = choose_limits(shapes, request, tokens, memory)
+    tokens = tokens_within(tokens, limits)
     times = _times(opened.checkpoint, shapes, request, text, progress)
     fit_in_memory = 4 * shapes.n_parameters <= limits.weights
     seconds = seconds_by_stage(shapes, request, tokens, times, n_steps(request), fit_in_memory=fit_in_memory)
@@ -195,6 +198,21 @@ def estimate_cost(
     )
 
 
+def limits_of(opened: CheckedSource, request: Request) -> Limits:
+    """Return the limits with which a compression stays within `max_memory`; the defaults if it is None.
+
+    Raises
+    ------
+    ArgumentError
+        If there are none, or the text is too short.
+    """
+    if request.max_memory is None:
+        return Limits()
+    text = None if opened.calibration is None else _Text.of(opened, request)
+    tokens = Tokens() if text is None else text.tokens
+    return choose_limits(shapes_of(opened.checkpoint, request), request, tokens, resident_memory())
+
+
 def n_steps(request: Request) -> int:
     """Return the steps of the fit of a block; 0 without a fit."""
     from tnlib_adapters.compression.calibration import calibrate, quantize
@@ -206,15 +224,14 @@ def n_steps(request: Request) -> int:
 
 @dataclass(frozen=True)
 class _Text:
-    """The calibration text in batches of a model without weights, and the memory with its libraries loaded."""
+    """The calibration text in batches of a model without weights."""
 
     model: RunningModel
     batches: list[Batch]
     tokens: Tokens
-    memory: int
 
     @classmethod
-    def of(cls, opened: CheckedSource, request: Request, shapes: Shapes) -> _Text:
+    def of(cls, opened: CheckedSource, request: Request) -> _Text:
         """Read the text of a request; raise if it is too short."""
         from tnlib_adapters.compression.calibration import calibrate, whitening
         from tnlib_adapters.instrument.running_model import open_without_weights
@@ -232,8 +249,9 @@ class _Text:
             held_out=_count(held_out),
             chosen=_count(fit[: max(1, min(HELD_OUT, len(fit) // 2))]),
             batch=max(batch.ids.numel() for batch in batches),
+            longest=max(batch.ids.shape[1] for batch in batches),
         )
-        return cls(model, batches, tokens, resident_memory())
+        return cls(model, batches, tokens)
 
 
 def _count(batches: list[Batch]) -> int:

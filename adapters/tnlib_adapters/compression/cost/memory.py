@@ -11,36 +11,16 @@ from dataclasses import dataclass
 
 from tnlib_adapters.compression.cost.passes import CANDIDATES, HELD_OUT, PROBES, Tokens, moment_widths
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
-from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES
+from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.request import Request
 
 _FLOAT, _DOUBLE = 4, 8
-WEIGHTS = 2**30  # bytes of weights in float32 that stay in memory: see `instrument.stored_weights`
 LIBRARIES_OF_TEXT = 1.5e8  # buffers of torch and its threads beside the libraries themselves
 LIBRARIES = 1.0e8  # the libraries that draw the page of the report, and those of decompositions
 ACTIVATIONS = 3.0  # copies of inputs and outputs of the weights of a block: forward, kept for backward, gradients
-LOGITS = {"statistics": 6.0, "fit": 4.0, "measurement": 14.0}  # arrays of logits, in float32
+LOGITS = {"statistics": 6.0, "fit": 4.0, "measurement": 12.0}  # arrays of logits, in float32
 DECOMPOSITION = 3.0  # arrays of a weight in double precision, beside its moments and their roots
 SVD = 4.0  # arrays of a weight in its own precision: copy, both factors, workspace
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Memory that a compression may hold, for which it trades time and disk.
-
-    Parameters
-    ----------
-    tokens
-        Tokens of a batch.
-    cache
-        Bytes of factors that are not in use.
-    weights
-        Bytes of weights of a running model, in float32.
-    """
-
-    tokens: int = 1024
-    cache: int = CACHE_BYTES
-    weights: int = WEIGHTS
 
 
 def peak_memory_of(shapes: Shapes, request: Request, tokens: Tokens, limits: Limits, libraries: int) -> dict[str, int]:

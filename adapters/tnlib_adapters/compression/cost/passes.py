@@ -38,6 +38,7 @@ class Tokens:
     held_out: int = 0
     chosen: int = 0  # of the batches on which factors are chosen
     batch: int = 0
+    longest: int = 0  # of one text
 
 
 @dataclass(frozen=True)
