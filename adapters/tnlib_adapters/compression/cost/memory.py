@@ -20,6 +20,7 @@ LIBRARIES = 1.0e8  # the libraries that draw the page of the report, and those o
 ACTIVATIONS = 3.0  # copies of inputs and outputs of the weights of a block: forward, kept for backward, gradients
 LOGITS = {"statistics": 6.0, "fit": 4.0, "measurement": 12.0}  # arrays of logits, in float32
 DECOMPOSITION = 3.0  # arrays of a weight in double precision, beside its moments and their roots
+ROUNDED = 4.0  # arrays of a weight in double precision while it is rounded by GPTQ, or its factors are packed
 SVD = 4.0  # arrays of a weight in its own precision: copy, both factors, workspace
 
 
@@ -89,13 +90,20 @@ class _Memory:
         of_block = _FLOAT * numbers * (5 + CANDIDATES[method])
         chosen = CANDIDATES[method] * HELD_OUT * _FLOAT * t.batch * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
-        return copies * self.weights + self.held + of_block + chosen + max(self._activations(shapes.largest), head)
+        tables = sum(_DOUBLE * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
+        in_block = of_block + chosen + max(self._activations(shapes.largest), head)
+        return copies * self.weights + self.held + tables + max(in_block, self._rounded)
 
     @property
     def measurement(self) -> float:
         """Bytes while two models run on the held-out text."""
         logits = LOGITS["measurement"] * _FLOAT * self.tokens.batch * self.shapes.vocab
-        return 2 * self.weights + self.held + max(logits, self._activations(self.shapes.largest))
+        return 2 * self.weights + self.held + max(logits, self._activations(self.shapes.largest), self._rounded)
+
+    @property
+    def _rounded(self) -> float:
+        """Bytes in use while the largest weight is rounded, or its factors are packed."""
+        return ROUNDED * _DOUBLE * max((m * n for m, n in self.shapes.all_weights()), default=0)
 
     def _decomposed(self, shape: Shape) -> float:
         m, n = max(shape), min(shape)
