@@ -16,6 +16,8 @@ from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
 from .compression.compare.by_layer import compare as compare
 from .compression.compress import compress as compress
+from .compression.cost.estimate import Cost as Cost
+from .compression.cost.estimate import estimate_cost as estimate_cost
 from .compression.evaluation.evaluate import Evaluation as Evaluation
 from .compression.evaluation.evaluate import evaluate as evaluate
 from .data import builtin_path as builtin_path

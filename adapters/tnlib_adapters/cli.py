@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
@@ -38,6 +39,7 @@ _IN_HELP = (
 _EXAMPLES = """\b
 Examples:
   tnlib compress IN OUT --calibrate TEXT
+  tnlib plan IN --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
@@ -67,42 +69,74 @@ def main() -> None:
     """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
 
 
+class _Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, with a decimal unit K, M, G or T."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes; refuse anything else."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", value.strip(), re.IGNORECASE)
+        if found is None:
+            self.fail(f"{value!r} is not a number of bytes; pass for example 4G or 4000M.", param, ctx)
+        return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+
+
+# fmt: off
+_OPTIONS_OF_COMPRESSION = (
+    click.option("--keep", type=float, metavar="FRACTION",
+                  help="Fraction of the numbers of the compressed part that is stored, in (0, 1]."),
+    click.option("--max-error", type=float, metavar="E",
+                  help="Choose the smallest size with a predicted error of at most E: relative error of the weights; "
+                  "with --calibrate, 1 - cosine of the embeddings or the divergence (nats a token)."),
+    click.option("--bits", type=float, metavar="BITS",
+                  help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
+                  "counted. 4 if no size is given. Beside --keep, both are met."),
+    click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
+                  help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
+                  "embeddings and the unembedding."),
+    click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
+                  show_default="with --calibrate: calibrated for --keep or --max-error, else quantized; without: heads",
+                  help=methods_help()),
+    click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
+                  help="Calibration text file, representative of the model's use; a tenth is held out to measure on. "
+                  "Needs torch and transformers."),
+    click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
+                  help="With --calibrate: tokens read of each line, where longer ones are truncated; of a window, for "
+                  "a language model."),
+    click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
+                  help="With --calibrate: file of the calibration statistics, to resume after an interruption or "
+                  "compress to another size."),
+    click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
+                  help="With --calibrate: folder for what is kept between the blocks of a model; an interrupted run "
+                  "goes on from it, and it is removed in the end."),
+    click.option("--max-memory", type=_Bytes(), metavar="BYTES",
+                 help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
+                 "if nothing else suffices, which changes the result."),
+    click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
+                  help="factored: store the factors; transformers loads them after import "
+                  "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
+                  "original size; loads anywhere."),
+    click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
+                  help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate "
+                  "and no size, every weight has as many bits."),
+)
+# fmt: on
+
+
+def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that `compress` and `plan` share."""
+    for option in reversed(_OPTIONS_OF_COMPRESSION):
+        command = option(command)
+    return command
+
+
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--keep", type=float, metavar="FRACTION",
-              help="Fraction of the numbers of the compressed part that is stored, in (0, 1].")  # fmt: skip
-@click.option("--max-error", type=float, metavar="E",
-              help="Choose the smallest size with a predicted error of at most E: relative error of the weights; with "
-              "--calibrate, 1 - cosine of the embeddings or the divergence (nats a token).")  # fmt: skip
-@click.option("--bits", type=float, metavar="BITS",
-              help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
-              "counted. 4 if no size is given. Beside --keep, both are met.")  # fmt: skip
-@click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-              help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
-              "embeddings and the unembedding.")  # fmt: skip
-@click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
-              show_default="with --calibrate: calibrated for --keep or --max-error, else quantized; without: heads",
-              help=methods_help())  # fmt: skip
-@click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Calibration text file, representative of the model's use; a tenth is held out to measure on. Needs "
-              "torch and transformers.")  # fmt: skip
-@click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
-              help="With --calibrate: tokens read of each line, where longer ones are truncated; of a window, for a "
-              "language model.")  # fmt: skip
-@click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
-              help="With --calibrate: file of the calibration statistics, to resume after an interruption or compress "
-              "to another size.")  # fmt: skip
-@click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
-              help="With --calibrate: folder for what is kept between the blocks of a model; an interrupted run "
-              "goes on from it, and it is removed in the end.")  # fmt: skip
-@click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
-              help="factored: store the factors; transformers loads them after import "
-              "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
-              "original size; loads anywhere.")  # fmt: skip
-@click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
-              help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate and "
-              "no size, every weight has as many bits.")  # fmt: skip
+@_options_of_compression
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
@@ -118,6 +152,24 @@ def compress(source: str, out: Path, **options: Any) -> None:
     from tnlib_adapters.compression.report.terminal import show_report
 
     show_report(report, out)
+
+
+@main.command(epilog=_IN_HELP)
+@click.argument("source", metavar="IN")
+@_options_of_compression
+def plan(source: str, **options: Any) -> None:
+    """Estimate what `compress` costs with these options: passes, time, memory and disk; nothing is written.
+
+    A block of the model and decompositions of its sizes are timed on random weights, in less than a minute. Options
+    that `compress` refuses before any work are refused in the same way.
+    """
+    with _command() as progress:
+        from tnlib_adapters.compression.cost.estimate import estimate_cost
+
+        cost = estimate_cost(_folder(source), **options, progress=progress)
+    from tnlib_adapters.compression.report.terminal import show_cost
+
+    show_cost(cost)
 
 
 @main.command(epilog=_IN_HELP)
@@ -284,54 +336,14 @@ def _refuse(sentence: str, status: int = 2) -> NoReturn:
     sys.exit(status)
 
 
-class _Display:
-    """A stream whose failures to write are ignored: standard error may be full, or closed, and the work goes on."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-
 @contextlib.contextmanager
 def _progress(check: Callable[[], None]) -> Iterator[Progress]:
     """Yield a function that calls `check` and shows (stage, done, total) as a bar on standard error."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars of transformers would overwrite ours
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from tnlib_adapters.compression.report.progress_bars import progress_bars
 
-    columns = (
-        TextColumn("{task.description:<32}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    bars = Bars(*columns, console=Console(file=cast(TextIO, _Display(sys.stderr or io.StringIO()))))
-    tasks: dict[str, Any] = {}
-
-    def show(stage: str, done: int, total: int) -> None:
-        check()
-        bars.start()  # not earlier: an error before the first step is printed without an empty line
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total)
-        bars.update(tasks[stage], completed=done)
-
-    try:
+    with progress_bars(check) as show:
         yield show
-    finally:
-        if tasks:
-            bars.stop()
 
 
 if __name__ == "__main__":

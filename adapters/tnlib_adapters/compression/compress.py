@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics_files import (
-    check_spill_folder,
-    check_statistics_file,
-    remove_spill_folder,
-)
-from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
-from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES, Workspace
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, with_vectors_in_memory
+from tnlib_adapters.compression.source_model import SourceModel, open_source
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import Description
-from tnlib_adapters.files.atomic_folder import check_target, check_text_path, scratch_folder, whole_folder
+from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -53,7 +49,8 @@ def compress(
     statistics: str | os.PathLike[str] | None = None,
     calibration_tokens: int = MAX_TOKENS,
     spill: str | os.PathLike[str] | None = None,
-    cache_bytes: int = CACHE_BYTES,
+    cache_bytes: int | None = None,
+    max_memory: int | None = None,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -114,7 +111,11 @@ def compress(
         None: beside the file of `statistics`, or a temporary folder, from which nothing is resumed.
     cache_bytes
         Memory for factors that are not in use, and second moments of inputs. Those beyond it are written into a hidden
-        folder beside `out`, which is removed at the end.
+        folder beside `out`, which is removed at the end. None: 512 MiB, or what `max_memory` leaves.
+    max_memory
+        Peak resident memory of the process, in bytes, by the estimate of `estimate_cost`, whose error is about 30 %.
+        If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
+        the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
     force
         Replace `out` if it is not empty.
     progress
@@ -153,22 +154,18 @@ def compress(
         statistics=None if statistics is None else as_path("compress", "statistics", statistics),
         calibration_tokens=calibration_tokens,
         spill=None if spill is None else as_path("compress", "spill", spill),
+        max_memory=max_memory,
     )
-    target, n_cached = as_path("compress", "out", out), as_count("compress", "cache_bytes", cache_bytes, least=0)
-    if request.statistics is not None:
-        check_statistics_file(request.statistics, target)
-    if request.spill_folder is not None:
-        check_spill_folder(request.spill_folder, target)
-    calibration, held_out = _read_calibration(request)
-    checkpoint = with_vectors_in_memory(open_checkpoint(source))
-    check_target("compress", target, checkpoint.folder.path, force=force)
-    if calibration is not None:  # loaded from there at the end
-        check_text_path("compress", "OUT", target)
-    request.check(checkpoint)
+    target = as_path("compress", "out", out)
+    n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
+    opened = open_source(request, source, target, force=force)
+    checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
+    limits = limits_of(opened, request)
     _check_finite(checkpoint, request, progress)
-    original = SourceModel(checkpoint, request.calibration_tokens)
+    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
     with scratch_folder(target) as scratch:
-        plan = make_plan(original, request, calibration, progress, Workspace(n_cached, scratch))
+        workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch)
+        plan = make_plan(original, request, calibration, progress, workspace)
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)
@@ -275,13 +272,6 @@ def _rounded_report(description: Description) -> RoundedReport:
     n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
     form, is_corrected = next(iter(formats.values())), description.kind == "corrected"
     return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
-
-
-def _read_calibration(request: Request) -> tuple[str | None, str]:
-    """Return the calibration text, or None, and the held-out text."""
-    if request.calibrate is None:
-        return None, ""
-    return hold_out(read_text("compress", "calibrate", request.calibrate))
 
 
 def _check_finite(checkpoint: Checkpoint, request: Request, progress: Progress) -> None:

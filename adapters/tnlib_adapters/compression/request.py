@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
@@ -30,6 +30,35 @@ REPORT = "tnlib_report.json"
 PAGE = "tnlib_report.html"
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
+
+
+class Stage(str):
+    """Name of a stage of long work, for a progress bar, with what is being done and the tokens that a step passes.
+
+    Parameters
+    ----------
+    name
+        The string; equal for all steps of a stage.
+    detail
+        The current part, such as "block 7 of 22"; "" for none.
+    tokens
+        Mean number of tokens that pass a block, or a model, in a step; 0 without a text.
+
+    Examples
+    --------
+    >>> stage = Stage("collecting statistics", "block 7 of 22", 1024)
+    >>> stage == "collecting statistics", stage.detail
+    (True, 'block 7 of 22')
+    """
+
+    detail: str
+    tokens: int
+
+    def __new__(cls, name: str, detail: str = "", tokens: int = 0) -> Self:
+        """Return the string with its attributes."""
+        stage = super().__new__(cls, name)
+        stage.detail, stage.tokens = detail, tokens
+        return stage
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -59,6 +88,7 @@ class Request:
     statistics: Path | None = None
     calibration_tokens: int = MAX_TOKENS
     spill: Path | None = None
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.method == "":
@@ -83,6 +113,7 @@ class Request:
         self._check_method()
         self._check_statistics()
         self._check_tokens()
+        self._check_memory()
 
     @property
     def spill_folder(self) -> Path | None:
@@ -221,6 +252,20 @@ class Request:
             )
         if self.calibrate is None and self.calibration_tokens != MAX_TOKENS:
             raise ArgumentError("compress: calibration_tokens must come with the text of calibrate; pass that too.")
+
+    def _check_memory(self) -> None:
+        if self.max_memory is None:
+            return
+        if isinstance(self.max_memory, bool) or not isinstance(self.max_memory, int):
+            raise ArgumentTypeError(
+                f"compress: max_memory must be an integer number of bytes, got {self.max_memory!r}; pass for example "
+                f"{4 * 10**9} (--max-memory 4G)."
+            )
+        if self.max_memory < 1:
+            raise ArgumentError(
+                f"compress: max_memory must be a number of bytes above 0, got {self.max_memory}; pass for example "
+                f"{4 * 10**9} (--max-memory 4G)."
+            )
 
 
 def check_keep(function: str, keep: Any) -> float:

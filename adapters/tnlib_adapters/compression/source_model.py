@@ -1,13 +1,20 @@
-"""The checkpoint that is compressed: as a running model loaded once, and with its vectors kept in memory."""
+"""The checkpoint that is compressed, checked for a request, and as a running model loaded once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.calibration.statistics_files import check_spill_folder, check_statistics_file
+from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.limits import Limits
+from tnlib_adapters.compression.request import Request
+from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -29,10 +36,18 @@ class SourceModel:
         Tokens that are read of each line of a text, or in each window.
     function
         Calling function, for messages.
+    limits
+        Memory of the running model; None for the defaults.
     """
 
-    def __init__(self, checkpoint: Checkpoint, max_tokens: int = MAX_TOKENS, function: str = "compress") -> None:
-        self.checkpoint, self.max_tokens, self.function = checkpoint, max_tokens, function
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_tokens: int = MAX_TOKENS,
+        function: str = "compress",
+        limits: Limits | None = None,
+    ) -> None:
+        self.checkpoint, self.max_tokens, self.function, self._limits = checkpoint, max_tokens, function, limits
 
     @cached_property
     def original(self) -> RunningModel:
@@ -43,13 +58,52 @@ class SourceModel:
         FileFormatError
             If transformers does not know it, a tensor is missing or left over, or a weight is NaN or inf.
         """
+        return self.open(self.checkpoint)
+
+    def open(self, checkpoint: Checkpoint | Path) -> RunningModel:
+        """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
 
-        return open_running(self.checkpoint, self.function, self.max_tokens)
+        if self._limits is None:
+            return open_running(checkpoint, self.function, self.max_tokens)
+        own = {"batch_tokens": self._limits.tokens, "max_weights": self._limits.weights}
+        return open_running(checkpoint, self.function, self.max_tokens, **own)
 
     def copy(self, change: Change | None = None) -> RunningModel:
         """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""
         return self.original.changed(change)
+
+
+@dataclass(frozen=True)
+class CheckedSource:
+    """A checkpoint that can be compressed by a request, and the calibration text, None without one, in two parts."""
+
+    checkpoint: Checkpoint
+    calibration: str | None
+    held_out: str
+
+
+def open_source(
+    request: Request, source: str | os.PathLike[str], target: Path | None = None, *, force: bool = False
+) -> CheckedSource:
+    """Open a checkpoint and read the text of a request; raise if `compress` cannot write `target` by it.
+
+    `target` is None if nothing is written.
+    """
+    if request.statistics is not None:
+        check_statistics_file(request.statistics, target)
+    if request.spill_folder is not None:
+        check_spill_folder(request.spill_folder, target)
+    calibration, held_out = None, ""
+    if request.calibrate is not None:
+        calibration, held_out = hold_out(read_text("compress", "calibrate", request.calibrate))
+    checkpoint = with_vectors_in_memory(open_checkpoint(source))
+    if target is not None:
+        check_target("compress", target, checkpoint.folder.path, force=force)
+        if calibration is not None:  # loaded from there at the end
+            check_text_path("compress", "OUT", target)
+    request.check(checkpoint)
+    return CheckedSource(checkpoint, calibration, held_out)
 
 
 class _Vector(TensorInfo):

@@ -158,20 +158,21 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
     return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
 
-def forward(frame: Frame, streams: Streams, step: Callable[[], None] = lambda: None) -> list[list[Call]]:
+def forward(
+    frame: Frame, streams: Streams, step: Callable[[int, int], None] = lambda _block, _batch: None
+) -> list[list[Call]]:
     """Store the inputs of all blocks, "stream-0" and so on, and the output of the last.
 
     Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
-    called before every block.
+    called with the indices of the block and of the batch, before each.
     """
-    step()
     calls = _enter(frame, streams)
     with torch.no_grad():
         for k in range(len(frame.model.layers)):
-            step()
             if streams.has(f"stream-{k + 1}"):
                 continue
             for b in range(len(streams.batches)):
+                step(k, b)
                 x = run_block(frame.model, k, streams.read(f"stream-{k}", b), calls[b][k])
                 streams.write(f"stream-{k + 1}", b, x)
             streams.finish(f"stream-{k + 1}")

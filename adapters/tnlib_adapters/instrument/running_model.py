@@ -24,6 +24,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
+from tnlib_adapters.files.process_memory import BATCH_TOKENS
 from tnlib_adapters.files.tokenizer import MAX_TOKENS, load_tokenizer
 from tnlib_adapters.instrument.stored_weights import (
     Change,
@@ -33,8 +34,7 @@ from tnlib_adapters.instrument.stored_weights import (
     make_without_weights,
 )
 
-_TOKENS, _FEWEST = 1024, 256  # per batch: products run at full speed, and a short text still gives many batches
-_BATCHES = 16
+_FEWEST, _BATCHES = 256, 16  # tokens of a batch, and batches, of a short text
 
 
 Key = TypeVar("Key")
@@ -86,7 +86,8 @@ class Batch:
 class RunningModel:
     """A transformers model in float32, its tokenizer, and the modules of its attention.
 
-    Texts are read up to `max_tokens` tokens, if the model has as many positions. Errors on texts begin with `function`.
+    Texts are read up to `max_tokens` tokens, if the model has as many positions, in batches of `batch_tokens` tokens.
+    Errors on texts begin with `function`.
     """
 
     model: Any
@@ -96,14 +97,16 @@ class RunningModel:
     max_tokens: int = MAX_TOKENS
     function: str = "evaluate"
     weights: StoredWeights | None = None
+    batch_tokens: int = BATCH_TOKENS
 
     def changed(self, change: Change | None = None) -> RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
-        return _running_from(
+        running_model = _running_from(
             self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights
         )
+        return replace(running_model, batch_tokens=self.batch_tokens)
 
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""
@@ -139,7 +142,7 @@ class RunningModel:
             ids = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
         ids = sorted((text_ids for text_ids in ids if len(text_ids) > 1), key=len)
         batches, start = [], 0
-        n_tokens = min(_TOKENS, max(_FEWEST, sum(map(len, ids)) // _BATCHES))
+        n_tokens = min(self.batch_tokens, max(_FEWEST, sum(map(len, ids)) // _BATCHES))
         for end in range(1, len(ids) + 1):
             if end == len(ids) or (end + 1 - start) * len(ids[end]) > n_tokens:
                 batches.append(_padded(ids[start:end], self.tokenizer.pad_token_id or 0))
@@ -159,9 +162,16 @@ class RunningModel:
 
 
 def open_running(
-    source: Checkpoint | str | os.PathLike[str], function: str = "evaluate", max_tokens: int = MAX_TOKENS
+    source: Checkpoint | str | os.PathLike[str],
+    function: str = "evaluate",
+    max_tokens: int = MAX_TOKENS,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    max_weights: int | None = None,
 ) -> RunningModel:
     """Open a checkpoint, or its folder, of a model of text, with its tokenizer, as a transformers model.
+
+    At most `max_weights` bytes of weights stay in memory, None for `IN_MEMORY`.
 
     Raises
     ------
@@ -171,7 +181,18 @@ def open_running(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    return _running_from(checkpoint, tokenizer, max_tokens, function)
+    running_model = _running_from(checkpoint, tokenizer, max_tokens, function, max_weights=max_weights)
+    return replace(running_model, batch_tokens=batch_tokens)
+
+
+def open_without_weights(
+    checkpoint: Checkpoint, function: str = "evaluate", max_tokens: int = MAX_TOKENS
+) -> RunningModel:
+    """Open a checkpoint as `open_running` does, without reading a weight: all parameters are on the meta device."""
+    tokenizer = load_tokenizer(function, checkpoint.folder.path)
+    model = make_without_weights(function, checkpoint)
+    find_stored(model, checkpoint, function)
+    return running(model, tokenizer, max_tokens, function)
 
 
 def _running_from(
@@ -181,12 +202,15 @@ def _running_from(
     function: str,
     change: Change | None = None,
     original: StoredWeights | None = None,
+    *,
+    max_weights: int | None = None,
 ) -> RunningModel:
     model = make_without_weights(function, checkpoint)
     stored = find_stored(model, checkpoint, function)
     running_model = running(model, tokenizer, max_tokens, function)
     source = Source(checkpoint, running_model.wiring, stored)
-    weights = StoredWeights(model, [layer.block for layer in running_model.layers], source, change, original)
+    blocks = [layer.block for layer in running_model.layers]
+    weights = StoredWeights(model, blocks, source, change, original, max_bytes=max_weights)
     return replace(running_model, weights=weights)
 
 

@@ -25,9 +25,9 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.factors.projections import put_together
+from tnlib_adapters.files.process_memory import WEIGHTS as IN_MEMORY
 from tnlib_adapters.files.tokenizer import OFFLINE, loaded
 
-IN_MEMORY = 1 << 30  # bytes of weights in float32 that may stay in memory
 OUTSIDE = -1  # the group outside the blocks
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 _ROTARY = r"rotary_emb\.inv_freq"  # stored by older versions of transformers
@@ -260,6 +260,8 @@ class StoredWeights:
         Applied to every group that is loaded; None for the weights as they are stored.
     original
         Weights of another model from the same source, to be changed: those in memory are shared and not read again.
+    max_bytes
+        Weights in float32 that may stay in memory; None for those of `original`, or for `IN_MEMORY`.
     """
 
     def __init__(
@@ -269,7 +271,11 @@ class StoredWeights:
         source: Source,
         change: Change | None = None,
         original: StoredWeights | None = None,
+        *,
+        max_bytes: int | None = None,
     ) -> None:
+        inherited = IN_MEMORY if original is None else original.max_bytes
+        self.max_bytes: int = inherited if max_bytes is None else max_bytes
         self.source, self._change, self._model, self._original = source, change, model, original
         paths = {id(module): f"{name}." for name, module in model.named_modules()}
         of_blocks = [paths[id(block)] for block in blocks]
@@ -293,14 +299,14 @@ class StoredWeights:
     @property
     def fit_in_memory(self) -> bool:
         """True if all weights stay in memory."""
-        return bool(sum(self.n_bytes.values()) <= IN_MEMORY)
+        return bool(sum(self.n_bytes.values()) <= self.max_bytes)
 
     def load(self, group: int) -> None:
         """Put the weights of a group in place; those of other blocks are dropped if all do not fit in memory."""
         if group in self._loaded:
             return
         held = [] if self.fit_in_memory or group == OUTSIDE else [own for own in self._loaded if own != OUTSIDE]
-        while held and sum(self.n_bytes[own] for own in (*held, group)) > IN_MEMORY // 2:
+        while held and sum(self.n_bytes[own] for own in (*held, group)) > self.max_bytes // 2:
             first = held.pop(0)
             self._put({name: self._empty[name] for name in self._names[first]})
             del self._loaded[first]

@@ -17,7 +17,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.methods.components import Components, Moments, second_moments
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.request import Progress, Stage, quiet
 from tnlib_adapters.factors.projections import NAMES
 
 if TYPE_CHECKING:
@@ -78,15 +78,15 @@ def collect_reads(
     moments = StoredArrays(workspace or Workspace())
     place_of = {place.reads: place for place in places.values()}
     total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
-    progress("reading inputs", 0, total)
-    done = 0
+    stage, done = Stage("reading inputs", tokens=_mean_tokens(batches)), 0
+    progress(stage, 0, total)
     for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
                 _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
             done += 1
-            progress("reading inputs", done, total)
+            progress(stage, done, total)
         moments.add(sums)
     return moments
 
@@ -161,14 +161,14 @@ class _Collection:
         self._frame, self._streams = Frame(model), streams
         self._n = len(model.layers)
         self._probes = (0,) if components is None else (0, 1)
-        self._done, self._total = 0, 2 + self._n * (1 + len(self._probes))
+        self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
 
     def run(self, save: Callable[[int, Statistics], None], done: Collection[int]) -> None:
         """Collect the statistics of all groups that are not done."""
         from tnlib_adapters.instrument.block_passes import forward
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
-        calls = forward(self._frame, self._streams, self._step)
+        calls = forward(self._frame, self._streams, self._show_forward)
         if not any(self._streams.has(f"gradient-{self._probes[-1]}-{k}") for k in range(self._n + 1)):
             self._observe_output()
         for k in reversed(range(self._n)):
@@ -180,17 +180,25 @@ class _Collection:
             save(OUTSIDE, self._observe_outside())
         for probe in self._probes:
             self._streams.remove(f"gradient-{probe}-0")
-        self._progress("collecting statistics", self._total, self._total)
+        self._show_backward(len(self._passes), 0, 0)
 
-    def _step(self) -> None:
-        self._progress("collecting statistics", min(self._done, self._total), self._total)
-        self._done += 1
+    def _show_forward(self, k: int, b: int) -> None:
+        """Show that a batch enters a block in the forward pass."""
+        batches = self._streams.batches
+        stage = Stage("running the model", f"block {k + 1} of {self._n}", _mean_tokens(batches))
+        self._progress(stage, k * len(batches) + b + 1, self._n * len(batches))
+
+    def _show_backward(self, position: int, probe: int, b: int) -> None:
+        """Show that a batch enters a backward pass: of a block, last to first, or of the embeddings."""
+        per_block = len(self._probes) * len(self._batches)
+        detail = self._passes[position] if position < len(self._passes) else ""
+        stage = Stage("collecting statistics", detail, _mean_tokens(self._batches))
+        self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
     def _observe_output(self) -> None:
         """Store the gradients of all probes at the output of the last block."""
         from tnlib_adapters.instrument.weight_inputs import observe_output
 
-        self._step()
         for probe in self._probes:
             for b, batch in enumerate(self._batches):
                 x = self._streams.read(f"stream-{self._n}", b)
@@ -205,8 +213,8 @@ class _Collection:
         places = of_group(self._places, k)
 
         def observed(probe: int) -> Iterator[Observed]:
-            self._step()
             for b, batch in enumerate(self._batches):
+                self._show_backward(self._n - 1 - k, probe, b)
                 x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{probe}-{k + 1}", b)
                 reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, places, gradient)
                 self._streams.write(f"gradient-{probe}-{k}", b, at_stream)
@@ -224,8 +232,8 @@ class _Collection:
         heads = any(place.predicts for place in places.values())
 
         def observed(probe: int) -> Iterator[Observed]:
-            self._step()
             for b, batch in enumerate(self._batches):
+                self._show_backward(self._n, probe, b)
                 reads, slopes = observe_input(self._frame, batch, places, self._streams.read(f"gradient-{probe}-0", b))
                 if heads:
                     x, generator = self._streams.read(f"stream-{self._n}", b), _generator(2 * b + probe)
@@ -255,6 +263,10 @@ class _Collection:
                 _add(gates, key, own)
         count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch in self._batches)
         return Statistics(reads, slopes, {key: total / count for key, total in gates.items()})
+
+
+def _mean_tokens(batches: Sequence[Batch]) -> int:
+    return sum(batch.n_tokens for batch in batches) // max(1, len(batches))
 
 
 def _gates(

@@ -55,13 +55,13 @@ def digest_of_tokens(batches: Sequence[Batch]) -> str:
     return text.hexdigest()
 
 
-def check_statistics_file(file: Path, out: Path) -> None:
-    """Raise if statistics cannot be saved in `file`, before any computation."""
+def check_statistics_file(file: Path, out: Path | None = None) -> None:
+    """Raise if statistics cannot be saved in `file`, or if it lies in OUT, before any computation."""
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ArgumentError(
             f"compress: statistics must be a file, to be made in a folder that exists, got {file}; name another."
         )
-    if file.resolve().is_relative_to(out.resolve()):
+    if out is not None and file.resolve().is_relative_to(out.resolve()):
         raise ArgumentError(
             f"compress: statistics must lie outside OUT, which is replaced as a whole, got {file} in {out}; "
             "name another file."

@@ -263,15 +263,13 @@ def measure_on_text(
     source: SourceModel, after: Checkpoint, plan: Plan, what: str, text: str, progress: Progress
 ) -> OnText:
     """Evaluate the compressed checkpoint, and the source with the compressed part rounded, against the source."""
-    from tnlib_adapters.instrument.running_model import open_running
-
     reference = Reference(source.original, text)
 
     def measure(model: RunningModel) -> Evaluation:
         return reference.compare(model, progress)
 
     modules = names_of(source.checkpoint, what, with_text=True)
-    compressed = measure(open_running(after.folder.path, source.function))
+    compressed = measure(source.open(after.folder.path))
     int8 = measure(round_weights(source.original, what, modules))
     if not plan.moments:
         return OnText(compressed, int8)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
@@ -149,16 +150,6 @@ class Report:
     def write(self, file: Path) -> None:
         """Write the JSON text to a file."""
         file.write_text(self.to_json() + "\n", encoding="utf-8")
-
-
-def peak_memory() -> int:
-    """Return the peak resident set size of this process, in bytes."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would include the parent process
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line[:5] == "VmHWM") * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS, the system without /proc
 
 
 def summarise(report: Report) -> list[Line]:

@@ -1,0 +1,1 @@
+"""Cost of a compression before it runs: passes, seconds, memory and disk."""

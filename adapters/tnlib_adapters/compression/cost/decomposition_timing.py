@@ -1,0 +1,127 @@
+"""Seconds to factorise the weights of a model, measured on random ones.
+
+Decompositions and roundings of an (m, n) weight take a number of operations that is cubic in the sizes. Weights above a
+limit are timed at smaller sizes of the same ratio; their seconds are extrapolated by the cube.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
+from tnlib_adapters.compression.cost.shapes import Shape, Shapes
+from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq
+from tnlib_adapters.compression.methods.components import components
+from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
+from tnlib_adapters.compression.methods.quantized import QuantizedWeight
+from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.request import Progress, Request
+from tnlib_adapters.factors.projections import Projections
+
+_LARGEST, _LARGEST_ROUNDED = 3e9, 3e8  # m n (m + n) of a weight that is timed; rounding takes longer
+_GPTQ_BITS, _GPTQ_GROUP = 4, 128
+
+
+def time_decompositions(shapes: Shapes, request: Request, progress: Progress) -> dict[Shape, float]:
+    """Return the seconds to factorise one weight of every shape that is compressed."""
+    row = TABLE[request.method]
+    limit = _LARGEST_ROUNDED if request.in_bits else _LARGEST
+
+    def factorise(shape: Shape, is_table: bool) -> None:
+        weight = _random(*shape)
+        if request.calibrate is None:
+            factorise_weight(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight)
+            return
+        reads, slopes = (np.ones(shape[0], np.float32) if is_table else _moments(shape[0])), _moments(shape[1])
+        if not request.fits_model:
+            factorise_weight_on(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight, reads)
+            return
+        components(weight, reads, slopes)
+        if request.in_bits:
+            _round(weight, reads, slopes, request, by_row=is_table)
+
+    return _times(shapes, factorise, limit, progress)
+
+
+def time_gptq(shapes: Shapes, progress: Progress) -> dict[Shape, float]:
+    """Return the seconds to round one weight of every shape that is compressed by GPTQ, the baseline."""
+
+    def rounded(shape: Shape, is_table: bool) -> None:
+        axis = 1 if is_table else 0
+        reads = _moments(shape[axis]).astype(np.float64)
+        round_by_gptq(_random(*shape), axis, _GPTQ_BITS, _GPTQ_GROUP, reads)
+
+    return _times(shapes, rounded, _LARGEST_ROUNDED, progress)
+
+
+def time_layer(sizes: Sizes, shapes: Shapes, request: Request, rotary: bool) -> float:
+    """Return the seconds to factorise the attention of a layer by a method of unit "layer"; 0 for other methods."""
+    row = TABLE[request.method]
+    if row.unit != "layer" or not shapes.layers:
+        return 0.0
+    ratio = _reduction((sizes.d_model, sizes.n_heads * sizes.d_head), _LARGEST)
+    per_group = sizes.n_heads // sizes.kv_heads
+    kv_heads = max(1, round(sizes.kv_heads / ratio))
+    small = Sizes(1, kv_heads * per_group, max(2, round(sizes.d_model / ratio)), kv_heads, sizes.d_head, sizes.d_value)
+    weights = {
+        name: _random(width, small.d_model) if name == "o" else _random(small.d_model, width)
+        for name, width in small.widths.items()
+    }
+    started = time.perf_counter()
+    factorise_layer(row, Projections(weights, {}), small, rotary=rotary)
+    grown = sizes.n_heads / small.n_heads * (sizes.d_model / small.d_model) ** 2
+    return (time.perf_counter() - started) * grown
+
+
+def _round(weight: Array, reads: Array, slopes: Array, request: Request, *, by_row: bool) -> None:
+    """Measure the losses of all forms of a weight, and round it to one of them."""
+    fewer = request.keep is not None
+    weight_forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=by_row, bits=request.width, fewer_numbers=fewer)
+    whole = next(k for k, option in enumerate(weight_forms.options) if option.is_whole)
+    weight_forms.rounded(whole)
+
+
+def _times(shapes: Shapes, work: Callable[[Shape, bool], None], limit: float, progress: Progress) -> dict[Shape, float]:
+    """Return the seconds of work(shape, is_table) for every shape that is compressed."""
+    every = sorted(set(shapes.all_weights()))
+    seconds, of_small = dict[Shape, float](), dict[tuple[Shape, bool], float]()
+    work((16, 16), False)  # libraries prepare themselves at the first call
+    for done, shape in enumerate(every):
+        progress("timing decompositions", done, len(every))
+        small, is_table = _reduced(shape, limit), shape in shapes.tables
+        if (small, is_table) not in of_small:
+            started = time.perf_counter()
+            work(small, is_table)
+            of_small[small, is_table] = time.perf_counter() - started
+        seconds[shape] = of_small[small, is_table] * _operations(shape) / _operations(small)
+    progress("timing decompositions", len(every), len(every))
+    return seconds
+
+
+def _operations(shape: Shape) -> float:
+    m, n = shape
+    return float(m) * n * (m + n)
+
+
+def _reduction(shape: Shape, limit: float) -> float:
+    return float(max(1.0, (_operations(shape) / limit) ** (1 / 3)))
+
+
+def _reduced(shape: Shape, limit: float) -> Shape:
+    ratio = _reduction(shape, limit)
+    return max(1, round(shape[0] / ratio)), max(1, round(shape[1] / ratio))
+
+
+def _random(m: int, n: int) -> Array:
+    return np.random.default_rng(0).standard_normal((m, n), np.float32)
+
+
+def _moments(n: int) -> Array:
+    x = _random(2 * n, n)
+    moments: Array = x.T @ x
+    return moments

@@ -1,0 +1,165 @@
+"""Peak memory and temporary files of a compression, from the sizes of the model and the limits that it runs with.
+
+Bytes are those of arrays that are held at the same time, found by reading the code and compared with measured runs by
+
+    python -m benchmarks.costs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tnlib_adapters.compression.cost.passes import CANDIDATES, HELD_OUT, PROBES, Tokens, moment_widths
+from tnlib_adapters.compression.cost.shapes import Shape, Shapes
+from tnlib_adapters.compression.limits import Limits
+from tnlib_adapters.compression.request import Request
+
+_FLOAT, _DOUBLE = 4, 8
+LIBRARIES_OF_TEXT = 1.5e8  # buffers of torch and its threads beside the libraries themselves
+LIBRARIES = 1.0e8  # the libraries that draw the page of the report, and those of decompositions
+ACTIVATIONS = 3.0  # copies of inputs and outputs of the weights of a block: forward, kept for backward, gradients
+LOGITS = {"statistics": 6.0, "fit": 4.0, "measurement": 12.0}  # arrays of logits, in float32
+DECOMPOSITION = 3.0  # arrays of a weight in double precision, beside its moments and their roots
+ROUNDED = 4.0  # arrays of a weight in double precision while it is rounded by GPTQ, or its factors are packed
+SVD = 4.0  # arrays of a weight in its own precision: copy, both factors, workspace
+
+
+def peak_memory_of(shapes: Shapes, request: Request, tokens: Tokens, limits: Limits, libraries: int) -> dict[str, int]:
+    """Return the peak of the resident memory in every stage, in bytes.
+
+    `libraries` is the resident memory before any array is made.
+    """
+    memory = _Memory(shapes, request, tokens, limits)
+    if request.calibrate is None:
+        stages = {"factorisation": LIBRARIES + memory.held + memory.decomposition}
+    else:
+        stages = {
+            "statistics": memory.statistics,
+            "fit": memory.fit,
+            "measurement": memory.measurement,
+        }
+        stages = {name: LIBRARIES_OF_TEXT + n_bytes for name, n_bytes in stages.items() if n_bytes}
+    return {name: int(libraries + n_bytes) for name, n_bytes in stages.items()}
+
+
+@dataclass(frozen=True)
+class _Memory:
+    shapes: Shapes
+    request: Request
+    tokens: Tokens
+    limits: Limits
+
+    @property
+    def held(self) -> float:
+        """Bytes of factors that are not in use."""
+        return min(self.limits.cache, factor_bytes(self.shapes, self.request))
+
+    @property
+    def weights(self) -> float:
+        """Bytes of the weights of a running model."""
+        shapes = self.shapes
+        every = _FLOAT * shapes.n_parameters
+        if every <= self.limits.weights:
+            return every
+        return _FLOAT * shapes.outside + max(self.limits.weights / 2, _FLOAT * max(shapes.blocks))
+
+    @property
+    def decomposition(self) -> float:
+        """Bytes in use while the largest weight is factorised."""
+        return max((self._decomposed(shape) for shape in self.shapes.all_weights()), default=0.0)
+
+    @property
+    def statistics(self) -> float:
+        """Bytes while the statistics of a block are collected, and its weights are factorised."""
+        copies = 2 if self.shapes.layers and self.request.fits_model else 1  # with folded biases
+        blocks = range(len(self.shapes.blocks))
+        of_block = max(self._observed(k) for k in blocks)
+        head = LOGITS["statistics"] * _FLOAT * self.tokens.batch * self.shapes.vocab
+        table = max((self._decomposed(own) + _FLOAT * own[0] * own[1] for own in self.shapes.tables), default=0.0)
+        return copies * self.weights + self.held + max(of_block, head, table)
+
+    @property
+    def fit(self) -> float:
+        """Bytes while a block is fitted."""
+        if not self.request.fits_model:
+            return 0.0
+        method, shapes, t = self.request.method, self.shapes, self.tokens
+        copies = 2 if shapes.tables else 1  # with truncated tables
+        numbers = max(sum(m * n for m, n in shapes.of_block(k)) for k in range(len(shapes.blocks)))
+        # its weights as candidates, and in a step weights, gradients and moments of Adam
+        of_block = _FLOAT * numbers * (5 + CANDIDATES[method])
+        chosen = CANDIDATES[method] * HELD_OUT * _FLOAT * t.batch * shapes.width
+        head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
+        tables = sum(_DOUBLE * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
+        in_block = of_block + chosen + max(self._activations(shapes.largest), head)
+        return copies * self.weights + self.held + tables + max(in_block, self._rounded)
+
+    @property
+    def measurement(self) -> float:
+        """Bytes while two models run on the held-out text."""
+        logits = LOGITS["measurement"] * _FLOAT * self.tokens.batch * self.shapes.vocab
+        return 2 * self.weights + self.held + max(logits, self._activations(self.shapes.largest), self._rounded)
+
+    @property
+    def _rounded(self) -> float:
+        """Bytes in use while the largest weight is rounded, or its factors are packed."""
+        return ROUNDED * _DOUBLE * max((m * n for m, n in self.shapes.all_weights()), default=0)
+
+    def _decomposed(self, shape: Shape) -> float:
+        m, n = max(shape), min(shape)
+        if self.request.calibrate is None:
+            return SVD * _FLOAT * m * n + 3 * _FLOAT * n * n
+        is_table = shape in self.shapes.tables
+        return _DOUBLE * (DECOMPOSITION * m * n + 5 * n * n + (0 if is_table else 1.5 * m * m))
+
+    def _observed(self, k: int) -> float:
+        """Bytes while the statistics of a block are collected."""
+        weights = self.shapes.of_block(k)
+        widths = moment_widths(self.shapes, k, with_slopes=self.request.fits_model)
+        moments = _FLOAT * (sum(n * n for n in widths) + max((n * n for n in widths), default=0))
+        if not self.request.fits_model:  # moments of all blocks, in double precision
+            every = [n for j in range(len(self.shapes.blocks)) for n in moment_widths(self.shapes, j, False)]
+            return _DOUBLE * sum(n * n for n in every) + max(
+                self._activations(k), max(map(self._decomposed, weights), default=0.0)
+            )
+        components = sum(_factors(shape) for shape in weights)
+        decomposed = max(map(self._decomposed, weights), default=0.0)
+        return moments + components + max(self._activations(k), decomposed)
+
+    def _activations(self, k: int) -> float:
+        """Bytes of what a block computes on a batch, with the gradients."""
+        inside = self.shapes.blocks[k] / self.shapes.width  # widths of all inputs and outputs, about
+        scores = 2 * self.shapes.n_heads * 256
+        return ACTIVATIONS * _FLOAT * self.tokens.batch * (inside + scores)
+
+
+def _factors(shape: Shape) -> float:
+    """Bytes of a weight and its components."""
+    m, n = shape
+    return _FLOAT * (m * n + (m + n) * min(m, n))
+
+
+def factor_bytes(shapes: Shapes, request: Request) -> float:
+    """Return the bytes of all weights with their factors of full rank."""
+    of_moments = 2.0 if request.in_bits else 0.0  # rounded weights are held with their moments, in double precision
+    return sum(_factors((m, n)) + of_moments * _FLOAT * (m * m + n * n) for m, n in shapes.all_weights())
+
+
+def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens) -> int:
+    """Return the bytes of streams and statistics that are kept between blocks."""
+    if not request.fits_model:
+        return 0
+    per_token = _FLOAT * shapes.width
+    streams = per_token * tokens.fit * (len(shapes.blocks) + 1)
+    gradients = per_token * tokens.statistics * 2 * PROBES  # at the output and at the input of a block
+    truncated = per_token * tokens.fit * 2
+    blocks = range(len(shapes.blocks))
+    moments = _FLOAT * sum(n * n for k in blocks for n in moment_widths(shapes, k, with_slopes=True))
+    moments += _FLOAT * sum(2 * width**2 + vocab for vocab, width in shapes.tables)
+    return int(streams + max(gradients, truncated) + moments)
+
+
+def temporary_bytes(shapes: Shapes, request: Request, limits: Limits) -> int:
+    """Return the bytes of the files of factors that do not fit into memory."""
+    every = factor_bytes(shapes, request)
+    return 0 if every <= limits.cache else int(every - limits.cache)

@@ -1,0 +1,31 @@
+"""Memory of this process: what it holds, and by default may hold of a running model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BATCH_TOKENS = 1024  # products run at full speed, and a short text still gives many batches
+WEIGHTS = 1 << 30  # bytes of weights in float32
+
+
+def peak_memory() -> int:
+    """Return the peak resident set size of this process, in bytes."""
+    return _of_status("VmHWM") or _peak_of_usage()  # getrusage would include the parent process
+
+
+def resident_memory() -> int:
+    """Return the resident set size of this process, in bytes; its peak where the system does not state it."""
+    return _of_status("VmRSS") or _peak_of_usage()
+
+
+def _of_status(name: str) -> int:
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return 0
+    return next((int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(name)), 0) * 1024
+
+
+def _peak_of_usage() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS, the system without /proc

@@ -1,0 +1,94 @@
+"""Progress bars: what a stage shows of its time, its speed and its part."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tnlib_adapters
+from tnlib_adapters.compression.report.progress_bars import State, progress_bars
+from tnlib_adapters.compression.request import Stage
+
+
+def test_time_left_is_that_of_the_mean_step() -> None:
+    state = State(began=100.0, first=0)
+    state.update("fitting", 0, 10, 100.0)
+    assert state.time(101.0) == "-:--:-- left"
+    state.update("fitting", 2, 10, 120.0)
+    assert state.time(120.0) == "0:01:20 left"
+    assert state.time(150.0) == "0:00:50 left"
+    assert state.time(1000.0) == "0:00:00 left"
+    state.update("fitting", 10, 10, 200.0)
+    assert state.time(5000.0) == "0:01:40"
+
+
+def test_steps_of_an_interrupted_run_are_not_counted() -> None:
+    state = State(began=0.0, first=6)
+    state.update("fitting", 6, 8, 0.0)
+    state.update("fitting", 7, 8, 30.0)
+    assert state.time(30.0) == "0:00:30 left"
+
+
+def test_a_stage_that_starts_again_is_timed_anew() -> None:
+    state = State(began=0.0, first=0)
+    state.update("running", 5, 5, 50.0)
+    state.update("running", 0, 3, 60.0)
+    state.update("running", 1, 3, 61.0)
+    assert state.time(61.0) == "0:00:02 left"
+
+
+def test_a_stage_states_its_part_and_its_tokens() -> None:
+    state = State(began=0.0, first=0)
+    state.update(Stage("collecting", "block 7 of 22", 1000), 4, 20, 8.0)
+    assert (state.part, state.speed()) == ("block 7 of 22", "500 tok/s")
+    assert state.memory > 0
+    state.update("collecting", 20, 20, 40.0)
+    assert (state.part, state.speed()) == ("20/20", "500 tok/s")
+
+
+def test_stages_without_text_have_no_speed() -> None:
+    state = State(began=0.0, first=0)
+    state.update("factorising", 3, 4, 2.0)
+    assert (state.part, state.speed()) == ("3/4", "")
+
+
+def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    checks = []
+    with progress_bars(lambda: checks.append(True)) as show:
+        show(Stage("collecting statistics", "block 7 of 22", 1000), 1, 44)
+        show(Stage("collecting statistics", "block 7 of 22", 1000), 2, 44)
+    shown = capsys.readouterr().err
+    assert "collecting statistics" in shown
+    assert "block 7 of 22" in shown
+    assert "left" in shown
+    assert "GB" in shown
+    assert len(checks) == 2
+
+
+def test_statistics_count_blocks_and_tokens(
+    folders: Any, text: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None
+) -> None:
+    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 1)
+    calls: list[tuple[Stage, int, int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        tnlib_adapters.compress(
+            folders["llama"],
+            Path(folder) / "out",
+            keep=0.5,
+            calibrate=text,
+            progress=lambda stage, done, total: calls.append((Stage(stage, *_fields(stage)), done, total)),
+        )
+    for name in ("running the model", "collecting statistics"):
+        own = [call for call in calls if call[0] == name]
+        assert [done for _, done, _ in own] == sorted(done for _, done, _ in own)
+        assert own[-1][1] == own[-1][2]
+        assert {total for _, _, total in own} == {own[-1][2]}
+        assert all(stage.tokens > 0 for stage, _, _ in own)
+        assert {"block 1 of 2", "block 2 of 2"} <= {stage.detail for stage, _, _ in own}
+
+
+def _fields(stage: str) -> tuple[str, int]:
+    return getattr(stage, "detail", ""), getattr(stage, "tokens", 0)
