@@ -34,8 +34,7 @@ from tnlib_adapters.instrument.stored_weights import Group
 _RIDGE = 0.03
 _RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
-_HELD_OUT = 6  # batches on which the factors of a layer are chosen, and at most every eighth
-_LATER = 6  # blocks that are run to choose them
+LATER = 6  # blocks that are run to choose them
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class FitStreams:
         self, model: RunningModel, streams: Streams, tables: Mapping[str, Array] | None = None, first: int = 0
     ) -> None:
         self._streams, self.batches = streams, streams.batches
-        count = min(_HELD_OUT, max(1, len(self.batches) // 8))
+        count = n_held_out(len(self.batches))
         self.held_out = range(count)
         self.fitted = range(count if count < len(self.batches) else 0, len(self.batches))
         self._original = self._truncated = Frame(model)
@@ -168,7 +167,7 @@ class FitStreams:
         the squared difference of the stream after some of them.
         """
         k, totals = block.k, [0.0] * len(candidates)
-        end = min(k + 1 + _LATER, len(self._original.model.layers))
+        end = min(k + 1 + LATER, len(self._original.model.layers))
         runs = [(c, b) for c in range(len(candidates)) for b in self.held_out]
         with torch.no_grad():
             outs = {(c, b): block.run(self.truncated(k, b), self.call(k, b), candidates[c]) for c, b in runs}
@@ -192,6 +191,11 @@ class FitStreams:
         """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
         out = frame.leave(x, self.batches[b])
         return out[self.valid(b)].log_softmax(-1) if frame.model.predicts else out
+
+
+def n_held_out(n_batches: int) -> int:
+    """Return how many of the batches of a text the factors of a layer are chosen on."""
+    return min(6, max(1, n_batches // 8))
 
 
 def _distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:

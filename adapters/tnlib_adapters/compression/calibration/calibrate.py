@@ -363,7 +363,7 @@ def fit_factors(
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    steps = fit_steps(model, streams, _STEPS) if n_steps is None else n_steps
+    steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = dict[str, Array]()
     for name in outside:
@@ -391,16 +391,21 @@ def fit_factors(
                 for name, part in loaded
             ]
 
-    n_steps = fit_steps(model, streams, _STEPS) if n_steps is None else n_steps
+    n_steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     yield from saved(
         FittedFiles(streams.folder, model.wiring.attention_modules, "calibrated", options, n_steps), fitted
     )
 
 
-def fit_steps(model: RunningModel, streams: Streams, most: int) -> int:
-    """Return the optimizer steps of a layer: one pass over the text at most if the model does not fit into memory."""
-    small = model.weights is None or model.weights.fit_in_memory
-    return most if small else min(most, len(streams.batches))
+def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
+    """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
+    return most if fit_in_memory else min(most, n_batches)
+
+
+def steps_of_model(model: RunningModel, streams: Streams, most: int) -> int:
+    """Return `fit_steps` of a running model."""
+    in_memory = model.weights is None or model.weights.fit_in_memory
+    return fit_steps(most, len(streams.batches), fit_in_memory=in_memory)
 
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:

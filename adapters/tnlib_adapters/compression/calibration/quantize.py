@@ -14,9 +14,9 @@ from tnlib_adapters.compression.calibration.calibrate import (
     GroupCalibration,
     by_block,
     collect_calibration,
-    fit_steps,
     n_before,
     saved,
+    steps_of_model,
     streams_of_fit,
 )
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
@@ -108,7 +108,7 @@ def fit_rounded(
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    steps = fit_steps(model, streams, _STEPS) if n_steps is None else n_steps
+    steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = dict[str, Array]()
     for name in outside:

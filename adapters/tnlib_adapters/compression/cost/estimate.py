@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from tnlib_adapters.compression.calibration.text import check_tokens, sample_bat
 from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
 from tnlib_adapters.compression.cost.decomposition_timing import time_decompositions, time_gptq, time_layer
 from tnlib_adapters.compression.cost.memory import peak_memory_of, spill_bytes, temporary_bytes
-from tnlib_adapters.compression.cost.passes import HELD_OUT, Times, Tokens, seconds_by_stage
+from tnlib_adapters.compression.cost.passes import Times, Tokens, seconds_by_stage
 from tnlib_adapters.compression.cost.shapes import Shapes, shapes_of
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.other_matrices import names_of, widest_input
+from tnlib_adapters.compression.methods.other_matrices import names_of, widest_component, widest_input
 from tnlib_adapters.compression.request import STORES, Progress, Request, quiet
 from tnlib_adapters.compression.source_model import CheckedSource, open_source
 from tnlib_adapters.files.process_memory import resident_memory
@@ -173,7 +174,8 @@ def estimate_cost(
     tokens = tokens_within(tokens, limits)
     times = _times(opened.checkpoint, shapes, request, text, progress)
     fit_in_memory = 4 * shapes.n_parameters <= limits.weights
-    seconds = seconds_by_stage(shapes, request, tokens, times, n_steps(request), fit_in_memory=fit_in_memory)
+    steps = n_steps(request, math.ceil(tokens.fit / max(1, tokens.batch)), fit_in_memory=fit_in_memory)
+    seconds = seconds_by_stage(shapes, request, tokens, times, steps, fit_in_memory=fit_in_memory)
     if request.statistics is not None and request.statistics.exists():
         seconds = {name: value for name, value in seconds.items() if name != "statistics"}
     read = {"statistics": tokens.statistics, "fit": tokens.fit, "held-out text": tokens.held_out}
@@ -213,13 +215,14 @@ def limits_of(opened: CheckedSource, request: Request) -> Limits:
     return choose_limits(shapes_of(opened.checkpoint, request), request, tokens, resident_memory())
 
 
-def n_steps(request: Request) -> int:
-    """Return the steps of the fit of a block; 0 without a fit."""
+def n_steps(request: Request, n_batches: int, *, fit_in_memory: bool) -> int:
+    """Return the steps of the fit of a block on batches of a text; 0 without a fit."""
     from tnlib_adapters.compression.calibration import calibrate, quantize
 
     if not request.fits_model:
         return 0
-    return quantize._STEPS if request.in_bits else calibrate._STEPS
+    most = quantize._STEPS if request.in_bits else calibrate._STEPS
+    return calibrate.fit_steps(most, n_batches, fit_in_memory=fit_in_memory)
 
 
 @dataclass(frozen=True)
@@ -234,11 +237,15 @@ class _Text:
     def of(cls, opened: CheckedSource, request: Request) -> _Text:
         """Read the text of a request; raise if it is too short."""
         from tnlib_adapters.compression.calibration import calibrate, whitening
+        from tnlib_adapters.instrument.layer_fit import n_held_out
         from tnlib_adapters.instrument.running_model import open_without_weights
 
         model = open_without_weights(opened.checkpoint, "compress", request.calibration_tokens)
         batches = model.batches(opened.calibration or "")
-        check_tokens("compress", batches, widest_input(opened.checkpoint, request.what))
+        if request.fits_model:
+            check_tokens("compress", batches, widest_component(opened.checkpoint, request.what), "components")
+        else:
+            check_tokens("compress", batches, widest_input(opened.checkpoint, request.what))
         n_statistics = calibrate._TOKENS_OF_STATISTICS if request.fits_model else whitening._TOKENS
         statistics = sample_batches(batches, n_statistics)
         fit = sample_batches(batches, calibrate._TOKENS_OF_FIT) if request.fits_model else []
@@ -247,7 +254,7 @@ class _Text:
             statistics=_count(statistics),
             fit=_count(fit),
             held_out=_count(held_out),
-            chosen=_count(fit[: max(1, min(HELD_OUT, len(fit) // 2))]),
+            chosen=_count(fit[: n_held_out(len(fit))]),
             batch=max(batch.ids.numel() for batch in batches),
             longest=max(batch.ids.shape[1] for batch in batches),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tnlib_adapters.compression.cost.passes import CANDIDATES, HELD_OUT, PROBES, Tokens, moment_widths
+from tnlib_adapters.compression.cost.passes import CANDIDATES, PROBES, Tokens, moment_widths
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.request import Request
@@ -88,7 +88,7 @@ class _Memory:
         numbers = max(sum(m * n for m, n in shapes.of_block(k)) for k in range(len(shapes.blocks)))
         # its weights as candidates, and in a step weights, gradients and moments of Adam
         of_block = _FLOAT * numbers * (5 + CANDIDATES[method])
-        chosen = CANDIDATES[method] * HELD_OUT * _FLOAT * t.batch * shapes.width
+        chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
         tables = sum(_DOUBLE * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
         in_block = of_block + chosen + max(self._activations(shapes.largest), head)

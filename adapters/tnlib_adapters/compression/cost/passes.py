@@ -16,13 +16,12 @@ from tnlib_adapters.compression.request import Request
 
 PROBES = 2  # backward passes of the statistics: moments, then gates
 CANDIDATES = {"calibrated": 4, "quantized": 2}  # factors of a block that are compared on held-out batches
-HELD_OUT = 6  # of these batches
 STEP = 3.0  # forward passes per token of a step of the fit: forward, backward to inputs, backward to weights
 STEP_NUMBERS = {"calibrated": 25, "quantized": 90}  # elementwise operations of a step per number: optimiser, expansion
 REFIT = {"calibrated": 2.0, "quantized": 0.0}  # forward passes per token of the fit: least squares of the last factor
 HEADS_PER_PROBE = 5.0  # softmaxes of the logits per token and probe: forward, backward, drawing
 HEADS_OF_OUTPUT = 1.5  # softmaxes per token of the output of a model: divergences in double precision
-EVALUATIONS = 3  # compressed, plain int8, GPTQ, each beside the original
+EVALUATIONS = 4  # original, compressed, plain int8, GPTQ
 DECOMPOSED = 1.1  # decompositions of the weights, with reading, writing and the choice of sizes
 OPERATORS = {"heads": 1.0, "other": 0.25}  # measurement of the written weights, in decompositions of the weights
 LIBRARIES = 3.0  # seconds to draw the page of the report
@@ -140,6 +139,8 @@ class _Passes:
     def fit(self) -> float:
         if not self.request.fits_model:
             return 0.0
+        from tnlib_adapters.instrument.layer_fit import LATER
+
         method, t, n_blocks = self.request.method, self.tokens, len(self.shapes.blocks)
         total = 0.0
         for k, own in enumerate(self.shapes.blocks):
@@ -151,10 +152,10 @@ class _Passes:
             step = STEP * t.batch * forward + STEP_NUMBERS[method] * numbers * self.times.elementwise
             if method == "calibrated":  # factors are multiplied out, forward and backward
                 step += 3 * self._multiply * sum(m * n * self._rank(m, n) for m, n in weights)
-            later = (n_blocks - k) * self.times.forward * self._scale / n_blocks
+            later = min(n_blocks - k, 1 + LATER) * self.times.forward * self._scale / n_blocks
             chosen = t.chosen * (CANDIDATES[method] * later + (1 + CANDIDATES[method]) * 1.5 * self.times.head)
             total += self.n_steps * step + (REFIT[method] + 1) * t.fit * forward + chosen
-        return total + self._loads(1 + n_blocks / 2)
+        return total + self._loads(1 + min(n_blocks / 2, LATER))
 
     @property
     def measurement(self) -> float:
@@ -163,9 +164,9 @@ class _Passes:
         operators = 0.0 if t.held_out else OPERATORS[kind] * self.factorisation
         if not t.held_out:
             return operators
-        runs = 2 * EVALUATIONS * t.held_out * (self.model + HEADS_OF_OUTPUT * times.head)
+        runs = EVALUATIONS * t.held_out * (self.model + HEADS_OF_OUTPUT * times.head)
         gptq = sum((times.gptq or {}).get(shape, 0.0) for shape in self.shapes.all_weights())
-        return operators + runs + gptq + self._loads(2 * EVALUATIONS * max(1.0, t.held_out / max(1, t.batch)))
+        return operators + runs + gptq + self._loads(EVALUATIONS)
 
     @property
     def _scale(self) -> float:
