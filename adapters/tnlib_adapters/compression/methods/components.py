@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
     root, inverse = triangular_root(columns)
     gram = root @ rows @ root.T
-    return _along_eigenvectors(weight.astype(np.float64) @ root.T, gram / (gram.max() or 1.0), inverse, weight.dtype)
+    return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
 
 
 def nearest_kronecker_product(terms: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -194,11 +195,17 @@ def nearest_kronecker_product(terms: Sequence[tuple[Array, Array]]) -> tuple[Arr
     return sum(a for a, _ in weighed), sum(b for _, b in weighed)
 
 
-def _along_eigenvectors(onto: Array, gram: Array, inverse: Array | None, dtype: Any) -> Components:
-    """Return the components of a weight, given its product with R^T, the matrix to diagonalise and R^-1."""
+def _along_eigenvectors(
+    onto: Array, gram: Array, inverse: Array | None, dtype: Any, through: Array | None = None
+) -> Components:
+    """Return the components of a weight, given its product with R^T, the matrix to diagonalise and R^-1.
+
+    With `through`, which is R^T, `onto` is the weight itself: of a table of embeddings one product less in memory.
+    """
     values, v = (a.astype(np.float64) for a in np.linalg.eigh(gram))
     losses, v = np.maximum(values[::-1], 0.0), v[:, ::-1]
-    left, right = _multiplied(onto, v), v.T if inverse is None else multiply_rows(inverse, v).T
+    factors = (v,) if through is None else (through, v)
+    left, right = _multiplied(onto, *factors), v.T if inverse is None else multiply_rows(inverse, v).T
     sizes = _column_norms(left), np.linalg.norm(right, axis=1)
     balance = np.sqrt(np.divide(sizes[1], sizes[0], out=np.ones_like(losses), where=sizes[0] > 0))
     total = losses.sum()
@@ -207,11 +214,13 @@ def _along_eigenvectors(onto: Array, gram: Array, inverse: Array | None, dtype: 
     return Components(left.astype(dtype, copy=False), right, losses / total if total > 0 else losses)
 
 
-def _multiplied(a: Array, b: Array) -> Array:
-    """Return a @ b in float64, with as many rows of `a` in float64 at once as fit into a block."""
-    product = np.empty((len(a), b.shape[1]))
+def _multiplied(a: Array, *factors: Array) -> Array:
+    """Return the product of `a` and these in float64, with as many rows of `a` in float64 as fit into a block."""
+    *first, last = factors
+    product = np.empty((len(a), last.shape[1]))
     for k in range(0, len(a), _ROWS):
-        np.matmul(a[k : k + _ROWS].astype(np.float64, copy=False), b, out=product[k : k + _ROWS])
+        rows = reduce(np.matmul, first, a[k : k + _ROWS].astype(np.float64, copy=False))
+        np.matmul(rows, last, out=product[k : k + _ROWS])
     return product
 
 
