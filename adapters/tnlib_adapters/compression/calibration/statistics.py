@@ -19,6 +19,7 @@ from tnlib_adapters.compression.methods.components import Components, Moments, s
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, Stage, quiet
 from tnlib_adapters.factors.projections import NAMES
+from tnlib_adapters.files.process_memory import BATCH_TOKENS
 
 if TYPE_CHECKING:
     import torch
@@ -245,14 +246,18 @@ class _Collection:
 
     def _statistics(self, group: int, places: Places, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
         place_of = {place.reads: place for place in places.values()}
-        reads, slopes = dict[str, Array](), dict[str, Array]()
+        read_sums, slope_sums = _Sums(), _Sums()
         for batch_reads, batch_slopes in observed(0):
             for key, x in batch_reads.items():
-                _add(reads, key, _moments(x, place_of[key]))
+                if place_of[key].is_table:
+                    _add(read_sums.sums, key, _moments(x, place_of[key]))
+                else:
+                    read_sums.add(key, x.numpy())
             for key, slope in batch_slopes.items():
                 if places[key].predicts:
                     slope = slope @ places[key].module.get_parameter("weight")
-                _add(slopes, key, second_moments(slope.numpy()))
+                slope_sums.add(key, slope.numpy())
+        reads, slopes = read_sums.finish(), slope_sums.finish()
         moments = Statistics(reads, slopes)
         if self._components is None:
             return moments
@@ -263,6 +268,33 @@ class _Collection:
                 _add(gates, key, own)
         count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch in self._batches)
         return Statistics(reads, slopes, {key: total / count for key, total in gates.items()})
+
+
+class _Sums:
+    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Array] = {}
+        self._waiting: dict[str, list[Array]] = {}
+
+    def add(self, key: str, x: Array) -> None:
+        """Add x (..., width)."""
+        rows = x.reshape(-1, x.shape[-1])
+        waiting = self._waiting.setdefault(key, [])
+        if sum(map(len, waiting)) + len(rows) > BATCH_TOKENS:
+            self._multiply(key)
+        self._waiting[key].append(rows)
+
+    def finish(self) -> dict[str, Array]:
+        """Return the sums."""
+        for key in self._waiting:
+            self._multiply(key)
+        return self.sums
+
+    def _multiply(self, key: str) -> None:
+        if rows := self._waiting[key]:
+            _add(self.sums, key, second_moments(rows[0] if len(rows) == 1 else np.concatenate(rows)))
+        self._waiting[key] = []
 
 
 def _mean_tokens(batches: Sequence[Batch]) -> int:
