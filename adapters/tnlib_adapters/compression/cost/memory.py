@@ -71,12 +71,11 @@ class _Memory:
     @property
     def statistics(self) -> float:
         """Bytes while the statistics of a block are collected, and its weights are factorised."""
-        copies = 2 if self.shapes.layers and self.request.fits_model else 1  # with folded biases
         blocks = range(len(self.shapes.blocks))
         of_block = max(self._observed(k) for k in blocks)
         head = LOGITS["statistics"] * _FLOAT * self.tokens.batch * self.shapes.vocab
         table = max((self._decomposed(own) + _FLOAT * own[0] * own[1] for own in self.shapes.tables), default=0.0)
-        return copies * self.weights + self.held + max(of_block, head, table)
+        return self.weights + self.held + max(of_block, head, table)
 
     @property
     def fit(self) -> float:
@@ -84,15 +83,14 @@ class _Memory:
         if not self.request.fits_model:
             return 0.0
         method, shapes, t = self.request.method, self.shapes, self.tokens
-        copies = 2 if shapes.tables else 1  # with truncated tables
         numbers = max(sum(m * n for m, n in shapes.of_block(k)) for k in range(len(shapes.blocks)))
         # its weights as candidates, and in a step weights, gradients and moments of Adam
         of_block = _FLOAT * numbers * (5 + CANDIDATES[method])
         chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
-        tables = sum(_DOUBLE * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
+        tables = sum(2 * _FLOAT * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
         in_block = of_block + chosen + max(self._activations(shapes.largest), head)
-        return copies * self.weights + self.held + tables + max(in_block, self._rounded)
+        return self.weights + self.held + tables + max(in_block, self._rounded)
 
     @property
     def measurement(self) -> float:
@@ -110,20 +108,17 @@ class _Memory:
         if self.request.calibrate is None:
             return SVD * _FLOAT * m * n + 3 * _FLOAT * n * n
         is_table = shape in self.shapes.tables
-        return _DOUBLE * (DECOMPOSITION * m * n + 5 * n * n + (0 if is_table else 1.5 * m * m))
+        return _DOUBLE * (DECOMPOSITION * m * n + 5 * n * n + (0 if is_table else 0.5 * m * m))
 
     def _observed(self, k: int) -> float:
         """Bytes while the statistics of a block are collected."""
         weights = self.shapes.of_block(k)
         widths = moment_widths(self.shapes, k, with_slopes=self.request.fits_model)
         moments = _FLOAT * (sum(n * n for n in widths) + max((n * n for n in widths), default=0))
-        if not self.request.fits_model:  # moments of all blocks, in double precision
-            every = [n for j in range(len(self.shapes.blocks)) for n in moment_widths(self.shapes, j, False)]
-            return _DOUBLE * sum(n * n for n in every) + max(
-                self._activations(k), max(map(self._decomposed, weights), default=0.0)
-            )
-        components = sum(_factors(shape) for shape in weights)
         decomposed = max(map(self._decomposed, weights), default=0.0)
+        if not self.request.fits_model:
+            return _DOUBLE * sum(n * n for n in widths) + max(self._activations(k), decomposed)
+        components = sum(_factors(shape) for shape in weights)
         return moments + components + max(self._activations(k), decomposed)
 
     def _activations(self, k: int) -> float:

@@ -165,7 +165,8 @@ class _Passes:
         if not t.held_out:
             return operators
         runs = EVALUATIONS * t.held_out * (self.model + HEADS_OF_OUTPUT * times.head)
-        gptq = sum((times.gptq or {}).get(shape, 0.0) for shape in self.shapes.all_weights())
+        in_memory = self.load == 0
+        gptq = sum((times.gptq or {}).get(shape, 0.0) for shape in self.shapes.all_weights()) if in_memory else 0.0
         return operators + runs + gptq + self._loads(EVALUATIONS)
 
     @property

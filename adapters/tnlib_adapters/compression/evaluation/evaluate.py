@@ -241,7 +241,8 @@ class OnText:
     int8
         The original with the compressed part in plain int8.
     gptq
-        The original with the compressed part rounded by GPTQ; None if the method does not measure the inputs.
+        The original with the compressed part rounded by GPTQ; None if the method does not measure the inputs, or the
+        model does not fit in memory.
     """
 
     after: Evaluation
@@ -271,7 +272,9 @@ def measure_on_text(
     modules = names_of(source.checkpoint, what, with_text=True)
     compressed = measure(source.open(after.folder.path))
     int8 = measure(round_weights(source.original, what, modules))
-    if not plan.moments:
+    weights = source.original.weights
+    # GPTQ of a larger model would take as long as its compression
+    if not plan.moments or (weights is not None and not weights.fit_in_memory):
         return OnText(compressed, int8)
     folded = TABLE[plan.method].unit == "model"
     return OnText(compressed, int8, measure(gptq_model(source, plan.moments, what, folded=folded)))
