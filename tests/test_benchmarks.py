@@ -117,15 +117,18 @@ def measured() -> dict[str, Any]:
                 "case": f"{n} layers",
                 "layers": n,
                 "growth": True,
+                "tokens": tokens,
                 "arguments": {},
                 "bytes": n * 10**6,
                 "copying": 1.0,
                 "svd": n - 1.0,
+                "pass": 0.25 * n,
                 "seconds": 2.0 * n,
                 "peak": 3 * 10**8,
                 "kept": 0.5,
                 "error": 0.25,
             }
+            for tokens in (0, 4096)
             for n in (4, 8)
         ],
         "startup": {"import numpy": 0.1, "import numpy, tnlib": 0.15, "first small tt_svd (20^4)": 0.5},
@@ -160,7 +163,8 @@ def test_the_page_is_written_from_what_was_measured(tmp_path: Path) -> None:
     assert "0.008, *misses*" in text
     assert "- MiniLM's operators: it is not installed" in text
     assert "| 8 layers | 8 MB | 300 MB | 16 | 1 | 7 | 2.00x | 0.2500 |" in text
-    assert "1.00 for the seconds, 0.00 for the peak memory" in text
+    assert "| 8 layers | 8 MB | 300 MB | 16 | 2 | 8.00x | 0.2500 |" in text
+    assert text.count("1.00 for the seconds, 0.00 for the peak memory") == 2
     assert "None" not in text
     pictures = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert pictures == {"bench-speed.png", "bench-growth.png", "bench-states.png"}

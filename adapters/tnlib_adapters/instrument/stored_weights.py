@@ -259,7 +259,8 @@ class StoredWeights:
     change
         Applied to every group that is loaded; None for the weights as they are stored.
     original
-        Weights of another model from the same source, to be changed: those in memory are shared and not read again.
+        Weights of another model from the same source, to be changed: those in memory are copied and not read again. A
+        model that does not fit in memory shares them.
     max_bytes
         Weights in float32 that may stay in memory; None for those of `original`, or for `IN_MEMORY`.
     """
@@ -318,6 +319,8 @@ class StoredWeights:
         original = self._original
         if original is None:
             values = self.source.read(self._names[group])
+        elif original.fit_in_memory:
+            values = {name: value.detach().clone() for name, value in original.held(group).items()}
         elif original.has(group):
             values = original.held(group)
         else:

@@ -64,6 +64,11 @@ class _Memory:
         return _FLOAT * shapes.outside + max(self.limits.weights / 2, _FLOAT * max(shapes.blocks))
 
     @property
+    def _copies(self) -> int:
+        """Copies of the weights of a model and of a changed one, which share those of a model beyond memory."""
+        return 2 if _FLOAT * self.shapes.n_parameters <= self.limits.weights else 1
+
+    @property
     def decomposition(self) -> float:
         """Bytes in use while the largest weight is factorised."""
         return max((self._decomposed(shape) for shape in self.shapes.all_weights()), default=0.0)
@@ -73,9 +78,10 @@ class _Memory:
         """Bytes while the statistics of a block are collected, and its weights are factorised."""
         blocks = range(len(self.shapes.blocks))
         of_block = max(self._observed(k) for k in blocks)
+        copies = self._copies if self.shapes.layers and self.request.fits_model else 1  # with folded biases
         head = LOGITS["statistics"] * _FLOAT * self.tokens.batch * self.shapes.vocab
         table = max((self._decomposed(own) + _FLOAT * own[0] * own[1] for own in self.shapes.tables), default=0.0)
-        return self.weights + self.held + max(of_block, head, table)
+        return copies * self.weights + self.held + max(of_block, head, table)
 
     @property
     def fit(self) -> float:
@@ -89,8 +95,9 @@ class _Memory:
         chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
         tables = sum(2 * _FLOAT * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
+        copies = self._copies if shapes.tables else 1  # with truncated tables
         in_block = of_block + chosen + max(self._activations(shapes.largest), head)
-        return self.weights + self.held + tables + max(in_block, self._rounded)
+        return copies * self.weights + self.held + tables + max(in_block, self._rounded)
 
     @property
     def measurement(self) -> float:
