@@ -82,7 +82,7 @@ def show_cost(cost: Cost) -> None:
         "compressed part": f"{cost.n_before:,} numbers, {cost.bytes_before / 1e6:,.2f} MB",
         "all weights in OUT": after,
         "tokens": ", ".join(f"{count:,} for {name}" for name, count in cost.tokens.items()),
-        "batches": f"{cost.limits.tokens:,} tokens" if cost.tokens else "",
+        "batches": f"at most {cost.limits.tokens:,} tokens" if cost.tokens else "",
         "kept in memory": f"{cost.limits.cache / 1e6:,.0f} MB of factors"
         + (f", {cost.limits.weights / 1e6:,.0f} MB of weights" if cost.tokens else ""),
         "spill": f"{cost.spill / 1e6:,.0f} MB, removed at the end" if cost.spill else "",
