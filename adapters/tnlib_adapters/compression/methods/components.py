@@ -146,7 +146,8 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     dtype, onto = weight.dtype, weight.astype(np.float64)
     root, inverse = (None, None) if slopes is None else moment_roots(slopes.astype(np.float64))
     if root is not None:
-        onto = multiply_rows(root, onto.T).T  # m n
+        for k in range(0, len(onto), _ROWS):  # m n, in place: of a table of embeddings it is large
+            onto[k : k + _ROWS] = multiply_rows(root, onto[k : k + _ROWS].T).T
     # the dtype of the weight: single precision takes half the time, and components below its rounding hardly matter
     scaled = _divided(onto, float(np.linalg.norm(onto)) or 1.0, dtype)
     if reads is None:
