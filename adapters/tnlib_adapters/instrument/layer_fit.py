@@ -15,7 +15,7 @@ in deep models by the stream a few layers later, so that the time grows with the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, cast
@@ -160,24 +160,27 @@ class FitStreams:
         """Delete the truncated streams at the input of the k-th block."""
         self._streams.remove(f"truncated-{k}")
 
-    def errors(self, block: Block, candidates: Sequence[Mapping[str, Tensor]]) -> list[float]:
+    def errors(self, block: Block, candidates: Iterable[Mapping[str, Tensor]]) -> list[float]:
         """Return the error of the model's output with each of these parameters of a block, later blocks unchanged.
+
+        One candidate is in memory at a time if they are made as they are taken.
 
         It is 1 - cosine, or the Kullback-Leibler divergence, summed over held-out batches. If many blocks follow, it is
         the squared difference of the stream after some of them.
         """
-        k, totals = block.k, [0.0] * len(candidates)
+        k, outs = block.k, list[list[Tensor]]()  # by candidate and batch
         end = min(k + 1 + LATER, len(self._original.model.layers))
-        runs = [(c, b) for c in range(len(candidates)) for b in self.held_out]
         with torch.no_grad():
-            outs = {(c, b): block.run(self.truncated(k, b), self.call(k, b), candidates[c]) for c, b in runs}
+            for parameters in candidates:
+                outs.append([block.run(self.truncated(k, b), self.call(k, b), parameters) for b in self.held_out])
             for later in range(k + 1, end):
-                for c, b in runs:
-                    outs[c, b] = run_block(self._original.model, later, outs[c, b], self.call(later, b))
-            for b in self.held_out:
-                errors = self._errors(end, b, [outs[c, b] for c in range(len(candidates))])
-                totals = [total + error for total, error in zip(totals, errors, strict=True)]
-        return totals
+                for own in outs:
+                    own[:] = [
+                        run_block(self._original.model, later, x, self.call(later, b))
+                        for b, x in zip(self.held_out, own, strict=True)
+                    ]
+            errors = [self._errors(end, b, [own[at] for own in outs]) for at, b in enumerate(self.held_out)]
+        return [sum(of_candidate) for of_candidate in zip(*errors, strict=True)]
 
     def _errors(self, k: int, b: int, streams: Sequence[Tensor]) -> list[float]:
         """Return the errors of streams of a batch before the k-th block, or of the outputs if there is none."""
@@ -253,7 +256,7 @@ def fit_layers(
             descended = _descend(block, both, refitted, order)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
             candidates = (descended, halfway, refitted, best)
-            errors = both.errors(block, [block.parameters(products) for products in candidates])
+            errors = both.errors(block, (block.parameters(products) for products in candidates))
             best = candidates[int(np.argmin(errors))]
         both.advance(block, block.parameters(best))
         yield best.each(Tensor.numpy)

@@ -120,7 +120,7 @@ def fit_rounded_layers(
         block, best = Block(model, k), start(k)
         if best.rounded:
             fitted = _fitted(block, both, best, order)
-            kept, changed = both.errors(block, [_parameters(block, own) for own in (best, fitted)])
+            kept, changed = both.errors(block, (_parameters(block, own) for own in (best, fitted)))
             best = fitted if changed < kept else best
         both.advance(block, _parameters(block, best))
         yield best

@@ -91,7 +91,7 @@ class _Memory:
         method, shapes, t = self.request.method, self.shapes, self.tokens
         numbers = max(sum(m * n for m, n in shapes.of_block(k)) for k in range(len(shapes.blocks)))
         # its weights as candidates, and in a step weights, gradients and moments of Adam
-        of_block = _FLOAT * numbers * (5 + CANDIDATES[method])
+        of_block = _FLOAT * numbers * (6 + CANDIDATES[method] / 2)
         chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
         tables = sum(2 * _FLOAT * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
