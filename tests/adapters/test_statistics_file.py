@@ -191,7 +191,9 @@ def test_a_spill_folder_is_resumed_and_removed(folders, text, tmp_path, runs):
     assert not spill.exists()
 
 
-@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 3}], ids=["calibrated", "quantized"])
+@pytest.mark.parametrize(
+    "size", [{"keep": 0.5}, pytest.param({"bits": 3}, marks=pytest.mark.slow)], ids=["calibrated", "quantized"]
+)
 def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
     n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
     last, fitted = n_layers - 1, list[int]()
@@ -222,6 +224,7 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
         np.testing.assert_array_equal(again[name], values)
 
 
+@pytest.mark.slow
 def test_a_fit_of_another_size_starts_anew(folders, text, tmp_path):
     def stop(stage, done, total):
         if stage == "fitting layers" and done == 1:
