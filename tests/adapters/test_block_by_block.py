@@ -205,6 +205,7 @@ def test_arrays_stay_in_memory_without_a_folder() -> None:
     assert (list(arrays), len(arrays), arrays["a"].sum()) == (["a", "b"], 2, 3)
 
 
+@pytest.mark.slow
 def test_a_comparison_does_not_depend_on_the_memory(
     llama: Path, tmp_path: Path, limited: Callable[[int], None]
 ) -> None:

@@ -65,7 +65,7 @@ def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bi
     ("model", "options"),
     [
         ("llama", {"keep": 0.5, "method": "matrix", "what": "all"}),
-        ("induction", {"keep": 0.5, "layout": "dense"}),
+        pytest.param("induction", {"keep": 0.5, "layout": "dense"}, marks=pytest.mark.slow),
         ("induction", {"method": "matrix", "store": "int4"}),
     ],
     ids=["factored", "dense", "int4"],

@@ -52,8 +52,10 @@ def assert_two_reads(source: Path, reads: Counter[tuple[Path, str]]) -> None:
     ("name", "method", "what"),
     [
         *((name, "matrix", what) for name in ("bert", "qwen3") for what in ("attention", "mlp", "all")),
-        ("bert", "calibrated", "mlp"),
-        *(pytest.param(name, "calibrated", "all", marks=pytest.mark.slow) for name in ("bert", "qwen3")),
+        *(
+            pytest.param(name, "calibrated", what, marks=pytest.mark.slow)
+            for name, what in (("bert", "mlp"), ("bert", "all"), ("qwen3", "all"))
+        ),
     ],
 )
 def test_two_reads(name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, reads: Any) -> None:
