@@ -78,10 +78,10 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg]
         """Return the number of bytes; refuse anything else."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", value.strip(), re.IGNORECASE)
-        if found is None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", value.strip(), re.IGNORECASE)
+        if match is None:
             self.fail(f"{value!r} is not a number of bytes; pass for example 4G or 4000M.", param, ctx)
-        return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+        return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
 # fmt: off

@@ -142,7 +142,7 @@ def compress(
     True
     """
     started = time.perf_counter()
-    request = Request(
+    request = Request.of(
         keep=keep,
         max_error=max_error,
         bits=bits,
@@ -150,10 +150,10 @@ def compress(
         layout=layout,
         store=store,
         what=what,
-        calibrate=None if calibrate is None else as_path("compress", "calibrate", calibrate),
-        statistics=None if statistics is None else as_path("compress", "statistics", statistics),
+        calibrate=calibrate,
+        statistics=statistics,
         calibration_tokens=calibration_tokens,
-        spill=None if spill is None else as_path("compress", "spill", spill),
+        spill=spill,
         max_memory=max_memory,
     )
     target = as_path("compress", "out", out)

@@ -90,6 +90,14 @@ class Request:
     spill: Path | None = None
     max_memory: int | None = None
 
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """Return the request for the options of `compress` by name, where paths may be strings."""
+        from tnlib._validate import as_path
+
+        paths = {name: options[name] for name in ("calibrate", "statistics", "spill") if options[name] is not None}
+        return cls(**options | {name: as_path("compress", name, path) for name, path in paths.items()})
+
     def __post_init__(self) -> None:
         if self.method == "":
             object.__setattr__(self, "method", self._default_method())

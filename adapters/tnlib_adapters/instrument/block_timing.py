@@ -84,10 +84,10 @@ def time_block(model: RunningModel, places: Places, k: int, batch: Batch) -> Blo
 def _make_up_weights(model: RunningModel, blocks: tuple[int, ...]) -> None:
     """Make random weights for some blocks; weights outside the blocks are zeros that take no memory."""
     inside = {id(p) for layer in model.layers for p in layer.block.parameters()}
-    made = {id(p) for k in blocks for p in model.layers[k].block.parameters()}
+    of_blocks = {id(p) for k in blocks for p in model.layers[k].block.parameters()}
     for module in model.model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in made:
+            if id(parameter) in of_blocks:
                 values = _SCALE * torch.randn(parameter.shape)
             elif id(parameter) not in inside:
                 values = torch.zeros(()).expand(parameter.shape)

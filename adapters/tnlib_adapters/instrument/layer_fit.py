@@ -85,9 +85,9 @@ class Block:
 
 def install(model: RunningModel, k: int, projections: Projections) -> None:
     """Put projections into the k-th layer of a running model, whose weights are all in memory."""
-    for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-        module, _, last = name.rpartition(".")
-        setattr(model.model.get_submodule(module), last, nn.Parameter(as_tensor(values), requires_grad=False))
+    with torch.no_grad():
+        for name, values in put_together(model.wiring.layers[k].attention, projections).items():
+            model.model.get_parameter(name).copy_(as_tensor(values))
 
 
 def as_tensor(values: Array) -> Tensor:

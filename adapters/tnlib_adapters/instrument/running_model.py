@@ -34,7 +34,7 @@ from tnlib_adapters.instrument.stored_weights import (
     make_without_weights,
 )
 
-_FEWEST, _BATCHES = 256, 16  # tokens of a batch, and batches, of a short text
+_FEWEST, _BATCHES = 512, 8  # tokens of a batch, and batches, of a short text
 
 
 Key = TypeVar("Key")

@@ -410,7 +410,7 @@ def steps_of_model(model: RunningModel, streams: Streams, most: int) -> int:
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the fitted weights of all blocks: those that are saved, then those of `fit` from the next block on."""
-    n_done = files.n_done()
+    n_done = files.resume()
     for k in range(n_done):
         yield from files.read(k)
     for k, fitted in enumerate(fit(n_done), n_done):

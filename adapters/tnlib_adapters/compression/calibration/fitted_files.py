@@ -39,7 +39,7 @@ class FittedFiles:
         self._folder, self._attention, self._method = folder, list(attention), method
         self._fit = hashlib.sha256(chosen.encode()).hexdigest()
 
-    def n_done(self) -> int:
+    def resume(self) -> int:
         """Return the number of blocks that are saved; files of another fit are removed."""
         n = 0
         while self._file(n).exists() and read_header(self._file(n))[1].get(_FIT) == self._fit:
@@ -70,7 +70,7 @@ class FittedFiles:
         described = descriptions(json.loads(metadata[_MATRICES]), self._attention) or []
         for at, name in enumerate(dict.fromkeys(description.module for description in described)):
             own = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
-            yield name, read_matrices([one for one in described if one.module == name], own)
+            yield name, read_matrices([description for description in described if description.module == name], own)
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"

@@ -82,8 +82,8 @@ def _round(weight: Array, reads: Array, slopes: Array, request: Request, *, by_r
     """Measure the losses of all forms of a weight, and round it to one of them."""
     fewer = request.keep is not None
     weight_forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=by_row, bits=request.width, fewer_numbers=fewer)
-    whole = next(k for k, option in enumerate(weight_forms.options) if option.is_whole)
-    weight_forms.rounded(whole)
+    at = next(k for k, option in enumerate(weight_forms.options) if option.is_whole)
+    weight_forms.rounded(at)
 
 
 def _times(shapes: Shapes, work: Callable[[Shape, bool], None], limit: float, progress: Progress) -> dict[Shape, float]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
@@ -151,7 +150,7 @@ def estimate_cost(
     (133120, 157184)
     """
     started = time.perf_counter()
-    request = Request(
+    request = Request.of(
         keep=keep,
         max_error=max_error,
         bits=bits,
@@ -159,10 +158,10 @@ def estimate_cost(
         layout=layout,
         store=store,
         what=what,
-        calibrate=None if calibrate is None else as_path("compress", "calibrate", calibrate),
-        statistics=None if statistics is None else as_path("compress", "statistics", statistics),
+        calibrate=calibrate,
+        statistics=statistics,
         calibration_tokens=calibration_tokens,
-        spill=None if spill is None else as_path("compress", "spill", spill),
+        spill=spill,
         max_memory=max_memory,
     )
     opened = open_source(request, source)
@@ -172,8 +171,8 @@ def estimate_cost(
     tokens = Tokens() if text is None else text.tokens
     limits = choose_limits(shapes, request, tokens, memory)
     tokens = tokens_within(tokens, limits)
-    times = _times(opened.checkpoint, shapes, request, text, progress)
     fit_in_memory = 4 * shapes.n_parameters <= limits.weights
+    times = _times(opened.checkpoint, shapes, request, text, progress, fit_in_memory=fit_in_memory)
     steps = n_steps(request, math.ceil(tokens.fit / max(1, tokens.batch)), fit_in_memory=fit_in_memory)
     seconds = seconds_by_stage(shapes, request, tokens, times, steps, fit_in_memory=fit_in_memory)
     if request.statistics is not None and request.statistics.exists():
@@ -266,7 +265,15 @@ def _count(batches: list[Batch]) -> int:
     return sum(batch.ids.numel() for batch in batches)
 
 
-def _times(checkpoint: Checkpoint, shapes: Shapes, request: Request, text: _Text | None, progress: Progress) -> Times:
+def _times(
+    checkpoint: Checkpoint,
+    shapes: Shapes,
+    request: Request,
+    text: _Text | None,
+    progress: Progress,
+    *,
+    fit_in_memory: bool,
+) -> Times:
     """Measure the times of the parts of a compression."""
     rotary = has_rotary_or_norms(checkpoint)
     times = Times(
@@ -286,7 +293,7 @@ def _times(checkpoint: Checkpoint, shapes: Shapes, request: Request, text: _Text
         head=block.head,
         elementwise=block.elementwise,
         timed=shapes.blocks[shapes.largest],
-        gptq=time_gptq(shapes, progress),
+        gptq=time_gptq(shapes, progress) if fit_in_memory else None,  # see `measure_on_text`
     )
 
 

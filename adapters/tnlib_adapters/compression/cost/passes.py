@@ -165,8 +165,7 @@ class _Passes:
         if not t.held_out:
             return operators
         runs = EVALUATIONS * t.held_out * (self.model + HEADS_OF_OUTPUT * times.head)
-        in_memory = self.load == 0
-        gptq = sum((times.gptq or {}).get(shape, 0.0) for shape in self.shapes.all_weights()) if in_memory else 0.0
+        gptq = sum((times.gptq or {}).get(shape, 0.0) for shape in self.shapes.all_weights())
         return operators + runs + gptq + self._loads(EVALUATIONS)
 
     @property

@@ -198,16 +198,16 @@ def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
     import torch
 
     n_texts, n_tokens, vocab = before.shape
-    found = torch.zeros(3, n_texts, n_tokens - 1, dtype=torch.float64)
+    losses = torch.zeros(3, n_texts, n_tokens - 1, dtype=torch.float64)
     for text in range(n_texts):
         for start in range(0, n_tokens - 1, max(1, _LOGITS // vocab)):
             tokens = slice(start, min(start + max(1, _LOGITS // vocab), n_tokens - 1))
             logs = [logits[text, tokens].log_softmax(-1).double() for logits in (before, after)]  # token vocab
             next_ids = ids[text, 1:][tokens, None]
             for k, log in enumerate(logs):
-                found[k, text, tokens] = -log.gather(-1, next_ids)[:, 0]
-            found[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
-    return found
+                losses[k, text, tokens] = -log.gather(-1, next_ids)[:, 0]
+            losses[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+    return losses
 
 
 def _loss_on_repeats(checkpoint: Checkpoint) -> float:
