@@ -6,10 +6,8 @@ They are input moments, moments of output gradients, and gate derivatives of the
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,12 +124,7 @@ def collect(
     """
     from tnlib_adapters.instrument.block_passes import Streams
 
-    if streams is None:
-        with tempfile.TemporaryDirectory() as folder:
-            streams = Streams(Path(folder), batches, model.sizes.d_model)
-            return collect(
-                model, places, batches, progress, components=components, streams=streams, save=save, done=done
-            )
+    streams = streams or Streams.temporary(batches, model.sizes.d_model)
     collection = _Collection(model, places, batches, streams, components, progress)
     kept = Statistics({}, {}, {})
 
@@ -246,18 +239,18 @@ class _Collection:
 
     def _statistics(self, group: int, places: Places, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
         place_of = {place.reads: place for place in places.values()}
-        read_sums, slope_sums = _Sums(), _Sums()
+        counts, read_sums, slope_sums = dict[str, Array](), _Sums(), _Sums()
         for batch_reads, batch_slopes in observed(0):
             for key, x in batch_reads.items():
                 if place_of[key].is_table:
-                    _add(read_sums.sums, key, _moments(x, place_of[key]))
+                    _add(counts, key, _moments(x, place_of[key]))
                 else:
                     read_sums.add(key, x.numpy())
             for key, slope in batch_slopes.items():
                 if places[key].predicts:
                     slope = slope @ places[key].module.get_parameter("weight")
                 slope_sums.add(key, slope.numpy())
-        reads, slopes = read_sums.finish(), slope_sums.finish()
+        reads, slopes = counts | read_sums.finish(), slope_sums.finish()
         moments = Statistics(reads, slopes)
         if self._components is None:
             return moments
@@ -274,7 +267,7 @@ class _Sums:
     """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, Array] = {}
+        self._sums: dict[str, Array] = {}
         self._waiting: dict[str, list[Array]] = {}
 
     def add(self, key: str, x: Array) -> None:
@@ -289,11 +282,11 @@ class _Sums:
         """Return the sums."""
         for key in self._waiting:
             self._multiply(key)
-        return self.sums
+        return self._sums
 
     def _multiply(self, key: str) -> None:
         if rows := self._waiting[key]:
-            _add(self.sums, key, second_moments(rows[0] if len(rows) == 1 else np.concatenate(rows)))
+            _add(self._sums, key, second_moments(rows[0] if len(rows) == 1 else np.concatenate(rows)))
         self._waiting[key] = []
 
 
