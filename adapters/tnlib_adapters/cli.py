@@ -137,6 +137,11 @@ def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @_options_of_compression
+@click.option("--workers", type=int, metavar="N",
+              help="Share the work between N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
+@click.option("--cluster", metavar="ADDRESS",
+              help="Share the work between the workers of a Dask scheduler, such as tcp://10.0.0.1:8786; all see IN, "
+              "the folder of OUT and that of --spill under the same paths.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
@@ -51,6 +52,8 @@ def compress(
     spill: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     max_memory: int | None = None,
+    cluster: str | None = None,
+    workers: int | None = None,
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -116,6 +119,13 @@ def compress(
         Peak resident memory of the process, in bytes, by the estimate of `estimate_cost`, whose error is about 30 %.
         If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
         the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
+    cluster
+        Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
+        passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The
+        result does not depend on the number of workers.
+    workers
+        The same with so many processes of this machine, of one thread each. A script that calls `compress` so needs
+        ``if __name__ == "__main__":``, because the processes import it.
     force
         Replace `out` if it is not empty.
     progress
@@ -155,6 +165,8 @@ def compress(
         calibration_tokens=calibration_tokens,
         spill=spill,
         max_memory=max_memory,
+        cluster=cluster,
+        workers=workers,
     )
     target = as_path("compress", "out", out)
     n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
@@ -164,8 +176,9 @@ def compress(
     _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
     with scratch_folder(target) as scratch:
-        workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch)
-        plan = make_plan(original, request, calibration, progress, workspace)
+        with open_cluster(request, scratch, checkpoint.folder.path) as workers_of_run:
+            workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch, workers_of_run)
+            plan = make_plan(original, request, calibration, progress, workspace)
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)

@@ -1,0 +1,256 @@
+"""Connection to the workers of a compression: processes of this machine, or a Dask cluster.
+
+Tasks are submitted when those that they follow are done, and their results are dropped from the cluster at once: when
+a worker dies, only what it was running is run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tnlib import ArgumentError, TnlibError
+from tnlib_adapters.compression.request import Progress, Request, quiet
+
+_CONNECT = 30  # seconds until an address is given up
+_POLL, _GRACE = 2, 60  # seconds between looks at a silent cluster, and until one without workers is given up
+_AHEAD = 2  # tasks per worker that are submitted: a worker that is done finds the next one
+_RESUMED = "A folder of spill is kept, and the same call goes on from it."
+
+_one_at_a_time = threading.Lock()  # a running model serves one task; worker processes may have several threads
+
+
+class ClusterError(TnlibError, RuntimeError):
+    """The workers of a compression are lost."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call on a worker.
+
+    Parameters
+    ----------
+    name
+        Name, unique among the tasks that run together.
+    call
+        Function that workers can import, or a `partial` of one. It may be called twice, at the same time: it writes
+        files under temporary names and moves them into place, and returns little.
+    after
+        Names of the tasks that must be done before.
+    stage
+        Stage that its end is a step of.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    after: tuple[str, ...] = ()
+    stage: str = ""
+
+
+class Cluster:
+    """Workers, and a folder that all of them see.
+
+    Parameters
+    ----------
+    client
+        Dask client.
+    folder
+        Folder for files that are removed in the end.
+    address
+        Address for messages.
+
+    Attributes
+    ----------
+    run_id
+        Unique among all compressions: workers keep what they opened for one.
+    """
+
+    def __init__(self, client: Any, folder: Path, address: str) -> None:
+        self._client, self.folder, self._address = client, folder, address
+        self.run_id = secrets.token_hex(8)
+
+    def check_sees(self, *files: Path) -> None:
+        """Raise unless every worker sees these files.
+
+        Raises
+        ------
+        ArgumentError
+            If one does not.
+        """
+        with self._connected():
+            self._client.wait_for_workers(1, timeout=_CONNECT)
+            missing = self._client.run(missing_files, [str(file.absolute()) for file in files])
+        for worker, own in sorted(missing.items()):
+            if own:
+                raise ArgumentError(
+                    f"compress: cluster must be of workers that see all folders under the same paths, got worker "
+                    f"{worker} without {own[0]}; place IN, OUT and spill on a shared file system."
+                )
+
+    def check_shares(self, folder: Path) -> None:
+        """Raise unless every worker sees the files that are written into a folder."""
+        probe = folder / f".{self.run_id}.probe"
+        probe.touch()
+        try:
+            self.check_sees(probe)
+        finally:
+            probe.unlink()
+
+    def run(self, tasks: Sequence[Task], progress: Progress = quiet) -> dict[str, Any]:
+        """Run tasks, in this order as far as those that they follow are done, and return their results by name.
+
+        `progress` is called with (stage, done, total) at the end of each. An error of a task is raised here.
+
+        Raises
+        ------
+        ClusterError
+            If the connection, or all workers, are lost.
+        """
+        waiting, results, futures = {task.name: task for task in tasks}, dict[str, Any](), dict[str, Any]()
+        stages, priorities = {task.name: task.stage for task in tasks}, {task.name: -k for k, task in enumerate(tasks)}
+        totals, counts = Counter(stages.values()), Counter[str]()
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        while waiting or futures:
+            ready = [task for task in waiting.values() if results.keys() >= set(task.after)]
+            with self._connected():
+                for task in ready[: _AHEAD * max(1, len(self._client.nthreads())) - len(futures)]:
+                    del waiting[task.name]
+                    futures[task.name] = self._submit(task, priorities[task.name])
+                    futures[task.name].add_done_callback(lambda _, name=task.name: done.put(name))
+                name = self._next(done)
+                error = _error_of(futures[name])
+                results[name] = futures.pop(name).result() if error is None else None
+            if error is not None:
+                raise error
+            counts[stages[name]] += 1
+            progress(stages[name], counts[stages[name]], totals[stages[name]])
+        return results
+
+    def _submit(self, task: Task, priority: int) -> Any:
+        key = f"tnlib-{self.run_id}/{task.name}"
+        return self._client.submit(call_alone, task.call, key=key, priority=priority, pure=False)
+
+    def _next(self, done: queue.SimpleQueue[str]) -> str:
+        """Return the name of the next task that is done."""
+        silent_since = None
+        while True:
+            with suppress(queue.Empty):
+                return done.get(timeout=_POLL)
+            if self._client.nthreads():
+                silent_since = None
+            elif silent_since is None:
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > _GRACE:
+                raise TimeoutError("no worker is left")
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Turn errors of the connection inside into one sentence."""
+        from concurrent.futures import CancelledError
+
+        from distributed import KilledWorker
+
+        try:
+            yield
+        except KilledWorker:
+            raise ClusterError(
+                f"compress: a task must not end its worker, got the end of several workers of {self._address} in the "
+                f"same task; their memory may be too small: pass max_memory, or fewer workers. {_RESUMED}"
+            ) from None
+        except (CancelledError, OSError) as problem:
+            raise ClusterError(
+                f"compress: the workers of {self._address} must stay until the end, got "
+                f"{str(problem) or type(problem).__name__}; start them again. {_RESUMED}"
+            ) from None
+
+
+def call_alone(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, while no other runs in this process."""
+    with _one_at_a_time:
+        return call()
+
+
+def _error_of(future: Any) -> BaseException | None:
+    """Return the error that a task raised, None if it has a result; raise if the cluster gave it up."""
+    from distributed import KilledWorker
+
+    error: BaseException | None = future.exception()
+    if isinstance(error, KilledWorker):
+        raise error
+    return None if error is None else error.with_traceback(future.traceback())
+
+
+def missing_files(paths: Sequence[str]) -> list[str]:
+    """Return the paths that do not exist."""
+    return [path for path in paths if not Path(path).exists()]
+
+
+@contextmanager
+def open_cluster(request: Request, folder: Callable[[], Path], source: Path) -> Iterator[Cluster | None]:
+    """Yield the workers that a request names, or None.
+
+    Parameters
+    ----------
+    request
+        Has the address of a cluster, or a number of processes of this machine.
+    folder
+        Function that returns a folder for files of this run, which all workers must see.
+    source
+        Checkpoint folder.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If dask is not installed.
+    ArgumentError
+        If the address cannot be reached, or a worker does not see a folder.
+    """
+    address, n_workers = request.cluster, request.workers
+    if address is None and n_workers is None:
+        yield None
+        return
+    distributed = _import_distributed()
+    with ExitStack() as stack:
+        own = folder().absolute()
+        scheduler = address or stack.enter_context(
+            distributed.LocalCluster(
+                n_workers=n_workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=0,  # workers have the limits of `compress`
+                dashboard_address=None,
+                local_directory=str(own),
+                silence_logs=logging.CRITICAL,
+            )
+        )
+        try:
+            client = stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT, set_as_default=False))
+        except (OSError, TimeoutError, ValueError) as problem:
+            raise ArgumentError(
+                f"compress: cluster must be the address of a Dask scheduler, such as tcp://10.0.0.1:8786, got "
+                f"{address!r}, which does not answer ({type(problem).__name__}); start one by `dask scheduler`."
+            ) from None
+        cluster = Cluster(client, own, address or f"{n_workers} local workers")
+        cluster.check_shares(own)
+        cluster.check_sees(source / "config.json")
+        yield cluster
+
+
+def _import_distributed() -> Any:
+    try:
+        import distributed
+    except ModuleNotFoundError as problem:
+        raise ModuleNotFoundError(
+            f"compress: workers and cluster need dask, found no {problem.name}; pip install 'tnlib[cluster]'.",
+            name=problem.name,
+        ) from None
+    return distributed
