@@ -108,6 +108,13 @@ class RunningModel:
         )
         return replace(running_model, batch_tokens=self.batch_tokens)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `open_running` by name, with which its checkpoint is opened as this model was."""
+        max_weights = None if self.weights is None else self.weights.max_bytes
+        own = {"function": self.function, "max_tokens": self.max_tokens, "batch_tokens": self.batch_tokens}
+        return own | {"max_weights": max_weights}
+
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""
         if self.weights is not None:

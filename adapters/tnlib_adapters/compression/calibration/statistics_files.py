@@ -137,21 +137,25 @@ class StatisticsFiles:
     """
 
     def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
-        self._spill, self._folder, self._origin, self._file = spill, spill.folder, origin, file
+        self._spill, self._folder, self.origin, self.file = spill, spill.folder, origin, file
 
     def is_complete(self) -> bool:
         """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
-        if self._file is None or not self._file.exists():
+        if self.file is None or not self.file.exists():
             return False
-        _check(self._file, self._origin)
+        _check(self.file, self.origin)
         return True
 
     def done(self) -> list[int]:
         """Return the groups that are saved; raise if one is damaged or belongs to other statistics."""
         groups = [int(file.stem.removeprefix("group")) for file in self._folder.glob("group*.safetensors")]
         for group in groups:
-            _check(self._of_group(group), self._origin)
+            _check(self._of_group(group), self.origin)
         return groups
+
+    def has(self, group: int) -> bool:
+        """Test if a group is saved."""
+        return self._of_group(group).exists()
 
     def save(self, group: int, statistics: Statistics) -> None:
         """Save the statistics of a group."""
@@ -163,20 +167,27 @@ class StatisticsFiles:
         write_digested(self._of_group(group), self._metadata, entries)
 
     def statistics(self) -> Statistics:
-        """Return the statistics of all groups, each array read when it is used."""
-        files = [self._file] if self.is_complete() and self._file else [self._of_group(k) for k in self.done()]
+        """Return the statistics of all groups, each array read when it is used; raise if a file is damaged."""
+        if not self.is_complete():
+            self.done()
+        return self.stored()
+
+    def stored(self) -> Statistics:
+        """Return the statistics of all groups that are saved, in files that were checked before."""
+        complete = [self.file] if self.file is not None and self.file.exists() else []
+        files = complete or sorted(self._folder.glob("group*.safetensors"))
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
         return Statistics(*(_Stored(_below(f"{part}.", tensors), self) for part in _PARTS))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""
-        if self._file is not None and not self._file.exists():
+        if self.file is not None and not self.file.exists():
             tensors = [info for k in self.done() for info in read_header(self._of_group(k))[0].values()]
-            write_digested(self._file, self._metadata, [Entry(info.name, info.dtype, info) for info in tensors])
+            write_digested(self.file, self._metadata, [Entry(info.name, info.dtype, info) for info in tensors])
 
     @property
     def _metadata(self) -> dict[str, str]:
-        return {"format": _FORMAT, "version": _VERSION, **self._origin}
+        return {"format": _FORMAT, "version": _VERSION, **self.origin}
 
     def _of_group(self, group: int) -> Path:
         return self._folder / f"group{group}.safetensors"
@@ -186,7 +197,7 @@ class _Stored(Mapping[str, Array]):
     """Arrays that are read at every access; `files` is kept, because a temporary folder goes with the last user."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], files: StatisticsFiles) -> None:
-        self._tensors, self._files = tensors, files
+        self._tensors, self.files = tensors, files
 
     def __getitem__(self, key: str) -> Array:
         return self._tensors[key].read_stored()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,15 @@ class Task:
         Names of the tasks that must be done before.
     stage
         Stage that its end is a step of.
+    takes
+        Names of tasks that must be done before, and whose results are the last arguments.
     """
 
     name: str
-    call: Callable[[], Any]
+    call: Callable[..., Any]
     after: tuple[str, ...] = ()
     stage: str = ""
+    takes: tuple[str, ...] = ()
 
 
 class Cluster:
@@ -120,11 +124,12 @@ class Cluster:
         totals, counts = Counter(stages.values()), Counter[str]()
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
         while waiting or futures:
-            ready = [task for task in waiting.values() if results.keys() >= set(task.after)]
+            ready = [task for task in waiting.values() if results.keys() >= {*task.after, *task.takes}]
             with self._connected():
                 for task in ready[: _AHEAD * max(1, len(self._client.nthreads())) - len(futures)]:
                     del waiting[task.name]
-                    futures[task.name] = self._submit(task, priorities[task.name])
+                    call = partial(task.call, *(results[name] for name in task.takes))
+                    futures[task.name] = self._submit(task.name, call, priorities[task.name])
                     futures[task.name].add_done_callback(lambda _, name=task.name: done.put(name))
                 name = self._next(done)
                 error = _error_of(futures[name])
@@ -135,9 +140,9 @@ class Cluster:
             progress(stages[name], counts[stages[name]], totals[stages[name]])
         return results
 
-    def _submit(self, task: Task, priority: int) -> Any:
-        key = f"tnlib-{self.run_id}/{task.name}"
-        return self._client.submit(call_alone, task.call, key=key, priority=priority, pure=False)
+    def _submit(self, name: str, call: Callable[[], Any], priority: int) -> Any:
+        key = f"tnlib-{self.run_id}/{name}"
+        return self._client.submit(call_alone, call, key=key, priority=priority, pure=False)
 
     def _next(self, done: queue.SimpleQueue[str]) -> str:
         """Return the name of the next task that is done."""

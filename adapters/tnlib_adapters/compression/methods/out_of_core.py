@@ -205,8 +205,7 @@ class StoredArrays(Mapping[str, Array]):
         """Store arrays, in memory if the workspace admits all of them or has no folder."""
         self._stored |= arrays
         if not self._workspace.admits(self, sum(a.nbytes for a in arrays.values())):
-            entries = [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
-            self._stored |= self._workspace.write(self, entries) or {}
+            self._stored |= self._workspace.write(self, named_entries(arrays)) or {}
 
     def __getitem__(self, name: str) -> Array:
         stored = self._stored[name]
@@ -217,6 +216,11 @@ class StoredArrays(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._stored)
+
+
+def named_entries(arrays: Mapping[str, Array]) -> list[Entry]:
+    """Return the tensors of arrays by name."""
+    return [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
 
 
 def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:
