@@ -115,6 +115,11 @@ class RunningModel:
         own = {"function": self.function, "max_tokens": self.max_tokens, "batch_tokens": self.batch_tokens}
         return own | {"max_weights": max_weights}
 
+    @property
+    def fits_in_memory(self) -> bool:
+        """True if all weights stay in memory."""
+        return self.weights is None or self.weights.fit_in_memory
+
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""
         if self.weights is not None:

@@ -377,8 +377,8 @@ def fit_factors(
                 for name, part in loaded
             ]
 
-    n_steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
-    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)
+    files = FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps)
+    yield from saved(files, fitted)
 
 
 def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
@@ -388,8 +388,7 @@ def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
 
 def steps_of_model(model: RunningModel, streams: Streams, most: int) -> int:
     """Return `fit_steps` of a running model."""
-    in_memory = model.weights is None or model.weights.fit_in_memory
-    return fit_steps(most, len(streams.batches), fit_in_memory=in_memory)
+    return fit_steps(most, len(streams.batches), fit_in_memory=model.fits_in_memory)
 
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
