@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 distributed = pytest.importorskip("distributed")
 
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.cluster import connection  # noqa: E402
+from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
-
-from tnlib import ArgumentError, ArgumentTypeError  # noqa: E402
 
 LLAMA = builtin_path("llama")
 OPTIONS = {"what": "all", "keep": 0.5}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from tnlib_adapters.compression.cluster.chunk_statistics import StatisticsJob
 from tnlib_adapters.compression.cluster.collection import Collection
 from tnlib_adapters.compression.cluster.connection import Cluster
 from tnlib_adapters.compression.cluster.factorised_parts import stored_part
+from tnlib_adapters.compression.cluster.shared_descent import descend_by_workers
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
@@ -36,6 +37,7 @@ from tnlib_adapters.factors.projections import Products
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.chunked_streams import ChunkedStreams
+    from tnlib_adapters.instrument.layer_fit import Descend
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Places
 
@@ -50,10 +52,14 @@ _NOT_FITTED = 2
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factorised layers and other weights of a model, by module, and the statistics of all."""
+    """Factorised layers and other weights of a model, by module, and the statistics of all.
+
+    With workers, `descend_by` is the gradient descent of the fit by these.
+    """
 
     parts: dict[str, LazyPart]
     statistics: Statistics
+    descend_by: Descend | None = None
 
 
 # function of the checkpoint and of a group; with workers, one that they can import
@@ -102,8 +108,9 @@ def collect_calibration(
     files.is_complete()  # raises if it is of another model
     spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "chunks": f"{len(streams.chunks)}"})
     run = _Run(weights, model, places, sample, streams, files, parts_of, workspace or Workspace())
-    parts = run.parts(progress) if run.workspace.cluster is None else run.parts_of_workers(progress)
-    return Calibration({module: parts[module] for module in weights.modules}, files.statistics())
+    parts = run.parts(progress) if run.cluster is None else run.parts_of_workers(run.cluster, progress)
+    descend_by = None if run.cluster is None else partial(descend_by_workers, run.cluster, run.job(run.cluster))
+    return Calibration({module: parts[module] for module in weights.modules}, files.statistics(), descend_by)
 
 
 @dataclass(frozen=True)
@@ -152,10 +159,19 @@ class _Run:
             groups.factorise(group, statistics)
         return groups.parts
 
-    def parts_of_workers(self, progress: Progress) -> dict[str, LazyPart]:
-        """Return the factorised weights by module, made by the workers of the workspace."""
-        cluster, groups = cast(Cluster, self.workspace.cluster), {place.group for place in self.places.values()}
-        job = StatisticsJob(
+    def parts_of_workers(self, cluster: Cluster, progress: Progress) -> dict[str, LazyPart]:
+        """Return the factorised weights by module, made by workers."""
+        job, n_blocks = self.job(cluster), len(self.model.layers)
+        groups = sorted({*range(n_blocks), *(place.group for place in self.places.values())})
+        cluster.check_shares(job.spill)
+        done = groups if self.files.is_complete() else sorted(self.files.done())
+        parts = Collection(job, self.streams, groups, done).run(cluster, progress)
+        self.files.join()
+        return {module: stored_part(part, self.workspace) for module, part in parts.items()}
+
+    def job(self, cluster: Cluster) -> StatisticsJob:
+        """Return what the tasks of workers share."""
+        return StatisticsJob(
             run_id=cluster.run_id,
             source=self.weights.checkpoint.folder.path.absolute(),
             folder=cluster.folder,
@@ -167,13 +183,11 @@ class _Run:
             statistics=self.files.file,
             parts_of=self.parts_of,
         )
-        cluster.check_shares(job.spill)
-        n_blocks = len(self.model.layers)
-        done = [*range(n_blocks), *groups] if self.files.is_complete() else self.files.done()
-        collection = Collection(job, self.streams, sorted({*range(n_blocks), *groups}), sorted({*done}))
-        parts = collection.run(cluster, progress)
-        self.files.join()
-        return {module: stored_part(part, self.workspace) for module, part in parts.items()}
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The workers."""
+        return self.workspace.cluster
 
 
 class _Groups:
@@ -293,7 +307,8 @@ def factorise_calibrated(
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_factors(model, calibration.parts, options, streams, progress=progress)
+        parts, descend_by = calibration.parts, calibration.descend_by
+        return fit_factors(model, parts, options, streams, descend_by=descend_by, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
@@ -328,6 +343,7 @@ def fit_factors(
     streams: Streams,
     n_steps: int | None = None,
     *,
+    descend_by: Descend | None = None,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the factors of every layer and matrix after the block-wise reconstruction.
@@ -344,6 +360,8 @@ def fit_factors(
         As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
         Optimizer steps per layer; None for 400, see `fit_steps`.
+    descend_by
+        As in `fit_layers`.
     progress
         Called as progress(stage, done, total).
     """
@@ -369,7 +387,14 @@ def fit_factors(
         return products.beside(factors)
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        fit = fit_layers(
+            *(model, streams, start),
+            tables=tables,
+            n_steps=steps,
+            first=first,
+            descend_by=descend_by,
+            progress=progress,
+        )
         for k, products in enumerate(fit, first):
             loaded = ((name, parts[name].load()) for name in inside[k])
             yield [

@@ -112,6 +112,7 @@ class RunningChunks:
         self._job = job
         self.weights = SelectedWeights(job.checkpoint(), job.what)
         self._calls: dict[int, list[list[Call]]] = {}
+        self._calls_of_texts: dict[tuple[int, int], list[Call]] = {}
 
     @cached_property
     def model(self) -> RunningModel:
@@ -152,6 +153,19 @@ class RunningChunks:
         if c not in self._calls:
             self._calls[c] = enter(self.frame, self.streams.chunks[c][1])
         return self._calls[c]
+
+    def call_of_texts(self, b: int, texts: slice, k: int) -> Call:
+        """Return the further arguments of the k-th block for some texts of a batch."""
+        import torch
+
+        from tnlib_adapters.instrument.running_model import Batch
+
+        key = (b, texts.start)
+        if key not in self._calls_of_texts:
+            batch = self.streams.batches[b]
+            with torch.no_grad():
+                self._calls_of_texts[key] = self.frame.enter(Batch(batch.ids[texts], batch.mask[texts]))[1]
+        return self._calls_of_texts[key][k]
 
     def observations(self, c: int) -> Observations:
         """Return the inputs and gradients of a chunk."""

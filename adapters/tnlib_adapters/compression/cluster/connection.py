@@ -6,6 +6,7 @@ a worker dies, only what it was running is run again.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import queue
 import secrets
@@ -60,6 +61,39 @@ class Task:
     takes: tuple[str, ...] = ()
 
 
+class _Waiting:
+    """Tasks that are not submitted, by what they follow."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = {task.name: task for task in tasks}
+        self._names = list(self._tasks)
+        self.positions = {name: k for k, name in enumerate(self._names)}
+        self._missing = {task.name: {*task.after, *task.takes} for task in tasks}
+        self._followers: dict[str, list[str]] = {name: [] for name in self._tasks}
+        for name, missing in self._missing.items():
+            for before in missing:
+                self._followers[before].append(name)
+        self._ready = [k for k, missing in enumerate(self._missing.values()) if not missing]
+        self._n_left = len(tasks)
+
+    def __bool__(self) -> bool:
+        return self._n_left > 0
+
+    def pop_ready(self, most: int) -> Iterator[Task]:
+        """Yield tasks that can be submitted, at most so many, and drop them here."""
+        for _ in range(min(most, len(self._ready))):
+            self._n_left -= 1
+            yield self._tasks[self._names[heapq.heappop(self._ready)]]
+
+    def finish(self, name: str) -> str:
+        """Take a task as done; return its stage."""
+        for follower in self._followers[name]:
+            self._missing[follower].discard(name)
+            if not self._missing[follower]:
+                heapq.heappush(self._ready, self.positions[follower])
+        return self._tasks[name].stage
+
+
 class Cluster:
     """Workers, and a folder that all of them see.
 
@@ -80,7 +114,7 @@ class Cluster:
 
     def __init__(self, client: Any, folder: Path, address: str) -> None:
         self._client, self.folder, self._address = client, folder, address
-        self.run_id = secrets.token_hex(8)
+        self.run_id, self._n_submitted = secrets.token_hex(8), 0
 
     def check_sees(self, *files: Path) -> None:
         """Raise unless every worker sees these files.
@@ -119,29 +153,31 @@ class Cluster:
         ClusterError
             If the connection, or all workers, are lost.
         """
-        waiting, results, futures = {task.name: task for task in tasks}, dict[str, Any](), dict[str, Any]()
-        stages, priorities = {task.name: task.stage for task in tasks}, {task.name: -k for k, task in enumerate(tasks)}
-        totals, counts = Counter(stages.values()), Counter[str]()
+        waiting, results, futures = _Waiting(tasks), dict[str, Any](), dict[str, Any]()
+        totals, counts = Counter(task.stage for task in tasks), Counter[str]()
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        with self._connected():
+            at_once = _AHEAD * max(1, len(self._client.nthreads()))
         while waiting or futures:
-            ready = [task for task in waiting.values() if results.keys() >= {*task.after, *task.takes}]
             with self._connected():
-                for task in ready[: _AHEAD * max(1, len(self._client.nthreads())) - len(futures)]:
-                    del waiting[task.name]
+                for task in waiting.pop_ready(at_once - len(futures)):
                     call = partial(task.call, *(results[name] for name in task.takes))
-                    futures[task.name] = self._submit(task.name, call, priorities[task.name])
-                    futures[task.name].add_done_callback(lambda _, name=task.name: done.put(name))
+                    future = self._submit(task.name, call, -waiting.positions[task.name])
+                    futures[task.name] = future
+                    future.add_done_callback(lambda _, name=task.name: done.put(name))
                 name = self._next(done)
                 error = _error_of(futures[name])
                 results[name] = futures.pop(name).result() if error is None else None
             if error is not None:
                 raise error
-            counts[stages[name]] += 1
-            progress(stages[name], counts[stages[name]], totals[stages[name]])
+            stage = waiting.finish(name)
+            counts[stage] += 1
+            progress(stage, counts[stage], totals[stage])
         return results
 
     def _submit(self, name: str, call: Callable[[], Any], priority: int) -> Any:
-        key = f"tnlib-{self.run_id}/{name}"
+        self._n_submitted += 1
+        key = f"tnlib-{self.run_id}-{self._n_submitted}/{name}"
         return self._client.submit(call_alone, call, key=key, priority=priority, pure=False)
 
     def _next(self, done: queue.SimpleQueue[str]) -> str:
