@@ -173,10 +173,10 @@ def compress(
     opened = open_source(request, source, target, force=force)
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     limits = limits_of(opened, request)
-    _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
     with scratch_folder(target) as scratch:
         with open_cluster(request, scratch, checkpoint.folder.path) as workers_of_run:
+            _check_finite(checkpoint, request, progress)
             workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch, workers_of_run)
             plan = make_plan(original, request, calibration, progress, workspace)
         with whole_folder(target) as partial:

@@ -178,6 +178,7 @@ class _Run:
             spill=self.streams.folder.absolute(),
             what=self.weights.what,
             settings=self.model.settings,
+            folds_biases=True,
             n_observed=len(self.sample),
             origin=self.files.origin,
             statistics=self.files.file,

@@ -73,22 +73,29 @@ def collect_reads(
 
     Those of one block are in memory at a time, and the others as far as `workspace` admits them.
     """
+    moments = StoredArrays(workspace or Workspace())
+    total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
+    stage, done = Stage("reading inputs", tokens=mean_tokens(batches)), itertools.count(1)
+    progress(stage, 0, total)
+    for _, sums in moments_by_group(model, places, batches, lambda: progress(stage, next(done), total)):
+        moments.add(sums)
+    return moments
+
+
+def moments_by_group(
+    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None] = lambda: None
+) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Yield the index of every group and the input moments of its weights by key; `step` is called after a batch."""
     from tnlib_adapters.instrument.weight_inputs import read
 
-    moments = StoredArrays(workspace or Workspace())
     place_of = {place.reads: place for place in places.values()}
-    total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
-    stage, done = Stage("reading inputs", tokens=mean_tokens(batches)), 0
-    progress(stage, 0, total)
-    for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
+    for group, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
                 _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
-            done += 1
-            progress(stage, done, total)
-        moments.add(sums)
-    return moments
+            step()
+        yield group, sums
 
 
 def collect(

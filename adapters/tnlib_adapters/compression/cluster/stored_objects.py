@@ -26,13 +26,13 @@ class ArraysInFiles(Mapping[str, Array]):
     """Arrays by name, read from files at every access. It is sent to workers without the arrays."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
-        self._tensors = dict(tensors)
+        self.tensors = dict(tensors)
 
     def __getitem__(self, name: str) -> Array:
-        return self._tensors[name].read_stored()
+        return self.tensors[name].read_stored()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self.tensors)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self.tensors)
