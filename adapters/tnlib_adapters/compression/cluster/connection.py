@@ -268,7 +268,7 @@ def open_cluster(request: Request, folder: Callable[[], Path], source: Path) -> 
                 threads_per_worker=1,
                 processes=True,
                 memory_limit=0,  # workers have the limits of `compress`
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # any free port
                 local_directory=str(own),
                 silence_logs=logging.CRITICAL,
             )

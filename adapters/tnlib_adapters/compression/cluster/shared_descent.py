@@ -47,20 +47,15 @@ class SharedDescent:
         Its factors, see `store_part`.
     order
         Batches of the steps.
-    n_numbers
-        Numbers in the factors.
+    state_every
+        Steps after which the state is stored; gradients of twice as many are kept.
     """
 
     job: StatisticsJob
     k: int
     start: Any
     order: Sequence[int]
-    n_numbers: int
-
-    @property
-    def state_every(self) -> int:
-        """Steps after which the state is stored; gradients of twice as many are kept."""
-        return max(1, min(_MOST_STEPS, _MOST_BYTES // max(1, 4 * self.n_numbers)))
+    state_every: int
 
     @property
     def folder(self) -> Path:
@@ -94,7 +89,8 @@ def descend_by_workers(
     work = n_numbers * max((streams.batches[b].n_tokens for b in order), default=0)
     if work < _LEAST_WORK or max(n_parts, default=1) == 1:
         return descend(block, streams, start, order)
-    shared = SharedDescent(job, block.k, store_part(job, start.each(Tensor.numpy)), order, n_numbers)
+    state_every = max(1, min(_MOST_STEPS, _MOST_BYTES // max(1, 4 * n_numbers)))
+    shared = SharedDescent(job, block.k, store_part(job, start.each(Tensor.numpy)), order, state_every)
     shared.folder.mkdir()
     products: Products = with_arrays(cluster.run([*_tasks(shared, n_parts)])["end"])
     shutil.rmtree(shared.folder)
