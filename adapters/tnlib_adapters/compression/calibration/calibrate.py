@@ -22,7 +22,7 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix, widest_component
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention, count_matrix
 from tnlib_adapters.compression.source_model import SourceModel
@@ -374,11 +374,13 @@ def fit_factors(
 
     steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
-    tables = dict[str, Array]()
+    tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:
         factors = parts[name].load().factors(options[name])
         if factors and model.wiring.is_embedding(name):
-            tables[name] = np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)
+            table = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
+            tables.add({name: table.astype(np.float32)})
+            del table
         yield name, parts[name].load().packed(factors)
 
     def start(k: int) -> Products:
