@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -34,6 +34,7 @@ from tnlib_adapters.instrument.stored_weights import (
     make_without_weights,
 )
 
+CPU = torch.device("cpu")
 _FEWEST, _BATCHES = 512, 8  # tokens of a batch, and batches, of a short text
 
 
@@ -98,6 +99,8 @@ class RunningModel:
     function: str = "evaluate"
     weights: StoredWeights | None = None
     batch_tokens: int = BATCH_TOKENS
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
 
     def changed(self, change: Change | None = None) -> RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
@@ -318,5 +321,24 @@ def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[N
     handle = module.register_forward_pre_hook(hook)
     try:
         yield
+    finally:
+        handle.remove()
+
+
+class _Stopped(Exception):
+    """Raised after the last module that has to run."""
+
+
+@contextmanager
+def stopping_after(module: nn.Module) -> Iterator[None]:
+    """Leave the block as soon as a module has run; hooks on it that were registered before are called."""
+
+    def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
+        raise _Stopped
+
+    handle = module.register_forward_hook(hook)
+    try:
+        with suppress(_Stopped):
+            yield
     finally:
         handle.remove()

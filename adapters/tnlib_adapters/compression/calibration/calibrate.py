@@ -27,7 +27,7 @@ from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, widest_component
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention, count_matrix
 from tnlib_adapters.compression.source_model import SourceModel
@@ -35,6 +35,8 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
+    import torch
+
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.chunked_streams import ChunkedStreams
     from tnlib_adapters.instrument.layer_fit import Descend
@@ -142,7 +144,7 @@ class _Run:
 
     def parts(self, progress: Progress) -> dict[str, LazyPart]:
         """Return the factorised weights by module."""
-        groups = _Groups(self.weights, self.places, self.parts_of, self.workspace)
+        groups = _Groups(self.weights, self.places, self.model.device, self.parts_of, self.workspace)
 
         def save(group: int, statistics: Statistics) -> None:
             self.files.save(group, statistics)
@@ -194,18 +196,26 @@ class _Run:
 class _Groups:
     """Factorised weights, block by block: components of the weights of a block, then all forms of these by their gates.
 
-    Parameters are those of `collect_calibration`.
+    Parameters are those of `collect_calibration`; large weights are decomposed on `device`.
     """
 
-    def __init__(self, weights: SelectedWeights, places: Places, parts_of: PartsOf, workspace: Workspace) -> None:
-        self._weights, self._places, self._parts_of, self._workspace = weights, places, parts_of, workspace
+    def __init__(
+        self,
+        weights: SelectedWeights,
+        places: Places,
+        device: torch.device,
+        parts_of: PartsOf,
+        workspace: Workspace,
+    ) -> None:
+        self._weights, self._places, self._device = weights, places, device
+        self._parts_of, self._workspace = parts_of, workspace
         self._current: GroupCalibration | None = None
         self.parts: dict[str, LazyPart] = {}
         self.factorised: set[int] = set()
 
     def components(self, group: int, moments: Statistics) -> dict[str, Components]:
         """Return the components of the weights of a group."""
-        self._current = self._weights.of_group(group, self._places, moments)
+        self._current = self._weights.of_group(group, self._places, moments, self._device)
         return self._current.components
 
     def factorise(self, group: int, statistics: Statistics) -> None:
@@ -370,11 +380,13 @@ def fit_factors(
 
     steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
-    tables = dict[str, Array]()
+    tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:
         factors = parts[name].load().factors(options[name])
         if factors and model.wiring.is_embedding(name):
-            tables[name] = np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)
+            table = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
+            tables.add({name: table.astype(np.float32)})
+            del table
         yield name, parts[name].load().packed(factors)
 
     def start(k: int) -> Products:

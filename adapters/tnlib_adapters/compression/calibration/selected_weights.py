@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
@@ -16,6 +16,8 @@ from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, 
 from tnlib_adapters.factors.projections import Projections, put_together, take_apart
 
 if TYPE_CHECKING:
+    import torch
+
     from tnlib_adapters.instrument.running_model import RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
     from tnlib_adapters.instrument.weight_inputs import Places
@@ -87,15 +89,18 @@ class SelectedWeights:
 
         return find_places(model, self.names, attention=bool(self.layers))
 
-    def of_group(self, group: int, places: Places, moments: Statistics) -> GroupCalibration:
-        """Return the components of the weights of a group by these moments."""
+    def of_group(self, group: int, places: Places, moments: Statistics, device: torch.device) -> GroupCalibration:
+        """Return the components of the weights of a group by these moments; large ones are decomposed on `device`."""
+        from tnlib_adapters.compression.methods.device_components import components_on
+
+        decompose = partial(components_on, device)
         checkpoint, projections, layer, module = self.checkpoint, None, None, ""
         if group in self.layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
-            layer = CalibratedLayer(projections, moments.of_layer(group))
+            layer = CalibratedLayer(projections, moments.of_layer(group), decompose)
             module = checkpoint.wiring.attention_modules[group]
         own = [name for name in self.names if places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own}
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, decompose) for name in own}
         return GroupCalibration(group, module, moments, projections, layer, matrices)
 
     @property

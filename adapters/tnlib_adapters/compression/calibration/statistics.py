@@ -201,7 +201,7 @@ class _Collection:
         self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
     def _statistics(self, group: int, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
-        moments = sum_moments(self._places, observed(0))
+        moments = sum_moments(self._model, self._places, observed(0))
         if self._components is None:
             return moments
         components = self._components(group, moments)
@@ -281,7 +281,7 @@ class Observations:
         return _generator(2 * (self._first + b) + probe)
 
 
-def sum_moments(places: Places, observed: Iterable[Observed]) -> Statistics:
+def sum_moments(model: RunningModel, places: Places, observed: Iterable[Observed]) -> Statistics:
     """Return the moments of inputs and gradients, summed over batches."""
     place_of = {place.reads: place for place in places.values()}
     counts, read_sums, slope_sums = dict[str, Array](), _Sums(), _Sums()
@@ -293,6 +293,7 @@ def sum_moments(places: Places, observed: Iterable[Observed]) -> Statistics:
                 read_sums.add(key, x.numpy())
         for key, slope in batch_slopes.items():
             if places[key].predicts:
+                model.load(places[key].group)
                 slope = slope @ places[key].module.get_parameter("weight")
             slope_sums.add(key, slope.numpy())
     return Statistics(counts | read_sums.finish(), slope_sums.finish())

@@ -82,7 +82,7 @@ def store_moments(job: StatisticsJob, c: int, group: int) -> None:
     is_summed = job.file(_moments(group)).exists()
     if (is_summed or job.file(name).exists()) and running.has_gradient(c, 0, group):
         return
-    moments = sum_moments(running.places, running.observed(c, group, 0))
+    moments = sum_moments(running.model, running.places, running.observed(c, group, 0))
     if not is_summed:
         job.write(name, _flat(moments))
 
@@ -93,7 +93,7 @@ def make_components(job: StatisticsJob, group: int, n_chunks: int) -> tuple[Any,
     if not job.file(_moments(group)).exists():
         job.write(_moments(group), job.sum(names))
     _remove(job, names)
-    calibration = running.weights.of_group(group, running.places, _nested(job.read(_moments(group))))
+    calibration = running.components_of_group(group, _nested(job.read(_moments(group))))
     stored: tuple[Any, Any] = store_part(job, (replace(calibration, statistics=Statistics()), calibration.components))
     return stored
 
@@ -123,7 +123,7 @@ def finish_group(job: StatisticsJob, group: int, n_chunks: int, stored: tuple[An
 def factorise_group(job: StatisticsJob, group: int) -> dict[str, Any]:
     """Return the factorised weights of a group whose statistics are saved."""
     running = job.running()
-    return _factorise(job, running.weights.of_group(group, running.places, job.files.stored()))
+    return _factorise(job, running.components_of_group(group, job.files.stored()))
 
 
 def _factorise(job: StatisticsJob, calibration: GroupCalibration) -> dict[str, Any]:

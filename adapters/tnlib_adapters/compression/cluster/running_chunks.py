@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.calibration.selected_weights import SelectedWeights
-from tnlib_adapters.compression.calibration.statistics import Observations
+from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
+from tnlib_adapters.compression.calibration.statistics import Observations, Statistics
 from tnlib_adapters.compression.cluster.factorised_parts import Job
 from tnlib_adapters.compression.cluster.stored_objects import ArraysInFiles, write_in_place
 from tnlib_adapters.compression.methods.out_of_core import named_entries
@@ -156,6 +156,10 @@ class RunningChunks:
 
         observations = self.observations(c)
         return observations.outside(probe) if group == OUTSIDE else observations.of_block(group, probe, self.calls(c))
+
+    def components_of_group(self, group: int, moments: Statistics) -> GroupCalibration:
+        """Return the components of the weights of a group by these moments."""
+        return self.weights.of_group(group, self.places, moments, self.model.device)
 
     def has_gradient(self, c: int, probe: int, k: int) -> bool:
         """Test if the gradients of a probe at the input of the k-th block are stored, True for none outside."""
