@@ -115,6 +115,7 @@ class Cluster:
     def __init__(self, client: Any, folder: Path, address: str) -> None:
         self._client, self.folder, self._address = client, folder, address
         self.run_id, self._n_submitted = secrets.token_hex(8), 0
+        self._warming: list[Any] = []
 
     def check_sees(self, *files: Path) -> None:
         """Raise unless every worker sees these files.
@@ -142,6 +143,13 @@ class Cluster:
             self.check_sees(probe)
         finally:
             probe.unlink()
+
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """Let every worker do a call, while this process goes on; errors are those of a later task."""
+        with self._connected():
+            workers = list(self._client.nthreads())
+            options = {"workers": workers, "allow_other_workers": True, "pure": False}
+            self._warming = self._client.map(call_alone, [call] * len(workers), **options)
 
     def run(self, tasks: Sequence[Task], progress: Progress = quiet) -> dict[str, Any]:
         """Run tasks, in this order as far as those that they follow are done, and return their results by name.
@@ -220,6 +228,14 @@ def call_alone(call: Callable[[], Any]) -> Any:
         return call()
 
 
+def import_libraries(source: Path) -> None:
+    """Import what a model of this folder needs, which takes seconds."""
+    from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+    from tnlib_adapters.instrument.stored_weights import make_without_weights
+
+    make_without_weights("compress", open_checkpoint(source))
+
+
 def _error_of(future: Any) -> BaseException | None:
     """Return the error that a task raised, None if it has a result; raise if the cluster gave it up."""
     from distributed import KilledWorker
@@ -283,6 +299,8 @@ def open_cluster(request: Request, folder: Callable[[], Path], source: Path) -> 
         cluster = Cluster(client, own, address or f"{n_workers} local workers")
         cluster.check_shares(own)
         cluster.check_sees(source / "config.json")
+        if request.calibrate is not None:
+            cluster.warm_up(partial(import_libraries, source.absolute()))
         yield cluster
 
 
