@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib._validate import as_count, as_path
@@ -175,10 +176,7 @@ def compress(
     limits = limits_of(opened, request)
     original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
     with scratch_folder(target) as scratch:
-        with open_cluster(request, scratch, checkpoint.folder.path) as workers_of_run:
-            _check_finite(checkpoint, request, progress)
-            workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch, workers_of_run)
-            plan = make_plan(original, request, calibration, progress, workspace)
+        plan = _plan(original, request, calibration, progress, limits.cache if n_cached is None else n_cached, scratch)
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)
@@ -195,6 +193,20 @@ def compress(
     if request.spill_folder is not None:
         remove_spill_folder(request.spill_folder)
     return report
+
+
+def _plan(
+    original: SourceModel,
+    request: Request,
+    calibration: str | None,
+    progress: Progress,
+    cache_bytes: int,
+    scratch: Callable[[], Path],
+) -> Plan:
+    """Return the plan of a request, made by its workers if it names any."""
+    with open_cluster(request, scratch, original.checkpoint.folder.path) as cluster:
+        _check_finite(original.checkpoint, request, progress)
+        return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, cluster))
 
 
 def measured_report(

@@ -401,12 +401,7 @@ def fit_factors(
 
     def fitted(first: int) -> Iterator[Fitted]:
         fit = fit_layers(
-            *(model, streams, start),
-            tables=tables,
-            n_steps=steps,
-            first=first,
-            descend_by=descend_by,
-            progress=progress,
+            model, streams, start, tables=tables, n_steps=steps, first=first, descend_by=descend_by, progress=progress
         )
         for k, products in enumerate(fit, first):
             loaded = ((name, parts[name].load()) for name in inside[k])

@@ -293,17 +293,7 @@ def open_cluster(request: Request, folder: Callable[[], Path], source: Path) -> 
     distributed = _import_distributed()
     with ExitStack() as stack:
         own = folder().absolute()
-        scheduler = address or stack.enter_context(
-            distributed.LocalCluster(
-                n_workers=n_workers,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=0,  # workers have the limits of `compress`
-                dashboard_address="127.0.0.1:0",  # any free port
-                local_directory=str(own),
-                silence_logs=logging.CRITICAL,
-            )
-        )
+        scheduler = address or stack.enter_context(_local_workers(distributed, n_workers, own))
         try:
             client = stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as problem:
@@ -317,6 +307,25 @@ def open_cluster(request: Request, folder: Callable[[], Path], source: Path) -> 
         if request.calibrate is not None:
             cluster.warm_up(partial(import_libraries, source.absolute()))
         yield cluster
+
+
+def _local_workers(distributed: Any, n_workers: int | None, folder: Path) -> Any:
+    """Return a Dask cluster of processes of this machine, of one thread each."""
+    try:
+        return distributed.LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=0,  # workers have the limits of `compress`
+            dashboard_address="127.0.0.1:0",  # any free port
+            local_directory=str(folder),
+            silence_logs=logging.CRITICAL,
+        )
+    except RuntimeError as problem:
+        raise ArgumentError(
+            f"compress: workers must be processes that can be started, got {n_workers} that cannot ({problem}); in a "
+            'script, call compress below `if __name__ == "__main__":`, because the processes import it.'
+        ) from None
 
 
 def _import_distributed() -> Any:

@@ -1,4 +1,4 @@
-"""What the tasks of a text share: the model that a worker runs, and the streams of the chunks of the batches."""
+"""Running model of a worker, and streams of the chunks of a text: the tasks of a worker share them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class RunningChunks:
 
     @cached_property
     def frame(self) -> Frame:
-        """What the model computes outside its blocks."""
+        """The model before and after its blocks."""
         from tnlib_adapters.instrument.block_passes import Frame
 
         return Frame(self.model)
