@@ -118,10 +118,9 @@ def test_methods_on_inputs_are_those_of_one_process(method: str, workers: Any, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 4}], ids=["calibrated", "quantized"])
-@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
+@pytest.mark.parametrize(("what", "size"), [("attention", {"keep": 0.5}), ("all", {"keep": 0.5}), ("mlp", {"bits": 4})])
 def test_calibration_is_that_of_one_process(
-    size: dict[str, float], what: str, workers: Any, text: Path, tmp_path: Path
+    what: str, size: dict[str, float], workers: Any, text: Path, tmp_path: Path
 ) -> None:
     options = {"what": what, "calibrate": text, "layout": "dense", **size}
     one = compress(LLAMA, tmp_path / "one", **options)
