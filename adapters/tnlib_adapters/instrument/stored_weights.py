@@ -316,11 +316,18 @@ class StoredWeights:
             return
         held = [] if self.fit_in_memory or group == OUTSIDE else sorted(self._loaded, key=lambda own: own != OUTSIDE)
         while held and sum(self.n_bytes[own] for own in (*held, group)) > self.max_bytes // 2:
-            first = held.pop(0)
-            self._put({name: self._empty[name] for name in self._names[first]})
-            del self._loaded[first]
+            self._drop(held.pop(0))
         self._put(self.read(group))
         self._loaded[group] = None
+
+    def drop_blocks(self) -> None:
+        """Free the weights of all blocks, unless all weights stay in memory."""
+        for group in [] if self.fit_in_memory else [own for own in self._loaded if own != OUTSIDE]:
+            self._drop(group)
+
+    def _drop(self, group: int) -> None:
+        self._put({name: self._empty[name] for name in self._names[group]})
+        del self._loaded[group]
 
     def read(self, group: int) -> Group:
         """Return the weights of a group by their names in the model."""

@@ -13,6 +13,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
@@ -123,8 +124,8 @@ def collect_calibration(
     # moments must be those of the inputs of the folded weights
     model = model.changed(fold_biases_of(model, keys=keys)) if layers else model
     places = find_places(model, names, attention=bool(layers))
-    groups = _Groups(checkpoint, places, model.device, keys, layers, names, parts_of, workspace or Workspace())
     spill = spill or Spill()
+    groups = _Groups(checkpoint, places, model.device, keys, layers, names, parts_of, workspace or Workspace(), spill)
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
     is_complete = files.is_complete()
@@ -159,7 +160,7 @@ class _Groups:
         True if the biases of keys are dropped.
     layers, names
         Attention layers and other weights that are compressed.
-    parts_of, workspace
+    parts_of, workspace, spill
         As in `collect_calibration`.
     """
 
@@ -173,9 +174,10 @@ class _Groups:
         names: Sequence[str],
         parts_of: PartsOf,
         workspace: Workspace,
+        spill: Spill,
     ) -> None:
         self._checkpoint, self._places, self._device = checkpoint, places, device
-        self._keys, self._layers = keys, layers
+        self._keys, self._layers, self._spill = keys, layers, spill
         self._names, self._parts_of, self._workspace = names, parts_of, workspace
         self._current: GroupCalibration | None = None
         self.parts: dict[str, LazyPart] = {}
@@ -186,12 +188,14 @@ class _Groups:
         from tnlib_adapters.compression.methods.device_components import components_on
 
         checkpoint, projections, layer, module = self._checkpoint, None, None, ""
-        decompose = partial(components_on, self._device)
+        file = ComponentFile(self._spill.saved(f"components{group}"))
+        how = partial(components_on, self._device), file.get
         if group in self._layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._keys)
-            layer, module = CalibratedLayer(projections, moments.of_layer(group), decompose), self._module(group)
+            layer, module = CalibratedLayer(projections, moments.of_layer(group), *how), self._module(group)
         own = [name for name in self._names if self._places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, decompose) for name in own}
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, *how) for name in own}
+        file.save()
         self._current = GroupCalibration(group, module, moments, projections, layer, matrices)
         return components_of({} if layer is None else {group: layer}, list(matrices.values()))
 
