@@ -31,6 +31,7 @@ from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
+    from tnlib_adapters.instrument.placement import Placement
     from tnlib_adapters.instrument.running_model import RunningModel
 
 
@@ -51,6 +52,8 @@ def compress(
     spill: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     max_memory: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -116,6 +119,12 @@ def compress(
         Peak resident memory of the process, in bytes, by the estimate of `estimate_cost`, whose error is about 30 %.
         If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
         the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
+    device
+        Device on which the model runs on the text, as torch names it: "cpu", "cuda", "cuda:1", "mps". Blocks are moved
+        there one at a time, and large weights are decomposed there.
+    dtype
+        Of the weights while they run: "float32", "bfloat16" or "float16". Sums over tokens, the factors that are fitted
+        and all that is written are not in it.
     force
         Replace `out` if it is not empty.
     progress
@@ -155,6 +164,8 @@ def compress(
         calibration_tokens=calibration_tokens,
         spill=spill,
         max_memory=max_memory,
+        device=device,
+        dtype=dtype,
     )
     target = as_path("compress", "out", out)
     n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
@@ -162,7 +173,7 @@ def compress(
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     limits = limits_of(opened, request)
     _check_finite(checkpoint, request, progress)
-    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
+    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=_placement(request))
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch)
         plan = make_plan(original, request, calibration, progress, workspace)
@@ -182,6 +193,15 @@ def compress(
     if request.spill_folder is not None:
         remove_spill_folder(request.spill_folder)
     return report
+
+
+def _placement(request: Request) -> Placement | None:
+    """Return where the model runs on the calibration text; None without one, which needs no torch."""
+    if request.calibrate is None:
+        return None
+    from tnlib_adapters.instrument.placement import placement_of
+
+    return placement_of("compress", request.device, request.dtype)
 
 
 def measured_report(
