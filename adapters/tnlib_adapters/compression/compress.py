@@ -33,6 +33,7 @@ from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
+    from tnlib_adapters.instrument.placement import Placement
     from tnlib_adapters.instrument.running_model import RunningModel
 
 
@@ -55,6 +56,8 @@ def compress(
     max_memory: int | None = None,
     cluster: str | None = None,
     workers: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -127,6 +130,12 @@ def compress(
     workers
         The same with so many processes of this machine, of one thread each. A script that calls `compress` so needs
         ``if __name__ == "__main__":``, because the processes import it.
+    device
+        Device on which the model runs on the text, as torch names it: "cpu", "cuda", "cuda:1", "mps". Blocks are moved
+        there one at a time, and large weights are decomposed there.
+    dtype
+        Of the weights while they run: "float32", "bfloat16" or "float16". Sums over tokens, the factors that are fitted
+        and all that is written are not in it.
     force
         Replace `out` if it is not empty.
     progress
@@ -168,13 +177,15 @@ def compress(
         max_memory=max_memory,
         cluster=cluster,
         workers=workers,
+        device=device,
+        dtype=dtype,
     )
     target = as_path("compress", "out", out)
     n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
     opened = open_source(request, source, target, force=force)
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     limits = limits_of(opened, request)
-    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
+    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=_placement(request))
     with scratch_folder(target) as scratch:
         plan = _plan(original, request, calibration, progress, limits.cache if n_cached is None else n_cached, scratch)
         with whole_folder(target) as partial:
@@ -207,6 +218,15 @@ def _plan(
     with open_cluster(request, scratch, original.checkpoint.folder.path) as cluster:
         _check_finite(original.checkpoint, request, progress)
         return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, cluster))
+
+
+def _placement(request: Request) -> Placement | None:
+    """Return where the model runs on the calibration text; None without one, which needs no torch."""
+    if request.calibrate is None:
+        return None
+    from tnlib_adapters.instrument.placement import placement_of
+
+    return placement_of("compress", request.device, request.dtype)
 
 
 def measured_report(

@@ -91,6 +91,8 @@ class Request:
     max_memory: int | None = None
     cluster: str | None = None
     workers: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -125,6 +127,7 @@ class Request:
         self._check_tokens()
         self._check_memory()
         self._check_workers()
+        self._check_device()
 
     @property
     def spill_folder(self) -> Path | None:
@@ -263,6 +266,18 @@ class Request:
             )
         if self.calibrate is None and self.calibration_tokens != MAX_TOKENS:
             raise ArgumentError("compress: calibration_tokens must come with the text of calibrate; pass that too.")
+
+    def _check_device(self) -> None:
+        if (self.device, self.dtype) == ("cpu", "float32"):
+            return
+        if self.calibrate is None:
+            raise ArgumentError(
+                "compress: device and dtype are those of a model that runs on a text, got none; pass a file as "
+                "calibrate (--calibrate TEXT), or leave them out."
+            )
+        from tnlib_adapters.instrument.placement import placement_of
+
+        placement_of("compress", self.device, self.dtype)
 
     def _check_memory(self) -> None:
         if self.max_memory is None:

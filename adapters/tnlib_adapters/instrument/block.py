@@ -28,8 +28,8 @@ class FactoredMap:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for x (..., in)."""
-        product = reduce(torch.matmul, self.factors, x)
-        return product if self.bias is None else product + self.bias
+        product = reduce(torch.matmul, [factor.to(x) for factor in self.factors], x)
+        return product if self.bias is None else product + self.bias.to(x)
 
     @property
     def requires_grad(self) -> bool:
@@ -106,9 +106,9 @@ class Block:
         args, kwargs = call
         given = dict(weights or {})
         maps = {name: own for name, own in given.items() if isinstance(own, FactoredMap)}
-        parameters = {name: own for name, own in given.items() if isinstance(own, Tensor)}
+        parameters = {name: own.to(self.model.dtype) for name, own in given.items() if isinstance(own, Tensor)}
         with torch.set_grad_enabled(any(own.requires_grad for own in given.values())), self._computing(maps):
-            out = functional_call(self.layer.block, parameters, (x, *args), kwargs)
+            out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     @contextmanager
@@ -136,9 +136,14 @@ def install(model: RunningModel, k: int, projections: Projections) -> None:
     """Put projections into the k-th layer of a running model, whose weights are all in memory."""
     with torch.no_grad():
         for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-            model.model.get_parameter(name).copy_(as_tensor(values))
+            model.model.get_parameter(name).copy_(as_tensor(values, model.device))
 
 
-def as_tensor(values: Array) -> Tensor:
-    """Return a copy in the precision of a running model."""
-    return torch.from_numpy(np.array(values, np.float32))
+def as_tensor(values: Array, device: torch.device) -> Tensor:
+    """Return a copy in float32 on a device."""
+    return torch.from_numpy(np.array(values, np.float32)).to(device)
+
+
+def in_double_precision(x: Tensor) -> Tensor:
+    """Return x in double precision, on the host if its device has none."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword arguments of a block
@@ -57,7 +58,7 @@ class Streams:
         texts, tokens = self._shapes[k]
         count = texts * tokens * self._width
         values = np.fromfile(self.folder / name, np.float32, count, offset=self._starts[k])
-        return torch.from_numpy(values.reshape(texts, tokens, self._width))
+        return torch.from_numpy(values.reshape(texts, tokens, self._width)).to(self.batches[k].ids.device)
 
     def finish(self, name: str) -> None:
         """Declare the streams of all batches stored."""
@@ -113,7 +114,7 @@ class Frame:
                 self.enter(batch)
 
         def forward(k: int, *args: Any, **kwargs: Any) -> Any:
-            return self._returned(x if k == last else split_call(args, kwargs)[0])
+            return self._returned(x.to(self.model.dtype) if k == last else split_call(args, kwargs)[0])
 
         with self._replaced(forward):
             return self.model(batch)
@@ -154,7 +155,7 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
     """Return the output of the k-th block."""
     model.load(k)
     args, kwargs = call
-    out = model.layers[k].block(x, *args, **kwargs)
+    out = model.layers[k].block(x.to(model.dtype), *args, **kwargs)
     return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
 
@@ -200,7 +201,7 @@ def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -
     """
     if isinstance(value, Tensor):
         if id(value) not in of_batch:
-            digest = hashlib.sha256(value.contiguous().numpy().data).digest()
+            digest = hashlib.sha256(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data).digest()
             of_batch[id(value)] = known.setdefault((value.dtype, value.shape, value.stride(), digest), value)
         return of_batch[id(value)]
     if type(value) in (list, tuple):
@@ -245,6 +246,9 @@ class Outputs:
         progress(0, total)
         for done, _ in enumerate(run_blocks(self._frame, self._streams), 1):
             progress(done, total)
+        if model.weights is not None:
+            model.weights.drop_blocks()
+        release_free_memory()
 
     def of_batch(self, b: int) -> Tensor:
         """Return the output for the b-th batch, as the model does."""

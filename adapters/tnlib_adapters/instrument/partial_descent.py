@@ -50,7 +50,7 @@ class PartialDescent:
         It is divided by `n_tokens`, those of the whole batch, and by the width.
         """
         wrote = self._block.run(x, call, self._block.weights(self._moving.moved(), factored=True))
-        loss = (wrote - target)[valid].square().sum() / (n_tokens * x.shape[-1])
+        loss = (wrote.float() - target)[valid].square().sum() / (n_tokens * x.shape[-1])
         return _flat(torch.autograd.grad(loss, self._moving.moves, allow_unused=True, materialize_grads=True))
 
     def step(self, gradient: Array) -> None:
@@ -87,7 +87,7 @@ class PartialDescent:
 
     def _split(self, flat: Array) -> list[Tensor]:
         moves = self._moving.moves
-        own = torch.split(torch.from_numpy(np.array(flat)), [move.numel() for move in moves])
+        own = torch.split(torch.from_numpy(np.array(flat)).to(moves[0]), [move.numel() for move in moves])
         return [part.reshape(move.shape) for part, move in zip(own, moves, strict=True)]
 
 
@@ -99,5 +99,5 @@ def parts_of_batch(batch: Batch) -> list[range]:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Array:
-    flat: Array = torch.cat([own.detach().flatten() for own in tensors]).numpy()
+    flat: Array = torch.cat([own.detach().flatten() for own in tensors]).cpu().numpy()
     return flat

@@ -13,6 +13,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
@@ -144,7 +145,7 @@ class _Run:
 
     def parts(self, progress: Progress) -> dict[str, LazyPart]:
         """Return the factorised weights by module."""
-        groups = _Groups(self.weights, self.places, self.model.device, self.parts_of, self.workspace)
+        groups = _Groups(self.weights, self.places, self.model.device, self.parts_of, self.workspace, self.files.spill)
 
         def save(group: int, statistics: Statistics) -> None:
             self.files.save(group, statistics)
@@ -206,16 +207,18 @@ class _Groups:
         device: torch.device,
         parts_of: PartsOf,
         workspace: Workspace,
+        spill: Spill,
     ) -> None:
         self._weights, self._places, self._device = weights, places, device
-        self._parts_of, self._workspace = parts_of, workspace
+        self._parts_of, self._workspace, self._spill = parts_of, workspace, spill
         self._current: GroupCalibration | None = None
         self.parts: dict[str, LazyPart] = {}
         self.factorised: set[int] = set()
 
     def components(self, group: int, moments: Statistics) -> dict[str, Components]:
         """Return the components of the weights of a group."""
-        self._current = self._weights.of_group(group, self._places, moments, self._device)
+        file = ComponentFile(self._spill.saved(f"components{group}"))
+        self._current = self._weights.of_group(group, self._places, moments, self._device, file)
         return self._current.components
 
     def factorise(self, group: int, statistics: Statistics) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
 from tnlib_adapters.compression.methods.components import Components
@@ -89,18 +90,24 @@ class SelectedWeights:
 
         return find_places(model, self.names, attention=bool(self.layers))
 
-    def of_group(self, group: int, places: Places, moments: Statistics, device: torch.device) -> GroupCalibration:
-        """Return the components of the weights of a group by these moments; large ones are decomposed on `device`."""
+    def of_group(
+        self, group: int, places: Places, moments: Statistics, device: torch.device, file: ComponentFile
+    ) -> GroupCalibration:
+        """Return the components of the weights of a group by these moments, from `file` or computed and saved there.
+
+        Large weights are decomposed on `device`.
+        """
         from tnlib_adapters.compression.methods.device_components import components_on
 
-        decompose = partial(components_on, device)
+        how = partial(components_on, device), file.get
         checkpoint, projections, layer, module = self.checkpoint, None, None, ""
         if group in self.layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
-            layer = CalibratedLayer(projections, moments.of_layer(group), decompose)
+            layer = CalibratedLayer(projections, moments.of_layer(group), *how)
             module = checkpoint.wiring.attention_modules[group]
         own = [name for name in self.names if places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, decompose) for name in own}
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, *how) for name in own}
+        file.save()
         return GroupCalibration(group, module, moments, projections, layer, matrices)
 
     @property

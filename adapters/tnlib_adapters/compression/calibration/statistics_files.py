@@ -51,7 +51,7 @@ def digest_of_tokens(batches: Sequence[Batch]) -> str:
     text = hashlib.sha256()
     for batch in batches:
         for part in (batch.ids, batch.mask):
-            text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
+            text.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
     return text.hexdigest()
 
 
@@ -74,10 +74,15 @@ class Spill:
     """Folder for what is between blocks; a temporary one is removed with the object."""
 
     def __init__(self, folder: Path | None = None) -> None:
+        self._is_temporary = folder is None
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
+
+    def saved(self, name: str) -> Path | None:
+        """Return a safetensors file in the folder, for a run that is resumed; None if the folder is temporary."""
+        return None if self._is_temporary else self.folder / f"{name}.safetensors"
 
     def claim(self, origin: Mapping[str, str]) -> None:
         """Make the folder, if it does not exist, for statistics of this origin.
@@ -137,7 +142,8 @@ class StatisticsFiles:
     """
 
     def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
-        self._spill, self._folder, self.origin, self.file = spill, spill.folder, origin, file
+        self.spill, self._folder, self.origin, self.file = spill, spill.folder, origin, file
+        self._checked = set[int]()  # groups whose files are as they were written
 
     def is_complete(self) -> bool:
         """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
@@ -150,7 +156,9 @@ class StatisticsFiles:
         """Return the groups that are saved; raise if one is damaged or belongs to other statistics."""
         groups = [int(file.stem.removeprefix("group")) for file in self._folder.glob("group*.safetensors")]
         for group in groups:
-            _check(self._of_group(group), self.origin)
+            if group not in self._checked:
+                _check(self._of_group(group), self.origin)
+        self._checked.update(groups)
         return groups
 
     def has(self, group: int) -> bool:
@@ -165,6 +173,7 @@ class StatisticsFiles:
             for key, values in getattr(statistics, part).items()
         ]
         write_digested(self._of_group(group), self._metadata, entries)
+        self._checked.add(group)
 
     def statistics(self) -> Statistics:
         """Return the statistics of all groups, each array read when it is used; raise if a file is damaged."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tnlib._typing import Array
+from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
 from tnlib_adapters.compression.calibration.statistics import Observations, Statistics
 from tnlib_adapters.compression.cluster.factorised_parts import Job
@@ -53,7 +54,9 @@ class TextJob(Job):
     def write_batches(self, batches: Sequence[Batch]) -> None:
         """Store the batches of the text."""
         arrays = {
-            f"{part}-{b}": getattr(batch, part).numpy() for b, batch in enumerate(batches) for part in _PARTS_OF_BATCH
+            f"{part}-{b}": getattr(batch, part).cpu().numpy()
+            for b, batch in enumerate(batches)
+            for part in _PARTS_OF_BATCH
         }
         write_in_place(self.file(_BATCHES), named_entries(arrays))
 
@@ -120,8 +123,13 @@ class RunningChunks:
         from tnlib_adapters.instrument.running_model import Batch
 
         stored, d_model = self._job.read(_BATCHES), self._job.checkpoint().sizes.d_model
-        n = len(stored) // len(_PARTS_OF_BATCH)
-        batches = [Batch(*(torch.from_numpy(stored[f"{part}-{b}"]) for part in _PARTS_OF_BATCH)) for b in range(n)]
+        placement = self._job.settings["placement"]
+
+        def batch(b: int) -> Batch:
+            ids, mask = (placement.place(torch.from_numpy(stored[f"{part}-{b}"])) for part in _PARTS_OF_BATCH)
+            return Batch(ids, mask, is_padded=not bool(mask.all()))
+
+        batches = [batch(b) for b in range(len(stored) // len(_PARTS_OF_BATCH))]
         return ChunkedStreams(self._job.spill, batches, d_model, self._job.n_observed)
 
     def calls(self, c: int) -> list[list[Call]]:
@@ -142,7 +150,9 @@ class RunningChunks:
         if key not in self._calls_of_texts:
             batch = self.streams.batches[b]
             with torch.no_grad():
-                self._calls_of_texts[key] = self.frame.enter(Batch(batch.ids[texts], batch.mask[texts]))[1]
+                self._calls_of_texts[key] = self.frame.enter(
+                    Batch(batch.ids[texts], batch.mask[texts], batch.is_padded)
+                )[1]
         return self._calls_of_texts[key][k]
 
     def observations(self, c: int) -> Observations:
@@ -159,7 +169,8 @@ class RunningChunks:
 
     def components_of_group(self, group: int, moments: Statistics) -> GroupCalibration:
         """Return the components of the weights of a group by these moments."""
-        return self.weights.of_group(group, self.places, moments, self.model.device)
+        file = ComponentFile(self._job.file(f"components{group}"))
+        return self.weights.of_group(group, self.places, moments, self.model.device, file)
 
     def has_gradient(self, c: int, probe: int, k: int) -> bool:
         """Test if the gradients of a probe at the input of the k-th block are stored, True for none outside."""

@@ -24,6 +24,8 @@ from tnlib_adapters.compression.methods.out_of_core import with_arrays
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tnlib_adapters.instrument.block import Block
     from tnlib_adapters.instrument.layer_fit import FitStreams
     from tnlib_adapters.instrument.partial_descent import PartialDescent
@@ -78,8 +80,6 @@ def descend_by_workers(
 
     Small blocks, and single texts, are fitted in this process.
     """
-    from torch import Tensor
-
     from tnlib_adapters.instrument.block import as_tensor
     from tnlib_adapters.instrument.layer_fit import descend
     from tnlib_adapters.instrument.partial_descent import parts_of_batch
@@ -90,11 +90,11 @@ def descend_by_workers(
     if work < _LEAST_WORK or max(n_parts, default=1) == 1:
         return descend(block, streams, start, order)
     state_every = max(1, min(_MOST_STEPS, _MOST_BYTES // max(1, 4 * n_numbers)))
-    shared = SharedDescent(job, block.k, store_part(job, start.each(Tensor.numpy)), order, state_every)
+    shared = SharedDescent(job, block.k, store_part(job, start.each(_on_host)), order, state_every)
     shared.folder.mkdir()
     products: Products = with_arrays(cluster.run([*_tasks(shared, n_parts)])["end"])
     shutil.rmtree(shared.folder)
-    return products.each(as_tensor)
+    return products.each(lambda a: as_tensor(a, block.model.device))
 
 
 def _tasks(shared: SharedDescent, n_parts: Sequence[int]) -> Iterator[Task]:
@@ -120,9 +120,7 @@ def store_gradient(shared: SharedDescent, step: int, part: int) -> None:
 
 def finish_descent(shared: SharedDescent) -> Any:
     """Return the factors after all steps, see `store_part`."""
-    from torch import Tensor
-
-    return store_part(shared.job, _descent_at(shared, len(shared.order)).products().each(Tensor.numpy))
+    return store_part(shared.job, _descent_at(shared, len(shared.order)).products().each(_on_host))
 
 
 _descents: dict[tuple[str, int], PartialDescent] = {}  # of this process; at most one
@@ -147,7 +145,7 @@ def _restored(shared: SharedDescent, step: int) -> PartialDescent:
 
     block = Block(shared.job.running().model, shared.k)
     start: Products = with_arrays(shared.start)
-    descent = PartialDescent(block, start.each(as_tensor), len(shared.order))
+    descent = PartialDescent(block, start.each(lambda a: as_tensor(a, block.model.device)), len(shared.order))
     stored = [at for at in range(step, 0, -1) if at % shared.state_every == 0 and shared.state_file(at).exists()]
     if stored:
         descent.restore(np.load(shared.state_file(stored[0])), stored[0])
@@ -181,6 +179,11 @@ def _remove_before(shared: SharedDescent, step: int) -> None:
     for file in shared.folder.glob("*.npy"):
         if int(file.stem.split("-")[1]) < step:
             file.unlink(missing_ok=True)
+
+
+def _on_host(tensor: Tensor) -> Array:
+    array: Array = tensor.cpu().numpy()
+    return array
 
 
 def _save(file: Path, array: Array) -> None:

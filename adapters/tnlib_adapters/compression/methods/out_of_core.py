@@ -155,7 +155,7 @@ def entries_of_arrays(value: Any) -> list[Entry]:
 
 def without_arrays(value: Any, stored: Mapping[str, TensorInfo]) -> Any:
     """Return a copy of an object whose arrays were stored as `entries_of_arrays`, without these."""
-    return _mapped(value, lambda a: _InFile(stored[str(id(a))], _by_columns(a)) if _is_stored(a) else a)
+    return _mapped(value, lambda a: _InFile(stored[str(id(a))], by_columns(a)) if _is_stored(a) else a)
 
 
 def with_arrays(value: Any) -> Any:
@@ -167,13 +167,13 @@ def _is_stored(a: Array) -> bool:
     return a.nbytes > _SMALL and a.dtype in _NAMES
 
 
-def _by_columns(a: Array) -> bool:
+def by_columns(a: Array) -> bool:
     """Return True for arrays with columns first: read back as such, BLAS sums their products in the same order."""
     return a.flags.f_contiguous and not a.flags.c_contiguous
 
 
 def _entry(a: Array) -> Entry:
-    return Entry(str(id(a)), _NAMES[a.dtype], a.T if _by_columns(a) else a)
+    return Entry(str(id(a)), _NAMES[a.dtype], a.T if by_columns(a) else a)
 
 
 def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:
