@@ -60,8 +60,8 @@ class Block:
         """
         maps = {} if self.model.fits_in_memory and not factored else dict(self._maps(products))
         factors = {name: own for name, own in products.factors.items() if name not in maps}
-        whole = replace(products, factors=factors)
-        parameters = self.of_weights(whole.expand(self.model.sizes), whole.modules())
+        expanded = replace(products, factors=factors)
+        parameters = self.of_weights(expanded.expand(self.model.sizes), expanded.modules())
         return {self._name(self._module(name)): own for name, own in maps.items()} | parameters
 
     def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,10 +104,10 @@ class Block:
         """Return the output of the block for input x and further call arguments, optionally with other weights."""
         self.model.load(self.k)
         args, kwargs = call
-        given = dict(weights or {})
-        maps = {name: own for name, own in given.items() if isinstance(own, FactoredMap)}
-        parameters = {name: own.to(self.model.dtype) for name, own in given.items() if isinstance(own, Tensor)}
-        with torch.set_grad_enabled(any(own.requires_grad for own in given.values())), self._computing(maps):
+        values = dict(weights or {})
+        maps = {name: own for name, own in values.items() if isinstance(own, FactoredMap)}
+        parameters = {name: own.to(self.model.dtype) for name, own in values.items() if isinstance(own, Tensor)}
+        with torch.set_grad_enabled(any(own.requires_grad for own in values.values())), self._computing(maps):
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 

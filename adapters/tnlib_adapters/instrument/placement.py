@@ -36,11 +36,11 @@ def placement_of(function: str, device: str, dtype: str) -> Placement:
         names = ", ".join(map(repr, DTYPES))
         raise ArgumentError(f"{function}: dtype must be one of {names}, got {dtype!r}.")
     try:
-        found = torch.device(device)
-        torch.zeros(1, device=found).cpu()
+        torch_device = torch.device(device)
+        torch.zeros(1, device=torch_device).cpu()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise ArgumentError(
             f"{function}: device must be one that torch computes on here, such as 'cpu', got {device!r} "
             f"({str(error).splitlines()[0]}); name another, or leave it out."
         ) from error
-    return Placement(found, DTYPES[dtype])
+    return Placement(torch_device, DTYPES[dtype])

@@ -146,9 +146,9 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
     stored, missing = dict[str, Any](), []
     for name in model.state_dict(keep_vars=True):
         names = [own for own in _older_names(name, prefix) if own in tensors or own in of_factors]
-        found = renamed.get(name) or next(iter(names), None)
-        if found is not None:
-            stored[name] = found
+        source = renamed.get(name) or next(iter(names), None)
+        if source is not None:
+            stored[name] = source
         elif _POOLER in name:
             _set(model, name, nn.Parameter(torch.zeros(model.get_parameter(name).shape), requires_grad=False))
         else:
@@ -200,12 +200,12 @@ def _renamed(model: Any, wiring: Wiring) -> dict[str, Any]:
             continue
         block = next(own for own in _older_names(layer.module, f"{model.base_model_prefix}.") if own in names.values())
         experts = layer.experts.experts
-        made = {
+        tensors = {
             "gate.weight": layer.experts.router.weight,
             "experts.gate_up_proj": [tuple(matrix.weight for matrix in expert.inputs) for expert in experts],
             "experts.down_proj": [expert.down.weight for expert in experts],
         }
-        of_layer = {f"{block}.mlp.{name}": stored for name, stored in made.items()}
+        of_layer = {f"{block}.mlp.{name}": stored for name, stored in tensors.items()}
         renamed |= {name: stored for name, stored in of_layer.items() if name in parameters}
     return renamed
 
