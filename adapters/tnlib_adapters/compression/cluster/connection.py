@@ -1,7 +1,7 @@
 """Connection to the workers of a compression: processes of this machine, or a Dask cluster.
 
-Tasks are submitted when those that they follow are done, or the last of these are running, and their results are
-dropped from the cluster at once: when a worker dies, only what it was running is run again.
+Tasks are submitted when those that they follow are done, and their results are dropped from the cluster at once: when
+a worker dies, only what it was running is run again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -79,25 +79,14 @@ class _Waiting:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def pop(self, running: Mapping[str, Any]) -> Task | None:
-        """Return the first task that can be submitted, and drop it here; None if there is none.
-
-        If all others have to wait, it is one that follows tasks that are running, and takes no result of them.
-        """
-        while self._ready:
-            name = self._names[heapq.heappop(self._ready)]
-            if name in self._left:
-                break
-        else:
-            following = {own for before in running for own in self._followers[before]} & self._left
-            able = (own for own in following if self._missing[own] <= running.keys() and not self._tasks[own].takes)
-            name = min(able, key=self.positions.__getitem__, default="")
+    def pop(self) -> Task | None:
+        """Return the first task whose predecessors are all done, and drop it here; None if there is none."""
+        # Followers of running tasks wait: Dask would place them all on the worker that holds their predecessors.
+        if not self._ready:
+            return None
+        name = self._names[heapq.heappop(self._ready)]
         self._left.discard(name)
-        return self._tasks.get(name)
-
-    def missing(self, name: str) -> set[str]:
-        """Return the tasks that a task follows and that are not done."""
-        return self._missing[name]
+        return self._tasks[name]
 
     def finish(self, name: str) -> str:
         """Take a task as done; return its stage."""
@@ -182,10 +171,9 @@ class Cluster:
             at_once = _AHEAD * max(1, len(self._client.nthreads()))
         while waiting or futures:
             with self._connected():
-                while len(futures) < at_once and (task := waiting.pop(futures)) is not None:
+                while len(futures) < at_once and (task := waiting.pop()) is not None:
                     call = partial(task.call, *(results[name] for name in task.takes))
-                    before = [futures[name] for name in waiting.missing(task.name)]
-                    future = self._submit(task.name, call, before, -waiting.positions[task.name])
+                    future = self._submit(task.name, call, -waiting.positions[task.name])
                     futures[task.name] = future
                     future.add_done_callback(lambda _, name=task.name: done.put(name))
                 name = self._next(done)
@@ -198,10 +186,10 @@ class Cluster:
             progress(stage, counts[stage], totals[stage])
         return results
 
-    def _submit(self, name: str, call: Callable[[], Any], before: Sequence[Any], priority: int) -> Any:
+    def _submit(self, name: str, call: Callable[[], Any], priority: int) -> Any:
         self._n_submitted += 1
         key = f"tnlib-{self.run_id}-{self._n_submitted}/{name}"
-        return self._client.submit(call_alone, call, *before, key=key, priority=priority, pure=False)
+        return self._client.submit(call_alone, call, key=key, priority=priority, pure=False)
 
     def _next(self, done: queue.SimpleQueue[str]) -> str:
         """Return the name of the next task that is done."""
@@ -237,8 +225,8 @@ class Cluster:
             ) from None
 
 
-def call_alone(call: Callable[[], Any], *_before: Any) -> Any:
-    """Return the result of a call, while no other runs in this process; it follows other tasks."""
+def call_alone(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, while no other runs in this process."""
     with _one_at_a_time:
         return call()
 
