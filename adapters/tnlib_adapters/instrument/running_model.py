@@ -26,7 +26,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.loaded_module import wire_model
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
-from tnlib_adapters.files.process_memory import BATCH_TOKENS
+from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
 from tnlib_adapters.files.tokenizer import MAX_TOKENS, load_tokenizer
 from tnlib_adapters.instrument.placement import Placement
 from tnlib_adapters.instrument.stored_weights import (
@@ -144,6 +144,12 @@ class RunningModel:
         """Put the weights of the k-th block in place, if they are not in memory."""
         if self.weights is not None:
             self.weights.load(k)
+
+    def drop(self) -> None:
+        """Free the weights of a model that does not fit in memory; they are read again when they are used."""
+        if not self.fits_in_memory and self.weights is not None:
+            self.weights.drop()
+            release_free_memory()
 
     @property
     def sizes(self) -> Sizes:

@@ -326,9 +326,9 @@ class StoredWeights:
         self._put(self.read(group))
         self._loaded[group] = None
 
-    def drop_blocks(self) -> None:
-        """Free the weights of all blocks, unless all weights stay in memory."""
-        for group in [] if self.fit_in_memory else [own for own in self._loaded if own != OUTSIDE]:
+    def drop(self) -> None:
+        """Free all weights, unless all stay in memory; they are read again when they are used."""
+        for group in [] if self.fit_in_memory else list(self._loaded):
             self._drop(group)
 
     def _drop(self, group: int) -> None:

@@ -205,6 +205,7 @@ class _Collection:
         moments = sum_moments(self._model, self._places, observed(0))
         if self._components is None:
             return moments
+        self._model.drop()  # tables are decomposed in three times their size
         components = self._components(group, moments)
         gates = sum_gates(self._model, self._places, components, observed(1))
         return replace(moments, gates=mean_gates(self._model, self._batches, gates))
