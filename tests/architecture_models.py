@@ -54,7 +54,9 @@ T5 = {"vocab_size": 50, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 7, "decoder_start_token_id": 0}
 MIMO = {**WIDE, "v_head_dim": 7, "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense"] * 2}
 MIMO |= {"attention_value_scale": None}
-MIMO |= {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.6}}}
+MIMO |= {
+    "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.6}}
+}
 VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 VIT |= {"image_size": 12, "patch_size": 4}
 

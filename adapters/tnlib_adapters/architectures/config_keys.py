@@ -177,8 +177,8 @@ def read_settings(row: Architecture, config: Config, where: str, function: str) 
         listed = config.get(key)
         if not isinstance(listed, list | tuple) or any(value != known for value in listed):
             raise FileFormatError(
-                f"{function}: {key} of a {row.model_type} must be {known!r} in every layer, got {short_repr(listed)} in "
-                f"{where}; {row.refusal}."
+                f"{function}: {key} of a {row.model_type} must be {known!r} in every layer, got {short_repr(listed)} "
+                f"in {where}; {row.refusal}."
             )
     reader = _Reader(config, where, function)
     settings = {key: reader.value(key, row.defaults) for key in row.config_keys}

@@ -166,7 +166,7 @@ class Reference:
         from tnlib_adapters.instrument.block_passes import Outputs
 
         model, batches = self._model, self._batches
-        if model.wiring.model_type != other.wiring.model_type or model.sizes != other.sizes:
+        if not _is_comparable(model, other):
             raise ArgumentError(
                 f"{model.function}: both checkpoints must be of one architecture and size, got "
                 f"{model.wiring.model_type} with {model.sizes} and {other.wiring.model_type} with {other.sizes}; "
@@ -191,6 +191,18 @@ class Reference:
             return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
         loss_before, loss_after, divergence = (sums / n_predicted).tolist()
         return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
+
+
+def _is_comparable(model: RunningModel, other: RunningModel) -> bool:
+    """Test if two models have one architecture and size, or are of one depth and width and predict the same tokens.
+
+    The latter holds for smaller models of other layouts, whose heads are narrower.
+    """
+    if model.wiring.model_type == other.wiring.model_type and model.sizes == other.sizes:
+        return True
+    sizes = [(own.sizes.n_layers, own.sizes.n_heads, own.sizes.d_model) for own in (model, other)]
+    words = [len(own.model.get_input_embeddings().weight) for own in (model, other)]
+    return model.predicts and other.predicts and sizes[0] == sizes[1] and words[0] == words[1]
 
 
 def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 def show_report(report: Report, out: Path) -> None:
     """Print the size and error beside those of the baselines, the errors of every layer, and the summary."""
-    if (first := headline(report)) and (remark := verdict(report)):
+    if first := headline(report):
         click.echo(first)
+    if first and (remark := verdict(report)):
         for name, n_bytes, error in baselines(report):
             bits = f"{8 * n_bytes / report.n_before:.2f} bits{' (groups of 128)' if name == GPTQ else ''}"
             click.echo(f"  {name}: {n_bytes / 1e6:.2f} MB, {bits}; {error:.2g}")
