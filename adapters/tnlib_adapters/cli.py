@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
-from tnlib_adapters.compression.layouts.table import SMALLER_MODELS, sizes_help
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS, sizes_help
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
 from tnlib_adapters.files.tokenizer import MAX_TOKENS

@@ -101,8 +101,8 @@ def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence
     scales = start.each(lambda a: (a != 0) * a[a != 0].square().mean().sqrt().nan_to_num())
     moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
 
-    def moved() -> Products:
+    def _moved() -> Products:
         return start.each(lambda a, scale, move: a + scale * move, scales, moves)
 
-    adam(block, streams, moves.parts, lambda: block.parameters(moved()), _RATE, order)
-    return moved().each(Tensor.detach)
+    adam(block, streams, moves.parts, lambda: block.parameters(_moved()), _RATE, order)
+    return _moved().each(Tensor.detach)

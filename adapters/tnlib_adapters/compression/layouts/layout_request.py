@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib_adapters.compression.layouts.table import SMALLER_MODELS, Layout
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS, Layout
 from tnlib_adapters.compression.request import Request
 
 _READ = ("keep", "calibrate", "calibration_tokens")  # options of `Request` that these layouts have too
@@ -60,7 +60,9 @@ class LayoutRequest:
                 f"compress: layout {layout!r} needs a text, got none; pass a file as calibrate (--calibrate TEXT)."
             )
         read = {name: options.get(name) if name in _READ else default for name, default in defaults.items()}
-        source = Request.of(**read | {"keep": 1.0 if keep is None else keep})
+        # "matrix" is refused by no model that a layout takes
+        method = "matrix" if options["calibrate"] is None else ""
+        source = Request.of(**read | {"keep": 1.0 if keep is None else keep, "method": method})
         return cls(row, named, source)
 
     @property

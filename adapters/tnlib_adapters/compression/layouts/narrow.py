@@ -28,8 +28,6 @@ class NarrowModel:
         self.widths = self._requested(request)
         if self.widths.head < self._before.head:
             self._check_heads()
-        if self.widths.neurons != self._before.neurons:
-            self._check_neurons()
         heads, neurons = self.widths.head < self._before.head, self.widths.neurons != self._before.neurons
         self.what = "layers" if heads and neurons else "mlp" if neurons else "attention"
 
@@ -40,6 +38,7 @@ class NarrowModel:
             head = check_at_most(_HEAD, request.sizes.get(_HEAD, before.head), before.head)
             neurons = before.neurons
             if _NEURONS in request.sizes:
+                self._check_neurons()
                 neurons = check_at_most(_NEURONS, request.sizes[_NEURONS], neurons or 0)
             if head % 2 and head < before.head:
                 refuse("narrow", self._checkpoint, f"{_HEAD} must be even, got {head}", "pass an even number")

@@ -71,10 +71,10 @@ def refuse(layout: str, checkpoint: Checkpoint, reason: str, advice: str = "use 
 def rope_of(attention: AttentionWiring) -> tuple[float, float] | None:
     """Return base b and factor f of frequencies b^(-2j / n) / f of n columns; None for others, or that vary."""
     turning = attention.frequencies(None, "compress")
-    if turning is None or turning.factor != 1 or len(turning.radians) < 2:
+    if turning is None or turning.factor != 1:
         return None
     n, radians = len(turning.radians), np.asarray(turning.radians, float)
-    base = _rounded((radians[0] / radians[1]) ** n)
+    base = _rounded((radians[0] / radians[1]) ** n) if n > 1 else 1e4  # any, for one plane
     if not np.allclose(radians, radians[0] * base ** (-np.arange(n) / n), rtol=1e-9) or _varies(attention, radians):
         return None
     return base, _rounded(1 / radians[0])

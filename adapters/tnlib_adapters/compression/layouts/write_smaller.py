@@ -121,10 +121,10 @@ def _entries(checkpoint: Checkpoint, smaller: SmallerModel, layers: Sequence[Sto
         dtype = widest_float(replaced)
         for name in arrays:
 
-            def make(name: str, arrays: StoredArrays = arrays, dtype: str = dtype) -> Array:
+            def _make(name: str, arrays: StoredArrays = arrays, dtype: str = dtype) -> Array:
                 return encode_in_range(name, arrays[name], dtype)
 
-            entries[replaced[-1].file.name].append(lazy_entry(name, dtype, arrays[name].shape, make))
+            entries[replaced[-1].file.name].append(lazy_entry(name, dtype, arrays[name].shape, _make))
     return entries
 
 

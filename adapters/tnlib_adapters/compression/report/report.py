@@ -183,9 +183,9 @@ def headline(report: Report) -> str | None:
     if report.measured is None or (report.plain_measured is None and not report.is_smaller_model):
         return None
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
-    bits = f"{8 * after / report.n_before:.2f} bits per number"
+    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per number"
     return (
-        f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits}; {report.measure} {report.measured:.2g} on held-out "
+        f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}; {report.measure} {report.measured:.2g} on held-out "
         "text"
     )
 
