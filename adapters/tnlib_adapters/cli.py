@@ -43,6 +43,7 @@ Examples:
   tnlib plan IN --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
+  tnlib adapter BASE TUNED OUT --rank 16
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
 """
 
@@ -252,6 +253,29 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 
         page = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
     click.echo(page)
+
+
+@main.command()
+@click.argument("base", metavar="BASE")
+@click.argument("tuned", metavar="TUNED")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--rank", type=int, metavar="R", help="Rank of every weight.")
+@click.option("--max-error", type=float, metavar="E",
+              help="Instead of --rank: largest relative Frobenius error, with ranks of few numbers.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
+def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
+    """Write the checkpoint TUNED minus its base BASE to OUT, as a LoRA adapter in the format of PEFT.
+
+    Differences of the weights of attention and feed-forward layers are truncated by their singular values. BASE may
+    hold the rounded weights of TUNED: an adapter corrects them.
+    """
+    with _command() as progress:
+        from tnlib_adapters.compression.adapter.extract_adapter import extract_adapter
+
+        extracted = extract_adapter(_folder(base), _folder(tuned), out, **options, progress=progress)
+    from tnlib_adapters.compression.report.terminal import show_adapter
+
+    show_adapter(extracted, out)
 
 
 def _folder(source: str) -> Path:
