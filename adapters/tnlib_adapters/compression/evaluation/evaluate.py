@@ -98,7 +98,8 @@ def evaluate(
     Parameters
     ----------
     before, after
-        Checkpoint folders of one architecture, each with its tokenizer.
+        Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
+        widths of heads and of feed-forward layers.
     text
         File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
         tokens.
