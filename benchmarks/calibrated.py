@@ -69,8 +69,8 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.sizes import count_attention
         from tnlib_adapters.factors.expansion import expand
+        from tnlib_adapters.instrument.block import install
         from tnlib_adapters.instrument.block_passes import Streams
-        from tnlib_adapters.instrument.layer_fit import install
         from tnlib_adapters.instrument.running_model import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)

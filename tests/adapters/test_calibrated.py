@@ -28,8 +28,9 @@ from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
+from tnlib_adapters.instrument.block import install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import FitStreams, fit_layers, install  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
 

@@ -31,8 +31,9 @@ from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: 
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
 from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
+from tnlib_adapters.instrument.block import Block, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import Block, FitStreams, install  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import BertConfig, BertModel  # noqa: E402

@@ -16,87 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.projections import Products, Projections, join_modules, put_together
+from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.instrument.block import Block, Weights, as_tensor
 from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward, run_block
-from tnlib_adapters.instrument.running_model import Layer, RunningModel, find_module, input_of, output_of
+from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of
 from tnlib_adapters.instrument.stored_weights import Group
 
 _RIDGE = 0.03
 _RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
 LATER = 6  # blocks that are run to choose them
-
-
-@dataclass(frozen=True)
-class Block:
-    """The k-th block of the model; runs alone, with its own or other parameters."""
-
-    model: RunningModel
-    k: int
-
-    @property
-    def layer(self) -> Layer:
-        """The block and its projections."""
-        return self.model.layers[self.k]
-
-    def parameters(self, products: Products) -> dict[str, Tensor]:
-        """Return the parameters of the block for products of tensors, by name below the block."""
-        return self.of_weights(products.expand(self.model.sizes), products.modules())
-
-    def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of the block for all four projections or none, and other weights (in, out)."""
-        parameters_by_name = self.of_attention(attention) if attention.weights else {}
-        for name, weight in modules.items():
-            module = find_module(self.model.model, name)
-            matrix = self.model.wiring.matrices[name]
-            parameters_by_name[f"{_name(self.layer.block, module)}.weight"] = matrix.on_rows(weight)
-        return parameters_by_name
-
-    def of_attention(self, projections: Projections) -> dict[str, Tensor]:
-        """Return the parameters of the block for all four projections."""
-        attention, layer, parameters = self.model.wiring.layers[self.k].attention, self.layer, {}
-        joined = join_modules(attention, projections, lambda parts, leg: torch.cat([*parts], leg))
-        for held, linear in attention.projections.items():
-            name = _name(layer.block, layer.projections[held[0]].module)
-            for kind in ("weight", "bias"):
-                if f"{linear.module}.{kind}" in joined:
-                    parameters[f"{name}.{kind}"] = joined[f"{linear.module}.{kind}"]
-        return parameters
-
-    def run(self, x: Tensor, call: Call, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the output of the block for input x and further call arguments, optionally with other parameters."""
-        self.model.load(self.k)
-        args, kwargs = call
-        moving = parameters is not None and any(t.requires_grad for t in parameters.values())
-        with torch.set_grad_enabled(moving):
-            out = functional_call(self.layer.block, dict(parameters or {}), (x, *args), kwargs)
-        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
-
-
-def install(model: RunningModel, k: int, projections: Projections) -> None:
-    """Put projections into the k-th layer of a running model, whose weights are all in memory."""
-    with torch.no_grad():
-        for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-            model.model.get_parameter(name).copy_(as_tensor(values))
-
-
-def as_tensor(values: Array) -> Tensor:
-    """Return a copy in the precision of a running model."""
-    return torch.from_numpy(np.array(values, np.float32))
-
-
-def _name(block: nn.Module, module: nn.Module) -> str:
-    return str(next(name for name, candidate in block.named_modules() if candidate is module))
 
 
 class FitStreams:
@@ -149,10 +87,10 @@ class FitStreams:
         """Return where a batch has tokens."""
         return self.batches[b].valid
 
-    def advance(self, block: Block, parameters: Mapping[str, Tensor]) -> None:
-        """Store the truncated streams after a block with these parameters."""
+    def advance(self, block: Block, weights: Weights) -> None:
+        """Store the truncated streams after a block with these weights."""
         for b in range(len(self.batches)):
-            out = block.run(self.truncated(block.k, b), self.call(block.k, b), parameters)
+            out = block.run(self.truncated(block.k, b), self.call(block.k, b), weights)
             self._streams.write(f"truncated-{block.k + 1}", b, out)
         self._streams.finish(f"truncated-{block.k + 1}")
 
@@ -160,8 +98,8 @@ class FitStreams:
         """Delete the truncated streams at the input of the k-th block."""
         self._streams.remove(f"truncated-{k}")
 
-    def errors(self, block: Block, candidates: Iterable[Mapping[str, Tensor]]) -> list[float]:
-        """Return the error of the model's output with each of these parameters of a block, later blocks unchanged.
+    def errors(self, block: Block, candidates: Iterable[Weights]) -> list[float]:
+        """Return the error of the model's output with each of these weights of a block, later blocks unchanged.
 
         One candidate is in memory at a time if they are made as they are taken.
 
@@ -171,8 +109,8 @@ class FitStreams:
         k, outs = block.k, list[list[Tensor]]()  # by candidate and batch
         end = min(k + 1 + LATER, len(self._original.model.layers))
         with torch.no_grad():
-            for parameters in candidates:
-                outs.append([block.run(self.truncated(k, b), self.call(k, b), parameters) for b in self.held_out])
+            for weights in candidates:
+                outs.append([block.run(self.truncated(k, b), self.call(k, b), weights) for b in self.held_out])
             for later in range(k + 1, end):
                 for own in outs:
                     own[:] = [
@@ -256,9 +194,9 @@ def fit_layers(
             descended = _descend(block, both, refitted, order)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
             candidates = (descended, halfway, refitted, best)
-            errors = both.errors(block, (block.parameters(products) for products in candidates))
+            errors = both.errors(block, (block.weights(products) for products in candidates))
             best = candidates[int(np.argmin(errors))]
-        both.advance(block, block.parameters(best))
+        both.advance(block, block.weights(best))
         yield best.each(Tensor.numpy)
 
 
@@ -282,7 +220,7 @@ def blocks_to_fit(
 
 def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
     """Return `start` with the last factor of W_O and its bias refitted."""
-    o, truncated, k = block.layer.projections["o"].module, block.parameters(start), block.k
+    o, truncated, k = block.layer.projections["o"].module, block.weights(start), block.k
     *first, old = start.factors["o"]
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
@@ -316,7 +254,7 @@ def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence
     def moved() -> Products:
         return start.each(lambda a, scale, move: a + scale * move, scales, moves)
 
-    adam(block, streams, moves.parts, lambda: block.parameters(moved()), _RATE, order)
+    adam(block, streams, moves.parts, lambda: block.weights(moved()), _RATE, order)
     return moved().each(Tensor.detach)
 
 
@@ -324,7 +262,7 @@ def adam(
     block: Block,
     streams: FitStreams,
     moves: Sequence[Any],
-    parameters: Callable[[], Mapping[str, Tensor]],
+    weights: Callable[[], Weights],
     rate: float,
     order: Sequence[int],
 ) -> None:
@@ -338,7 +276,7 @@ def adam(
         lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, len(order)))),
     )
     for b in order:
-        wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), parameters())
+        wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
         loss = (wrote - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

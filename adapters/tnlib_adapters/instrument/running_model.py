@@ -34,6 +34,7 @@ from tnlib_adapters.instrument.stored_weights import (
     make_without_weights,
 )
 
+CPU = torch.device("cpu")
 _FEWEST, _BATCHES = 512, 8  # tokens of a batch, and batches, of a short text
 
 
@@ -98,6 +99,8 @@ class RunningModel:
     function: str = "evaluate"
     weights: StoredWeights | None = None
     batch_tokens: int = BATCH_TOKENS
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
 
     def changed(self, change: Change | None = None) -> RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
@@ -107,6 +110,11 @@ class RunningModel:
             self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights
         )
         return replace(running_model, batch_tokens=self.batch_tokens)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """True if all weights stay in memory."""
+        return self.weights is None or self.weights.fit_in_memory
 
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""

@@ -30,6 +30,8 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Products, Projections, put_together, take_apart
 
 if TYPE_CHECKING:
+    import torch
+
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
@@ -121,7 +123,7 @@ def collect_calibration(
     # moments must be those of the inputs of the folded weights
     model = model.changed(fold_biases_of(model, keys=keys)) if layers else model
     places = find_places(model, names, attention=bool(layers))
-    groups = _Groups(checkpoint, places, keys, layers, names, parts_of, workspace or Workspace())
+    groups = _Groups(checkpoint, places, model.device, keys, layers, names, parts_of, workspace or Workspace())
     spill = spill or Spill()
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
@@ -151,6 +153,8 @@ class _Groups:
     ----------
     checkpoint, places
         The model and its weights.
+    device
+        Where large weights are decomposed.
     keys
         True if the biases of keys are dropped.
     layers, names
@@ -163,13 +167,15 @@ class _Groups:
         self,
         checkpoint: Checkpoint,
         places: Places,
+        device: torch.device,
         keys: bool,
         layers: Sequence[int],
         names: Sequence[str],
         parts_of: PartsOf,
         workspace: Workspace,
     ) -> None:
-        self._checkpoint, self._places, self._keys, self._layers = checkpoint, places, keys, layers
+        self._checkpoint, self._places, self._device = checkpoint, places, device
+        self._keys, self._layers = keys, layers
         self._names, self._parts_of, self._workspace = names, parts_of, workspace
         self._current: GroupCalibration | None = None
         self.parts: dict[str, LazyPart] = {}
@@ -177,12 +183,15 @@ class _Groups:
 
     def components(self, group: int, moments: Statistics) -> dict[str, Components]:
         """Return the components of the weights of a group."""
+        from tnlib_adapters.compression.methods.device_components import components_on
+
         checkpoint, projections, layer, module = self._checkpoint, None, None, ""
+        decompose = partial(components_on, self._device)
         if group in self._layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._keys)
-            layer, module = CalibratedLayer(projections, moments.of_layer(group)), self._module(group)
+            layer, module = CalibratedLayer(projections, moments.of_layer(group), decompose), self._module(group)
         own = [name for name in self._names if self._places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes) for name in own}
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, decompose) for name in own}
         self._current = GroupCalibration(group, module, moments, projections, layer, matrices)
         return components_of({} if layer is None else {group: layer}, list(matrices.values()))
 
@@ -391,10 +400,8 @@ def fit_factors(
                 for name, part in loaded
             ]
 
-    n_steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
-    yield from saved(
-        FittedFiles(streams.folder, model.wiring.attention_modules, "calibrated", options, n_steps), fitted
-    )
+    files = FittedFiles(streams.folder, model.wiring.attention_modules, "calibrated", options, steps)
+    yield from saved(files, fitted)
 
 
 def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
@@ -404,8 +411,7 @@ def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
 
 def steps_of_model(model: RunningModel, streams: Streams, most: int) -> int:
     """Return `fit_steps` of a running model."""
-    in_memory = model.weights is None or model.weights.fit_in_memory
-    return fit_steps(most, len(streams.batches), fit_in_memory=in_memory)
+    return fit_steps(most, len(streams.batches), fit_in_memory=model.fits_in_memory)
 
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:

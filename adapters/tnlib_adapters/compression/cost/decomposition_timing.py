@@ -32,8 +32,8 @@ def time_decompositions(shapes: Shapes, request: Request, progress: Progress) ->
     row = TABLE[request.method]
     limit = _LARGEST_ROUNDED if request.in_bits else _LARGEST
 
-    def factorise(shape: Shape, is_table: bool) -> None:
-        weight = _random(*shape)
+    def factorise(shape: Shape, whole: Shape) -> None:
+        weight, is_table = _random(*shape), whole in shapes.tables
         if request.calibrate is None:
             factorise_weight(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight)
             return
@@ -41,7 +41,7 @@ def time_decompositions(shapes: Shapes, request: Request, progress: Progress) ->
         if not request.fits_model:
             factorise_weight_on(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight, reads)
             return
-        components(weight, reads, slopes)
+        _decompose(weight, reads, slopes, whole)
         if request.in_bits:
             _round(weight, reads, slopes, request, by_row=is_table)
 
@@ -51,8 +51,8 @@ def time_decompositions(shapes: Shapes, request: Request, progress: Progress) ->
 def time_gptq(shapes: Shapes, progress: Progress) -> dict[Shape, float]:
     """Return the seconds to round one weight of every shape that is compressed by GPTQ, the baseline."""
 
-    def rounded(shape: Shape, is_table: bool) -> None:
-        axis = 1 if is_table else 0
+    def rounded(shape: Shape, whole: Shape) -> None:
+        axis = 1 if whole in shapes.tables else 0
         reads = _moments(shape[axis]).astype(np.float64)
         round_by_gptq(_random(*shape), axis, _GPTQ_BITS, _GPTQ_GROUP, reads)
 
@@ -78,6 +78,18 @@ def time_layer(sizes: Sizes, shapes: Shapes, request: Request, rotary: bool) -> 
     return (time.perf_counter() - started) * grown
 
 
+def _decompose(weight: Array, reads: Array, slopes: Array, whole: Shape) -> None:
+    """Decompose a weight as one of a shape is."""
+    import torch
+
+    from tnlib_adapters.compression.methods.device_components import in_single_precision, is_large
+
+    if is_large(whole) and reads.ndim > 1:
+        in_single_precision(torch.device("cpu"), weight, reads, slopes)
+    else:
+        components(weight, reads, slopes)
+
+
 def _round(weight: Array, reads: Array, slopes: Array, request: Request, *, by_row: bool) -> None:
     """Measure the losses of all forms of a weight, and round it to one of them."""
     fewer = request.keep is not None
@@ -86,17 +98,19 @@ def _round(weight: Array, reads: Array, slopes: Array, request: Request, *, by_r
     weight_forms.rounded(at)
 
 
-def _times(shapes: Shapes, work: Callable[[Shape, bool], None], limit: float, progress: Progress) -> dict[Shape, float]:
-    """Return the seconds of work(shape, is_table) for every shape that is compressed."""
+def _times(
+    shapes: Shapes, work: Callable[[Shape, Shape], None], limit: float, progress: Progress
+) -> dict[Shape, float]:
+    """Return the seconds for every shape that is compressed: work(reduced, shape) does it at a reduced shape."""
     every = sorted(set(shapes.all_weights()))
     seconds, of_small = dict[Shape, float](), dict[tuple[Shape, bool], float]()
-    work((16, 16), False)  # libraries prepare themselves at the first call
+    work((16, 16), (16, 16))  # libraries prepare themselves at the first call
     for done, shape in enumerate(every):
         progress("timing decompositions", done, len(every))
         small, is_table = _reduced(shape, limit), shape in shapes.tables
         if (small, is_table) not in of_small:
             started = time.perf_counter()
-            work(small, is_table)
+            work(small, shape)
             of_small[small, is_table] = time.perf_counter() - started
         seconds[shape] = of_small[small, is_table] * _operations(shape) / _operations(small)
     progress("timing decompositions", len(every), len(every))

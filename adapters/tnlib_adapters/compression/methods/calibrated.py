@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,12 +23,17 @@ class CalibratedLayer:
 
     fixed = 0
 
-    def __init__(self, folded: Projections, moments: Moments) -> None:
+    def __init__(
+        self,
+        folded: Projections,
+        moments: Moments,
+        decompose: Callable[[Array, Array, Array], Components] = components,
+    ) -> None:
         self._weights = {name: with_bias_row(folded, name) for name in NAMES}
         self._biased, self._output_bias = frozenset(folded.biases), folded.biases.get("o")
         self._dtype = folded.weights["q"].dtype
         self.components: Mapping[str, Components] = {
-            name: components(weight, moments.reads(name, len(weight)), moments.slopes[name])
+            name: decompose(weight, moments.reads(name, len(weight)), moments.slopes[name])
             for name, weight in self._weights.items()
         }
 

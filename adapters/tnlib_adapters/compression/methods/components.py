@@ -40,6 +40,7 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
+RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def triangular_root(moments: Array) -> tuple[Array, Array]:
     size = float(np.trace(moments)) / len(moments)
     if size <= 0:
         return np.eye(len(moments)), np.eye(len(moments))
-    for raised in (1e-12, 1e-10, 1e-8, 1e-6, 1e-4):
+    for raised in RAISED:
         try:
             lower = np.linalg.cholesky(moments / size + raised * np.eye(len(moments)))
         except np.linalg.LinAlgError:

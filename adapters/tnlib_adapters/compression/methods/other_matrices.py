@@ -6,7 +6,7 @@ gauge freedom, those of the plain methods as published.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -168,17 +168,23 @@ def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
     return weight, 0 if bias is None else bias.size
 
 
-def read_matrix(checkpoint: Checkpoint, name: str, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> Matrix:
+def read_matrix(
+    checkpoint: Checkpoint,
+    name: str,
+    reads: Mapping[str, Array],
+    slopes: Mapping[str, Array],
+    decompose: Callable[[Array, Array, Array], Components] = components,
+) -> Matrix:
     """Decompose a module's weight into components, by the statistics of its inputs and of gradients (`Statistics`)."""
     wiring, (weight, n_bias) = checkpoint.wiring, read_weight(checkpoint, name)
     if wiring.is_unembedding(name):
         table = table_components(weight.T, [(slopes[name], reads[name])])
         return Matrix(name, weight, n_bias, Components(table.right.T, table.left.T, table.losses), gauged=True)
     if not wiring.is_embedding(name):
-        return Matrix(name, weight, n_bias, components(weight, reads[name], slopes[name]), gauged=True)
+        return Matrix(name, weight, n_bias, decompose(weight, reads[name], slopes[name]), gauged=True)
     # not gauged: a look-up needs all rows of the left factor
     if wiring.tied_key is None:
-        return Matrix(name, weight, n_bias, components(weight, reads[name], slopes[name]))
+        return Matrix(name, weight, n_bias, decompose(weight, reads[name], slopes[name]))
     looked_up = weight.T.astype(np.float64) @ multiply_rows(reads[name], weight)
     predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
     return Matrix(name, weight, n_bias, table_components(weight, [(looked_up, slopes[name]), predicts]))

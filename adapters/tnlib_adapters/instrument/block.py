@@ -1,0 +1,144 @@
+"""One block of a running model with other weights: whole, or as factors that are applied one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tnlib._typing import Array
+from tnlib_adapters.factors.projections import NAMES, Products, Projections, join_modules, put_together
+from tnlib_adapters.instrument.block_passes import Call
+from tnlib_adapters.instrument.running_model import Layer, RunningModel, find_module
+
+
+@dataclass(frozen=True)
+class FactoredMap:
+    """Affine map of a linear module, its weight as factors that act on rows."""
+
+    factors: tuple[Tensor, ...]
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output for x (..., in)."""
+        product = reduce(torch.matmul, self.factors, x)
+        return product if self.bias is None else product + self.bias
+
+    @property
+    def requires_grad(self) -> bool:
+        """True if gradients flow to a factor."""
+        return any(factor.requires_grad for factor in self.factors)
+
+
+Weights = Mapping[str, Tensor | FactoredMap]  # parameters of a block, and linear modules in factors, by name below it
+
+
+@dataclass(frozen=True)
+class Block:
+    """The k-th block of the model; runs alone, with its own or other weights."""
+
+    model: RunningModel
+    k: int
+
+    @property
+    def layer(self) -> Layer:
+        """The block and its projections."""
+        return self.model.layers[self.k]
+
+    def weights(self, products: Products) -> Weights:
+        """Return the weights of the block for products of tensors.
+
+        Of a model that fits in memory they are multiplied out. With the many weights and short batches of a large model
+        that would take longer than the block itself: its factors are applied one after the other.
+        """
+        maps = {} if self.model.fits_in_memory else dict(self._maps(products))
+        factors = {name: own for name, own in products.factors.items() if name not in maps}
+        whole = replace(products, factors=factors)
+        parameters = self.of_weights(whole.expand(self.model.sizes), whole.modules())
+        return {self._name(self._module(name)): own for name, own in maps.items()} | parameters
+
+    def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters of the block for projections and other weights (in, out)."""
+        parameters_by_name = self._of_attention(attention)
+        for name, weight in modules.items():
+            matrix = self.model.wiring.matrices[name]
+            parameters_by_name[f"{self._name(self._module(name))}.weight"] = matrix.on_rows(weight)
+        return parameters_by_name
+
+    def _of_attention(self, projections: Projections) -> dict[str, Tensor]:
+        """Return the parameters of the modules whose projections are all given."""
+        wired = self.model.wiring.layers[self.k].attention
+        held_by = {held: own for held, own in wired.projections.items() if set(held) <= projections.weights.keys()}
+        attention, parameters = replace(wired, projections=held_by), dict[str, Tensor]()
+        joined = join_modules(attention, projections, lambda parts, leg: torch.cat([*parts], leg))
+        for held, linear in held_by.items():
+            name = self._name(self._module(held[0]))
+            for kind in ("weight", "bias"):
+                if f"{linear.module}.{kind}" in joined:
+                    parameters[f"{name}.{kind}"] = joined[f"{linear.module}.{kind}"]
+        return parameters
+
+    def _maps(self, products: Products) -> Iterator[tuple[str, FactoredMap]]:
+        """Yield the weights that are products and alone in a linear module."""
+        from transformers.pytorch_utils import Conv1D
+
+        alone = self.model.wiring.layers[self.k].attention.projections
+        for name, (first, *others) in products.factors.items():
+            module: Any = self._module(name)
+            if not others or type(module) not in (nn.Linear, Conv1D) or (name in NAMES and name not in alone):
+                continue
+            bias = products.output_bias if name == "o" else module.bias
+            if name != "o" and name in products.biased:  # in a row after those of the inputs, if it is not 0
+                n_in = self.model.sizes.d_model
+                first, bias = first[:n_in], reduce(torch.matmul, others, first[n_in:]).sum(0)
+            yield name, FactoredMap((first, *others), bias)
+
+    def run(self, x: Tensor, call: Call, weights: Weights | None = None) -> Tensor:
+        """Return the output of the block for input x and further call arguments, optionally with other weights."""
+        self.model.load(self.k)
+        args, kwargs = call
+        given = dict(weights or {})
+        maps = {name: own for name, own in given.items() if isinstance(own, FactoredMap)}
+        parameters = {name: own for name, own in given.items() if isinstance(own, Tensor)}
+        with torch.set_grad_enabled(any(own.requires_grad for own in given.values())), self._computing(maps):
+            out = functional_call(self.layer.block, parameters, (x, *args), kwargs)
+        return cast(Tensor, out[0] if isinstance(out, tuple) else out)
+
+    @contextmanager
+    def _computing(self, maps: Mapping[str, FactoredMap]) -> Iterator[None]:
+        """Let linear modules compute these maps inside."""
+        modules: list[Any] = [self.layer.block.get_submodule(name) for name in maps]
+        for module, own in zip(modules, maps.values(), strict=True):
+            module.forward = own
+        try:
+            yield
+        finally:
+            for module in modules:
+                del module.forward
+
+    def _module(self, name: str) -> nn.Module:
+        """Return the module of a projection, or of another weight."""
+        return self.layer.projections[name].module if name in NAMES else find_module(self.model.model, name)
+
+    def _name(self, module: nn.Module) -> str:
+        """Return the name of a module below the block."""
+        return str(next(name for name, candidate in self.layer.block.named_modules() if candidate is module))
+
+
+def install(model: RunningModel, k: int, projections: Projections) -> None:
+    """Put projections into the k-th layer of a running model, whose weights are all in memory."""
+    with torch.no_grad():
+        for name, values in put_together(model.wiring.layers[k].attention, projections).items():
+            model.model.get_parameter(name).copy_(as_tensor(values))
+
+
+def as_tensor(values: Array) -> Tensor:
+    """Return a copy in the precision of a running model."""
+    return torch.from_numpy(np.array(values, np.float32))

@@ -1,0 +1,78 @@
+"""Components of large weights, in single precision, beside those in double precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from tnlib_adapters.compression.methods import device_components  # noqa: E402
+from tnlib_adapters.compression.methods.components import components  # noqa: E402
+from tnlib_adapters.compression.methods.device_components import components_on, in_single_precision  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def moments_of(rng: np.random.Generator, n: int, rank: int, scale: float) -> np.ndarray:
+    x = scale * rng.standard_normal((rank, n)) * 10.0 ** -np.linspace(0, 2, n)
+    return (x.T @ x).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    m=st.integers(1, 40),
+    n=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([1e-10, 1.0, 1e10]),
+    singular=st.booleans(),
+)
+def test_every_rank_loses_what_it_loses_in_double_precision(m, n, seed, scale, singular):
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((m, n)).astype(np.float32)
+    reads, slopes = (moments_of(rng, k, max(1, k // 2) if singular else 2 * k, scale) for k in (m, n))
+    found, exact = in_single_precision(CPU, weight, reads, slopes), components(weight, reads, slopes)
+    assert found.left.dtype == found.right.dtype == weight.dtype
+    scales = reads / np.trace(reads), slopes / np.trace(slopes)
+
+    def error(own, rank) -> float:
+        change = (own.left[:, :rank].astype(np.float64) @ own.right[:rank] - weight).astype(np.float64)
+        return float(np.sqrt(max(0.0, np.trace(scales[0] @ change @ scales[1] @ change.T))))
+
+    whole = error(exact, 0)
+    for rank in range(min(m, n) + 1):
+        assert error(found, rank) <= error(exact, rank) + 1e-3 * whole
+    np.testing.assert_allclose(found.losses, exact.losses, atol=1e-4)
+    assert np.all(np.diff(found.losses) <= 0)
+
+
+def test_nothing_read_gives_components_of_the_weight():
+    weight = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    found = in_single_precision(CPU, weight, np.zeros((6, 6), np.float32), np.zeros((4, 4), np.float32))
+    np.testing.assert_allclose(found.left @ found.right, weight, atol=1e-5)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_large_weights_take_it_and_small_ones_do_not(monkeypatch, fails):
+    rng = np.random.default_rng(1)
+    weight = rng.standard_normal((24, 16)).astype(np.float32)
+    given = weight, moments_of(rng, 24, 60, 1.0), moments_of(rng, 16, 60, 1.0)
+    small = components_on(CPU, *given)
+    assert np.array_equal(small.left, components(*given).left)
+    monkeypatch.setattr(device_components, "_LARGE", 1)
+    if fails:  # the solver of the device, and then the host in double precision
+        solve = torch.linalg.eigh
+
+        def eigh(a: torch.Tensor):
+            if a.dtype == torch.float32:
+                raise RuntimeError("linalg.eigh: the algorithm did not converge")
+            return solve(a)
+
+        monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    large = components_on(CPU, *given)
+    assert not np.array_equal(small.left, large.left)
+    np.testing.assert_allclose(large.left @ large.right, weight, atol=1e-4)
+    wide = components_on(CPU, weight.astype(np.float64), *given[1:])  # keeps its precision
+    np.testing.assert_allclose(wide.left @ wide.right, weight, atol=1e-12)
