@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.factors.projections import NAMES, Products
+from tnlib_adapters.instrument.block import Block, as_tensor
 from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.layer_fit import Block, FitStreams, adam, as_tensor, blocks_to_fit
+from tnlib_adapters.instrument.layer_fit import FitStreams, adam, blocks_to_fit
 from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of
 
 _RIDGE = 0.03  # relative to the second moment of each input
@@ -57,9 +58,9 @@ def fit_narrowed(
         descended = _descend(block, both, refitted, order)
         halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
         candidates = (descended, halfway, refitted, best)
-        errors = both.errors(block, (block.parameters(products) for products in candidates))
+        errors = both.errors(block, (block.weights(products) for products in candidates))
         best = candidates[int(np.argmin(errors))]
-        both.advance(block, block.parameters(best))
+        both.advance(block, block.weights(best))
         yield best.each(Tensor.numpy)
 
 
@@ -73,7 +74,7 @@ def _writers(block: Block, products: Products) -> list[str]:
 def _refit(block: Block, streams: FitStreams, start: Products, name: str) -> Products:
     """Return `start` with the weight of this name refitted; its bias stays."""
     module: nn.Module = block.layer.projections["o"].module if name in NAMES else find_module(block.model.model, name)
-    parameters, k, (old,) = block.parameters(start), block.k, start.factors[name]
+    weights, k, (old,) = block.weights(start), block.k, start.factors[name]
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
     bias = getattr(module, "bias", None)
@@ -83,7 +84,7 @@ def _refit(block: Block, streams: FitStreams, start: Products, name: str) -> Pro
         with output_of(module, wrote, 0):
             block.run(streams.original(k, b), streams.call(k, b))
         with input_of(module, read, 0):
-            block.run(streams.truncated(k, b), streams.call(k, b), parameters)
+            block.run(streams.truncated(k, b), streams.call(k, b), weights)
         z, target = (own[0].reshape(*streams.valid(b).shape, -1)[streams.valid(b)].double() for own in (read, wrote))
         xx += z.T @ z  # [t]
         xy += z.T @ (target if bias is None else target - bias)
@@ -104,5 +105,5 @@ def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence
     def _moved() -> Products:
         return start.each(lambda a, scale, move: a + scale * move, scales, moves)
 
-    adam(block, streams, moves.parts, lambda: block.parameters(_moved()), _RATE, order)
+    adam(block, streams, moves.parts, lambda: block.weights(_moved()), _RATE, order)
     return _moved().each(Tensor.detach)
