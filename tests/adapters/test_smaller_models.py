@@ -124,6 +124,41 @@ def test_a_text_chooses_better_values(name: str, folders: dict[str, Path], text:
     assert {file.name for file in source.iterdir()} <= {file.name for file in (tmp_path / "calibrated").iterdir()}
 
 
+# Keys that the model files of engines read where no layer has a window or experts:
+# vLLM 6b7667c, vllm/model_executor/models/mimo_v2.py; SGLang dd6f32b, python/sglang/srt/models/mimo_v2_flash.py
+READ_BY_ENGINES = {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "attention_bias": True,
+    "attention_value_scale": None,
+    "add_full_attention_sink_bias": False,
+    "head_dim": 6,
+    "hidden_act": "silu",
+    "hidden_size": 24,
+    "hybrid_layer_pattern": [0, 0],
+    "intermediate_size": 40,
+    "layernorm_epsilon": 1e-6,
+    "max_position_embeddings": 32,
+    "moe_layer_freq": [0, 0],
+    "n_routed_experts": 2,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "partial_rotary_factor": 1.0,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "v_head_dim": 3,
+    "vocab_size": 50,
+}
+
+
+def test_the_keys_of_engines_are_stated(saved: Saved, tmp_path: Path) -> None:
+    compress(saved("qwen2")[1], tmp_path / "out", layout="mimo", sizes={"v_head_dim": 3})
+    config = stated(tmp_path / "out")
+    assert {key: config.get(key, "missing") for key in READ_BY_ENGINES} == READ_BY_ENGINES
+    assert config["sliding_window"] == config["max_position_embeddings"]
+
+
 REASONS = {
     "llama_base": "no causal language model",
     "llama_biases": "an output bias",

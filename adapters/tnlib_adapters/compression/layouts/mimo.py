@@ -74,6 +74,8 @@ class MimoModel:
             "attention_bias": _has_biases(checkpoint, attention),
             "attention_value_scale": None,
             "tie_word_embeddings": False,
+            # no layer has a window; vLLM may apply a stated one to all layers if their types are equal
+            "sliding_window": attention.context,
             "layer_types": ["full_attention"] * n_layers,
             "mlp_layer_types": ["dense"] * n_layers,
             "rope_parameters": {
