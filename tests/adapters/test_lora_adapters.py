@@ -184,3 +184,35 @@ def test_the_command_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.main, ["adapter", *folders, "--rank", "3"])
     assert result.exit_code == 2
     assert "--force" in result.output
+
+
+@pytest.mark.slow
+def test_the_fine_tuned_llama(tmp_path: Path) -> None:
+    """The built-in Llama, its inner weights tuned on licences for a few steps, as an adapter of stated error."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(builtin_path("llama"), dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(builtin_path("llama"))
+    lines = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
+    ids = torch.tensor(tokenizer(lines, verbose=False)["input_ids"])
+    windows = ids[: len(ids) // 128 * 128].reshape(-1, 128)
+    model.save_pretrained(tmp_path / "base")
+    new = copy.deepcopy(model)
+    inner = [p for name, p in new.named_parameters() if "proj" in name]
+    optimiser, losses = torch.optim.AdamW(inner, lr=1e-3), []
+    for step in range(40):
+        batch = windows[torch.arange(4 * step, 4 * step + 4) % len(windows)]
+        loss = new(input_ids=batch, labels=batch).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    new.save_pretrained(tmp_path / "tuned")
+    adapter = extract_adapter(tmp_path / "base", tmp_path / "tuned", tmp_path / "adapter", max_error=0.3)
+    whole = merged(model, tmp_path / "adapter")
+    assert adapter.error == pytest.approx(np.sqrt(squared(whole, new) / squared(model, new)), rel=1e-3)
+    assert 0.29 < adapter.error <= 0.3
+    with torch.no_grad():
+        of_base, of_new, of_adapter = (
+            float(m.eval()(input_ids=windows, labels=windows).loss) for m in (model, new, whole)
+        )
+    assert of_adapter - of_new < 0.3 * (of_base - of_new)

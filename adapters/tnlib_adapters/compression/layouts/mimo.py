@@ -25,7 +25,6 @@ from tnlib_adapters.compression.layouts.smaller_model import (
     rope_of,
     sees_all,
 )
-from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.tensor_file import TensorInfo
 
@@ -91,40 +90,34 @@ class MimoModel:
         }
 
     def copied(self) -> Mapping[str, TensorInfo]:
-        """Return embeddings, unembedding, norms and feed-forward matrices by their new names.
-
-        A tied unembedding is stored twice.
-        """
+        """Return embeddings, unembedding and norms by their new names; a tied unembedding is stored twice."""
         wiring, tensors = self._checkpoint.wiring, self._checkpoint.folder.tensors
         names = {"model.embed_tokens.weight": wiring.embedding.table.weight}
         for k, layer in enumerate(wiring.layers):
             norms = {"input_layernorm": layer.attention.norm, "post_attention_layernorm": _norm(layer)}
             names |= {f"model.layers.{k}.{new}.weight": norm.weight for new, norm in norms.items() if norm}
-            feed_forward = layer.feed_forward
-            if feed_forward is not None and feed_forward.gate is not None and feed_forward.gate != feed_forward.up:
-                matrices = {"gate": feed_forward.gate, "up": feed_forward.up, "down": feed_forward.down}
-                names |= {f"model.layers.{k}.mlp.{new}_proj.weight": m.weight for new, m in matrices.items()}
         names |= {"model.norm.weight": wiring.final_norm.weight} if wiring.final_norm else {}
         names |= {"lm_head.weight": wiring.unembedding.linear.weight} if wiring.unembedding else {}
         return {new: tensors[old] for new, old in names.items()}
 
     def tensors(self, k: int, layers: NarrowedLayers, products: Products) -> dict[str, Array]:
-        """Return the projections of layer k, and the matrices of a feed-forward layer that holds two in one."""
-        projections, prefix, checkpoint = layers.narrow_projections(products), f"model.layers.{k}", self._checkpoint
+        """Return the projections and the feed-forward matrices of layer k."""
+        projections, prefix = layers.narrow_projections(products), f"model.layers.{k}"
         biases = dict(projections.biases)
         if biases:
             biases = {name: biases.get(name, np.zeros(projections.weights[name].shape[1])) for name in "qkv"}
         tensors = {f"{prefix}.self_attn.{name}_proj.weight": w.T for name, w in projections.weights.items()}
         tensors |= {f"{prefix}.self_attn.{name}_proj.bias": bias for name, bias in biases.items()}
-        feed_forward = checkpoint.wiring.layers[k].feed_forward
-        if feed_forward is not None and feed_forward.gate == feed_forward.up:  # the gate first
-            both, n = read_weight(checkpoint, feed_forward.up.name)[0], self.widths.neurons
-            matrices = {
-                "gate": both[:, :n],
-                "up": both[:, n:],
-                "down": read_weight(checkpoint, feed_forward.down.name)[0],
-            }
-            tensors |= {f"{prefix}.mlp.{name}_proj.weight": matrix.T for name, matrix in matrices.items()}
+        feed_forward, (matrices, _) = (
+            self._checkpoint.wiring.layers[k].feed_forward,
+            layers.narrow_feed_forward(k, products),
+        )
+        if feed_forward is not None and feed_forward.gate is not None:
+            gate, up = matrices[feed_forward.gate.name], matrices[feed_forward.up.name]
+            if feed_forward.gate == feed_forward.up:  # the gate first
+                gate, up = np.split(up, 2, axis=1)
+            named = {"gate": gate, "up": up, "down": matrices[feed_forward.down.name]}
+            tensors |= {f"{prefix}.mlp.{name}_proj.weight": matrix.T for name, matrix in named.items()}
         return {name: np.ascontiguousarray(values) for name, values in tensors.items()}
 
 

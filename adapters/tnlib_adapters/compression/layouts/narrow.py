@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest, check_at_most
@@ -65,22 +67,21 @@ class NarrowModel:
         return {**self._checkpoint.config, **changed, **self._rope(layers.planes)}
 
     def copied(self) -> Mapping[str, TensorInfo]:
-        """Return all tensors outside the layers' weights, and those of a part that stays as it is."""
-        wiring, tensors = self._checkpoint.wiring, self._checkpoint.folder.tensors
-        changed = {info.name for k in range(len(wiring.layers)) for info in attention_tensors(self._checkpoint, k)}
-        if self.widths.neurons != self._before.neurons:
-            matrices = [matrix for layer in wiring.layers for matrix in layer.feed_forward_matrices]
-            changed |= {name for matrix in matrices for name in (matrix.weight, matrix.bias) if name}
+        """Return all tensors but those of attention and feed-forward layers."""
+        layers, tensors = self._checkpoint.wiring.layers, self._checkpoint.folder.tensors
+        changed = {info.name for k in range(len(layers)) for info in attention_tensors(self._checkpoint, k)}
+        matrices = [matrix for layer in layers for matrix in layer.feed_forward_matrices]
+        changed |= {name for matrix in matrices for name in (matrix.weight, matrix.bias) if name}
         return {name: info for name, info in tensors.items() if name not in changed}
 
     def tensors(self, k: int, layers: NarrowedLayers, products: Products) -> dict[str, Array]:
         """Return the tensors of the attention and the feed-forward layer of layer k under their names."""
-        attention, narrow = self._checkpoint.wiring.layers[k].attention, self._narrow_attention(k)
-        projections = layers.narrow_projections(products, query_scale=attention.scale / narrow.scale)
-        down = self._checkpoint.wiring.layers[k].feed_forward
-        tensors = put_together(narrow, projections) | layers.narrow_feed_forward(k, products)
-        if down and down.down.bias and down.down.bias not in self.copied():
-            tensors[down.down.bias] = self._checkpoint.read(down.down.bias)
+        layer, narrow = self._checkpoint.wiring.layers[k], self._narrow_attention(k)
+        projections = layers.narrow_projections(products, query_scale=layer.attention.scale / narrow.scale)
+        tensors, (matrices, biases) = put_together(narrow, projections), layers.narrow_feed_forward(k, products)
+        for linear in layer.feed_forward_matrices:
+            tensors[linear.weight] = np.ascontiguousarray(linear.on_rows(matrices[linear.name]))
+            tensors |= {linear.bias: biases[linear.name]} if linear.bias else {}
         return tensors
 
     def _narrow_attention(self, k: int) -> Any:

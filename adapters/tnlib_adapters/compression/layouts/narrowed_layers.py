@@ -146,14 +146,15 @@ class NarrowedLayers:
         return products.beside(self._feed_forward(k))
 
     def _feed_forward(self, k: int) -> dict[str, tuple[Array, ...]]:
-        """Return the zero-padded matrices of the feed-forward layer; none if it stays."""
+        """Return the zero-padded matrices of the feed-forward layer; none with experts."""
         feed_forward = self._checkpoint.wiring.layers[k].feed_forward
-        if not self.narrows_neurons or feed_forward is None:
+        if feed_forward is None:
             return {}
-        kept, rows = self.neurons(k), self._arrays[f"{k}.down"]
-        down = np.zeros((self._before.neurons or 0, rows.shape[1]), rows.dtype)
-        down[kept] = rows
-        unused = np.setdiff1d(np.arange(len(down)), kept)
+        down, _ = read_weight(self._checkpoint, feed_forward.down.name)
+        unused = np.setdiff1d(np.arange(len(down)), self.neurons(k))
+        if self.narrows_neurons:
+            down = np.zeros_like(down)
+            down[self.neurons(k)] = self._arrays[f"{k}.down"]
         matrices: dict[str, tuple[Array, ...]] = {feed_forward.down.name: (down,)}
         for linear in feed_forward.inputs:
             weight, _ = read_weight(self._checkpoint, linear.name)
@@ -164,6 +165,8 @@ class NarrowedLayers:
 
     def neurons(self, k: int) -> Array:
         """Return the indices of the neurons of a layer that are kept."""
+        if not self.narrows_neurons:
+            return np.arange(self._before.neurons or 0)
         kept: Array = self._arrays[f"{k}.neurons"].astype(int)
         return kept
 
@@ -187,21 +190,23 @@ class NarrowedLayers:
                 biases[name] = scales.get(name, 1.0) * wide.biases[name][inner]
         return Projections(weights, biases | {name: bias for name, bias in wide.biases.items() if name == "o"})
 
-    def narrow_feed_forward(self, k: int, products: Products) -> dict[str, Array]:
-        """Return the tensors of the feed-forward layer without zeros, by their names; none if it stays."""
+    def narrow_feed_forward(self, k: int, products: Products) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the matrices (in, out) and the biases of the feed-forward layer without zeros, by their modules."""
         feed_forward = self._checkpoint.wiring.layers[k].feed_forward
-        if not self.narrows_neurons or feed_forward is None:
-            return {}
+        if feed_forward is None:
+            return {}, {}
         matrices, kept, n = products.modules(), self.neurons(k), self._before.neurons or 0
         down = feed_forward.down
-        tensors = {down.weight: np.ascontiguousarray(down.on_rows(matrices[down.name][kept]))}
+        narrow, biases = {down.name: matrices[down.name][kept]}, dict[str, Array]()
+        if down.bias:
+            biases[down.name] = self._checkpoint.read(down.bias)
         for linear in feed_forward.inputs:
             weight = matrices[linear.name]
             columns = (np.arange(weight.shape[1] // n)[:, None] * n + kept).ravel()
-            tensors[linear.weight] = np.ascontiguousarray(linear.on_rows(weight[:, columns]))
+            narrow[linear.name] = weight[:, columns]
             if linear.bias:
-                tensors[linear.bias] = self._checkpoint.read(linear.bias)[columns]
-        return tensors
+                biases[linear.name] = self._checkpoint.read(linear.bias)[columns]
+        return narrow, biases
 
 
 def _of_all_heads(kept: Array, width: int, n_heads: int) -> Array:
