@@ -9,14 +9,13 @@ table row by row; --write puts it into docs/serving.md. Takes about ten minutes 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
 import tnlib_adapters
 from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
+from tnlib_adapters.compression.sizes import cache_bytes
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
 from benchmarks.texts import sentences
@@ -35,6 +34,7 @@ CASES: dict[str, list[tuple[dict[str, int], bool]]] = {
         ({"head_dim": 8, "intermediate_size": 160}, True),
     ],
 }
+TEXT = "2,400 sentences"
 COLUMNS = ("sizes", "text", "numbers of the weights kept", "KV cache, bytes a token")
 
 
@@ -45,11 +45,20 @@ def row_of(layout: str, sizes: dict[str, int], calibration: Path | None, tests: 
         out = Path(scratch) / "out"
         report = tnlib_adapters.compress(source, out, layout=layout, sizes=sizes, calibrate=calibration)
         measured = [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
-        stated: dict[str, Any] = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    cells = [", ".join(f"{key} {stated[key]}" for key in sizes), "none" if calibration is None else "2,400 sentences"]
+    cells = [", ".join(f"{key} {size}" for key, size in sizes.items()), "none" if calibration is None else TEXT]
     cells += [f"{report.kept:.2f}", f"{report.cache_bytes['after']:,} of {report.cache_bytes['before']:,}"]
     for measures in measured:
         cells += [f"{measures['perplexity, after']:.2f}", f"{measures['divergence (nats a token)']:.4f}"]
+    return cells
+
+
+def row_of_original(tests: list[Path]) -> list[str]:
+    """Return the cells of the original."""
+    source = folder_of("llama")
+    cache = cache_bytes(tnlib_adapters.open_checkpoint(source))
+    cells = ["original", "", "1.00", f"{cache:,} of {cache:,}"]
+    for test in tests:
+        cells += [f"{tnlib_adapters.evaluate(source, source, test).measures()['perplexity, before']:.2f}", "0"]
     return cells
 
 
@@ -74,6 +83,7 @@ def main(layouts: tuple[str, ...], write: bool) -> None:
         head = [*COLUMNS, *(f"{kind}: {name}" for kind in TEST_KINDS for name in ("perplexity", "divergence"))]
         for layout in layouts:
             table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+            table.append(f"| {' | '.join(row_of_original(tests))} |")
             for sizes, by_text in CASES[layout]:
                 table.append(f"| {' | '.join(row_of(layout, sizes, calibration if by_text else None, tests))} |")
                 print(table[-1], flush=True)

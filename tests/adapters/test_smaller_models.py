@@ -293,7 +293,6 @@ def test_a_config_of_transformers_4_keeps_its_keys(saved: Saved, text: Path, tmp
         ("phi3", "its config.json has no head_dim"),
         ("llama_yarn", "scaled other than linearly"),
         ("bert", "no rotary embeddings"),
-        ("deepseek_v3", "latent vectors"),
     ],
 )
 def test_heads_that_cannot_be_narrower_are_refused(
@@ -304,7 +303,7 @@ def test_heads_that_cannot_be_narrower_are_refused(
             compress(folders[name], tmp_path / "out", layout="narrow", calibrate=text, **options)
 
 
-@pytest.mark.parametrize("name", ["gpt2_lm", "bloom", "opt", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt2_lm", "bloom", "opt", "mixtral", "deepseek_v3"])
 def test_layers_that_cannot_be_narrower_are_refused(
     name: str, folders: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from tnlib_adapters.compression.layouts.smaller_model import SmallerModel
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, measure_of_text
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT
-from tnlib_adapters.compression.sizes import attention_tensors
+from tnlib_adapters.compression.sizes import attention_tensors, cache_bytes
 from tnlib_adapters.compression.write import loading_code
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tensor_file import STORED_AS, widest_float
@@ -57,20 +57,6 @@ def report_layout(
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
     )
-
-
-def cache_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes of keys and values that are kept for every token of a sequence, in the dtype of the weights.
-
-    0 for a model that is not causal. Those beyond a sliding window are counted.
-    """
-    sizes, total = checkpoint.sizes, 0
-    for layer, wired in enumerate(checkpoint.wiring.layers):
-        itemsize = STORED_AS[widest_float(attention_tensors(checkpoint, layer))].itemsize
-        latent = wired.attention.latent
-        numbers = sizes.kv_heads * (sizes.d_head + sizes.d_value) if latent is None else latent.rank + latent.n_rotated
-        total += itemsize * numbers if wired.attention.causal and not wired.attention.cross else 0
-    return total
 
 
 def _compare(before: Checkpoint, after: Checkpoint, what: str) -> tuple[list[LayerReport], list[HeadReport]]:

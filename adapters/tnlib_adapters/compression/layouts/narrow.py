@@ -26,6 +26,8 @@ class NarrowModel:
     """A model with smaller `head_dim` and `intermediate_size`; see `SmallerModel`."""
 
     def __init__(self, checkpoint: Checkpoint, request: LayoutRequest) -> None:
+        if any(layer.attention.latent for layer in checkpoint.wiring.layers):
+            refuse("narrow", checkpoint, "its keys and values are made from latent vectors")
         self._checkpoint, self._before = checkpoint, widths_of(checkpoint)
         self.widths = self._requested(request)
         if self.widths.head < self._before.head:
