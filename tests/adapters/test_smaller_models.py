@@ -114,7 +114,11 @@ def test_a_text_chooses_better_values(name: str, folders: dict[str, Path], text:
     source, errors = folders[name], []
     for out, options in (("plain", {}), ("calibrated", {"calibrate": text})):
         report = compress(source, tmp_path / out, layout="mimo", keep=0.5, **options)
-        errors.append(evaluate(source, tmp_path / out, text).divergence)
+        evaluation = evaluate(source, tmp_path / out, text)
+        errors.append(evaluation.divergence)
+        assert evaluation.cache_bytes == (report.cache_bytes["before"], report.cache_bytes["after"])
+        assert evaluation.tokens_per_second is not None
+        assert min(evaluation.tokens_per_second) > 0
     assert errors[1] < 0.7 * errors[0]
     assert report.measure == "divergence (nats a token)"
     assert report.measured is not None
@@ -390,3 +394,25 @@ def test_the_command_line(text: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.main, ["plan", "builtin-llama", "--layout", "mimo", "--keep", "0.5"])
     assert result.exit_code == 2
     assert "the cost of layout 'mimo' is not estimated" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types of a mimo_v2_flash must be"),
+        ({"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types of a mimo_v2_flash must be 'dense' in every layer"),
+        ({"mlp_layer_types": ...}, "got None"),
+        ({"layer_types": "full_attention"}, "in every layer"),
+        ({"layer_types": ["full_attention"]}, "must list the types of 2 layers"),
+        ({"attention_value_scale": 0.707}, "attention_value_scale of a mimo_v2_flash must be None"),
+        ({"v_head_dim": 4}, "must have shape"),
+        ({"v_head_dim": ...}, "v_head_dim"),
+    ],
+)
+def test_other_models_of_the_container_are_refused(
+    changes: dict[str, Any], words: str, saved: Saved, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(saved("mimo_v2_flash")[1], tmp_path / "in"))
+    change_config(folder, **changes)
+    with refused(FileFormatError, "open_checkpoint", words):
+        open_checkpoint(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
+from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
 from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
+from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
@@ -46,6 +48,10 @@ class Evaluation:
     perplexity_before, perplexity_after, divergence
         For language models: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
         predictions in nats per token.
+    cache_bytes
+        Bytes of keys and values per token that a cache of both stores; None if that was not counted.
+    tokens_per_second
+        Of the forward pass of both, on this machine; None if that was not measured.
 
     Examples
     --------
@@ -61,6 +67,8 @@ class Evaluation:
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     divergence: float | None = None
+    cache_bytes: tuple[int, int] | None = None
+    tokens_per_second: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -124,7 +132,14 @@ def evaluate(
             f"evaluate: the original must come first and its compression second, got the compression {paths[0]} first; "
             "swap IN and OUT."
         )
-    return evaluate_running(open_running(paths[0]), open_running(paths[1]), words, progress)
+    before_and_after = open_running(paths[0]), open_running(paths[1])
+    evaluation = evaluate_running(*before_and_after, words, progress)
+    speeds = tokens_per_second(before_and_after, before_and_after[0].batches(words))
+    return replace(
+        evaluation,
+        cache_bytes=(cache_bytes(checkpoints[0]), cache_bytes(checkpoints[1])),
+        tokens_per_second=None if speeds is None else (speeds[0], speeds[1]),
+    )
 
 
 def evaluate_running(before: RunningModel, after: RunningModel, text: str, progress: Progress = quiet) -> Evaluation:

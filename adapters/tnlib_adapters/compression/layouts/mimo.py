@@ -108,10 +108,8 @@ class MimoModel:
             biases = {name: biases.get(name, np.zeros(projections.weights[name].shape[1])) for name in "qkv"}
         tensors = {f"{prefix}.self_attn.{name}_proj.weight": w.T for name, w in projections.weights.items()}
         tensors |= {f"{prefix}.self_attn.{name}_proj.bias": bias for name, bias in biases.items()}
-        feed_forward, (matrices, _) = (
-            self._checkpoint.wiring.layers[k].feed_forward,
-            layers.narrow_feed_forward(k, products),
-        )
+        feed_forward = self._checkpoint.wiring.layers[k].feed_forward
+        matrices, _ = layers.narrow_feed_forward(k, products)
         if feed_forward is not None and feed_forward.gate is not None:
             gate, up = matrices[feed_forward.gate.name], matrices[feed_forward.up.name]
             if feed_forward.gate == feed_forward.up:  # the gate first
