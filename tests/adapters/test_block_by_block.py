@@ -235,6 +235,7 @@ def test_changes_apply_one_after_the_other(limit: int, llama: Path, limited: Cal
 
 def test_a_large_model_shares_its_tables_with_changed_ones(llama: Path, limited: Callable[[int], None]) -> None:
     def address(model: RunningModel) -> int:
+        model.load(stored_weights.OUTSIDE)
         return int(model.model.get_input_embeddings().weight.data_ptr())
 
     for limit, shared in zip(LIMITS, (False, True), strict=True):

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from tnlib_adapters.compression.methods import device_components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
@@ -194,7 +195,7 @@ def test_a_spill_folder_is_resumed_and_removed(folders, text, tmp_path, runs):
 @pytest.mark.parametrize(
     "size", [{"keep": 0.5}, pytest.param({"bits": 3}, marks=pytest.mark.slow)], ids=["calibrated", "quantized"]
 )
-def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
+def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, monkeypatch):
     n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
     last, fitted = n_layers - 1, list[int]()
 
@@ -215,6 +216,12 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
     fitted.clear()
     with pytest.raises(KeyboardInterrupt):
         run("again", tmp_path / "two", last, **size)
+
+    def decompose_again(*_):
+        raise AssertionError("the components are saved")
+
+    monkeypatch.setattr(device_components, "components", decompose_again)
+    monkeypatch.setattr(other_matrices, "table_components", decompose_again)
     with pytest.raises(KeyboardInterrupt):  # killed a second time, before anything more is done
         run("again", tmp_path / "two", last, **size)
     run("again", tmp_path / "two", **size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 BATCH_TOKENS = 1024  # products run at full speed, and a short text still gives many batches
@@ -16,6 +18,14 @@ def peak_memory() -> int:
 def resident_memory() -> int:
     """Return the resident set size of this process, in bytes; its peak where the system does not state it."""
     return _of_status("VmRSS") or _peak_of_usage()
+
+
+def release_free_memory() -> None:
+    """Return memory that is free to the system: arrays of some megabytes leave gaps that glibc keeps."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in other C libraries
+        if trim is not None:
+            trim(0)
 
 
 def _of_status(name: str) -> int:

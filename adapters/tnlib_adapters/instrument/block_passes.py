@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword arguments of a block
@@ -243,6 +244,9 @@ class Outputs:
         progress(0, total)
         for done, _ in enumerate(run_blocks(self._frame, self._streams), 1):
             progress(done, total)
+        if model.weights is not None:
+            model.weights.drop_blocks()
+        release_free_memory()
 
     def of_batch(self, b: int) -> Tensor:
         """Return the output for the b-th batch, as the model does."""

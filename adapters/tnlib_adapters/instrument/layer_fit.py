@@ -26,9 +26,10 @@ from torch import Tensor
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights, as_tensor
 from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward, run_block
-from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of
+from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
 from tnlib_adapters.instrument.stored_weights import Group
 
 _RIDGE = 0.03
@@ -64,8 +65,13 @@ class FitStreams:
         self.calls = forward(self._original, streams)
         if tables:
             self._truncated = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
-        if first:
-            return
+        if not first:
+            self._enter_truncated()
+        if model.wiring.tied_key is None:  # after the blocks the truncated model computes as the original does
+            self._truncated = self._original
+
+    def _enter_truncated(self) -> None:
+        """Store the truncated streams before the first block."""
         with torch.no_grad():
             for b, batch in enumerate(self.batches):
                 self._streams.write("truncated-0", b, self._truncated.enter(batch)[0])
@@ -193,6 +199,7 @@ def fit_layers(
             refitted = _refit_output(block, both, best) if "o" in best.factors else best
             descended = _descend(block, both, refitted, order)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
+            release_free_memory()
             candidates = (descended, halfway, refitted, best)
             errors = both.errors(block, (block.weights(products) for products in candidates))
             best = candidates[int(np.argmin(errors))]
@@ -214,6 +221,7 @@ def blocks_to_fit(
         progress("fitting layers", k, n)
         if k > first:
             streams.remove(k - 1)
+        release_free_memory()
         yield k, [streams.fitted[b] for b in order[:n_steps]]
     progress("fitting layers", n, n)
 
@@ -227,9 +235,9 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     n = 0
     xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
     for b in streams.fitted:
-        with output_of(o, wrote, 0):
+        with output_of(o, wrote, 0), stopping_after(o):
             block.run(streams.original(k, b), streams.call(k, b))
-        with input_of(o, read, 0):
+        with input_of(o, read, 0), stopping_after(o):
             block.run(streams.truncated(k, b), streams.call(k, b), truncated)
         z = reduce(torch.matmul, first, read[0][streams.valid(b)]).double()  # t [w], [w] r
         target = wrote[0][streams.valid(b)].double()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -314,5 +314,24 @@ def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[N
     handle = module.register_forward_pre_hook(hook)
     try:
         yield
+    finally:
+        handle.remove()
+
+
+class _Stopped(Exception):
+    """Raised after the last module that has to run."""
+
+
+@contextmanager
+def stopping_after(module: nn.Module) -> Iterator[None]:
+    """Leave the block as soon as a module has run; hooks on it that were registered before are called."""
+
+    def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
+        raise _Stopped
+
+    handle = module.register_forward_hook(hook)
+    try:
+        with suppress(_Stopped):
+            yield
     finally:
         handle.remove()

@@ -291,11 +291,15 @@ class StoredWeights:
             self._names[group].append(name)
         self.n_bytes = {group: sum(4 * self._empty[n].numel() for n in own) for group, own in self._names.items()}
         self._loaded, self._paused = OrderedDict[int, None](), False
-        for group in self._names if self.fit_in_memory else (OUTSIDE,):
-            self.load(group)
-        for k, block in enumerate(() if self.fit_in_memory else blocks):
-            # without a reference to these weights, so that the memory of a model is free when it is no longer used
-            block.register_forward_pre_hook(partial(_load_before, weakref.ref(self), k), prepend=True)
+        if self.fit_in_memory:
+            for group in self._names:
+                self.load(group)
+            return
+        outside = {self._model.get_submodule(name.rpartition(".")[0]) for name in self._same_names(OUTSIDE)}
+        for group, modules in {OUTSIDE: outside, **{k: {block} for k, block in enumerate(blocks)}}.items():
+            for module in modules:
+                # without a reference to these weights, so that the memory of a model is free when it is no longer used
+                module.register_forward_pre_hook(partial(_load_before, weakref.ref(self), group), prepend=True)
 
     @property
     def fit_in_memory(self) -> bool:
@@ -303,16 +307,27 @@ class StoredWeights:
         return bool(sum(self.n_bytes.values()) <= self.max_bytes)
 
     def load(self, group: int) -> None:
-        """Put the weights of a group in place; those of other blocks are dropped if all do not fit in memory."""
+        """Put the weights of a group in place.
+
+        If all do not fit in memory, others are dropped for those of a block: first those outside the blocks, which are
+        large and used only before and after all blocks.
+        """
         if group in self._loaded:
             return
-        held = [] if self.fit_in_memory or group == OUTSIDE else [own for own in self._loaded if own != OUTSIDE]
+        held = [] if self.fit_in_memory or group == OUTSIDE else sorted(self._loaded, key=lambda own: own != OUTSIDE)
         while held and sum(self.n_bytes[own] for own in (*held, group)) > self.max_bytes // 2:
-            first = held.pop(0)
-            self._put({name: self._empty[name] for name in self._names[first]})
-            del self._loaded[first]
+            self._drop(held.pop(0))
         self._put(self.read(group))
         self._loaded[group] = None
+
+    def drop_blocks(self) -> None:
+        """Free the weights of all blocks, unless all weights stay in memory."""
+        for group in [] if self.fit_in_memory else [own for own in self._loaded if own != OUTSIDE]:
+            self._drop(group)
+
+    def _drop(self, group: int) -> None:
+        self._put({name: self._empty[name] for name in self._names[group]})
+        del self._loaded[group]
 
     def read(self, group: int) -> Group:
         """Return the weights of a group by their names in the model."""
@@ -321,7 +336,8 @@ class StoredWeights:
             values = self.source.read(self._names[group])
         elif original.fit_in_memory:
             values = {name: value.detach().clone() for name, value in original.held(group).items()}
-        elif original.has(group):
+        elif group == OUTSIDE or original.has(group):
+            original.load(group)
             values = original.held(group)
         else:
             values = original.read(group)
@@ -338,12 +354,16 @@ class StoredWeights:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Load nothing when blocks are called inside."""
+        """Load no block that is called inside."""
         self._paused = True
         try:
             yield
         finally:
             self._paused = False
+
+    def _same_names(self, group: int) -> list[str]:
+        """Return all names of the weights of a group, of which several may be one parameter."""
+        return [own for name in self._names[group] for own in self._same.get(name, [name])]
 
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
@@ -353,10 +373,10 @@ class StoredWeights:
                 _set(self._model, own, held)
 
 
-def _load_before(weights: weakref.ref[StoredWeights], k: int, *_: Any) -> None:
+def _load_before(weights: weakref.ref[StoredWeights], group: int, *_: Any) -> None:
     own = weights()
-    if own is not None and not own._paused:
-        own.load(k)
+    if own is not None and (group == OUTSIDE or not own._paused):
+        own.load(group)
 
 
 def _persistent_buffers(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:

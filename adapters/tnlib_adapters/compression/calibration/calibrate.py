@@ -13,6 +13,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
@@ -22,7 +23,7 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix, widest_component
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention, count_matrix
 from tnlib_adapters.compression.source_model import SourceModel
@@ -123,8 +124,8 @@ def collect_calibration(
     # moments must be those of the inputs of the folded weights
     model = model.changed(fold_biases_of(model, keys=keys)) if layers else model
     places = find_places(model, names, attention=bool(layers))
-    groups = _Groups(checkpoint, places, model.device, keys, layers, names, parts_of, workspace or Workspace())
     spill = spill or Spill()
+    groups = _Groups(checkpoint, places, model.device, keys, layers, names, parts_of, workspace or Workspace(), spill)
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
     is_complete = files.is_complete()
@@ -159,7 +160,7 @@ class _Groups:
         True if the biases of keys are dropped.
     layers, names
         Attention layers and other weights that are compressed.
-    parts_of, workspace
+    parts_of, workspace, spill
         As in `collect_calibration`.
     """
 
@@ -173,9 +174,10 @@ class _Groups:
         names: Sequence[str],
         parts_of: PartsOf,
         workspace: Workspace,
+        spill: Spill,
     ) -> None:
         self._checkpoint, self._places, self._device = checkpoint, places, device
-        self._keys, self._layers = keys, layers
+        self._keys, self._layers, self._spill = keys, layers, spill
         self._names, self._parts_of, self._workspace = names, parts_of, workspace
         self._current: GroupCalibration | None = None
         self.parts: dict[str, LazyPart] = {}
@@ -186,12 +188,14 @@ class _Groups:
         from tnlib_adapters.compression.methods.device_components import components_on
 
         checkpoint, projections, layer, module = self._checkpoint, None, None, ""
-        decompose = partial(components_on, self._device)
+        file = ComponentFile(self._spill.saved(f"components{group}"))
+        how = partial(components_on, self._device), file.get
         if group in self._layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._keys)
-            layer, module = CalibratedLayer(projections, moments.of_layer(group), decompose), self._module(group)
+            layer, module = CalibratedLayer(projections, moments.of_layer(group), *how), self._module(group)
         own = [name for name in self._names if self._places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, decompose) for name in own}
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, *how) for name in own}
+        file.save()
         self._current = GroupCalibration(group, module, moments, projections, layer, matrices)
         return components_of({} if layer is None else {group: layer}, list(matrices.values()))
 
@@ -374,11 +378,13 @@ def fit_factors(
 
     steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
-    tables = dict[str, Array]()
+    tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:
         factors = parts[name].load().factors(options[name])
         if factors and model.wiring.is_embedding(name):
-            tables[name] = np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)
+            table = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
+            tables.add({name: table.astype(np.float32)})
+            del table
         yield name, parts[name].load().packed(factors)
 
     def start(k: int) -> Products:

@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_tensor_file
 
 _DIGEST = "digest"
@@ -36,5 +38,5 @@ def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
     for entry in sorted(entries, key=lambda entry: entry.name):
         values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
         state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode())
-        state.update(values.tobytes())
+        state.update(np.ascontiguousarray(values).data)
     return state.hexdigest()

@@ -26,7 +26,7 @@ from tnlib_adapters.compression.methods.compensated_rounding import rounding_los
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import read_weight
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.methods.quantized import (
     QuantizedLayer,
     QuantizedMatrix,
@@ -110,11 +110,11 @@ def fit_rounded(
 
     steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
-    tables = dict[str, Array]()
+    tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:
         product = parts[name].load().weight.rounded(options[name][0])
         if model.wiring.is_embedding(name):
-            tables[name] = product.values().astype(np.float32)
+            tables.add({name: product.values().astype(np.float32)})
         yield name, parts[name].load().packed(product.integers)
 
     def start(k: int) -> RoundedBlock:

@@ -248,6 +248,7 @@ class _Collection:
                     read_sums.add(key, x.numpy())
             for key, slope in batch_slopes.items():
                 if places[key].predicts:
+                    self._model.load(group)
                     slope = slope @ places[key].module.get_parameter("weight")
                 slope_sums.add(key, slope.numpy())
         reads, slopes = counts | read_sums.finish(), slope_sums.finish()

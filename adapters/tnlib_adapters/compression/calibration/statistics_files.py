@@ -74,10 +74,15 @@ class Spill:
     """Folder for what is between blocks; a temporary one is removed with the object."""
 
     def __init__(self, folder: Path | None = None) -> None:
+        self._is_temporary = folder is None
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
+
+    def saved(self, name: str) -> Path | None:
+        """Return a safetensors file in the folder, for a run that is resumed; None if the folder is temporary."""
+        return None if self._is_temporary else self.folder / f"{name}.safetensors"
 
     def claim(self, origin: Mapping[str, str]) -> None:
         """Make the folder, if it does not exist, for statistics of this origin.
@@ -138,6 +143,7 @@ class StatisticsFiles:
 
     def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
         self._spill, self._folder, self._origin, self._file = spill, spill.folder, origin, file
+        self._checked = set[int]()  # groups whose files are as they were written
 
     def is_complete(self) -> bool:
         """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
@@ -150,7 +156,9 @@ class StatisticsFiles:
         """Return the groups that are saved; raise if one is damaged or belongs to other statistics."""
         groups = [int(file.stem.removeprefix("group")) for file in self._folder.glob("group*.safetensors")]
         for group in groups:
-            _check(self._of_group(group), self._origin)
+            if group not in self._checked:
+                _check(self._of_group(group), self._origin)
+        self._checked.update(groups)
         return groups
 
     def save(self, group: int, statistics: Statistics) -> None:
@@ -161,6 +169,7 @@ class StatisticsFiles:
             for key, values in getattr(statistics, part).items()
         ]
         write_digested(self._of_group(group), self._metadata, entries)
+        self._checked.add(group)
 
     def statistics(self) -> Statistics:
         """Return the statistics of all groups, each array read when it is used."""

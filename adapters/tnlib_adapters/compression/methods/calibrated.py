@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import Components, Moments, components
+from tnlib_adapters.compression.methods.components import Components, Moments, Saved, components, computed
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.interpolative import pack
 from tnlib_adapters.factors.projections import NAMES, Products, Projections, Sizes
@@ -28,12 +29,13 @@ class CalibratedLayer:
         folded: Projections,
         moments: Moments,
         decompose: Callable[[Array, Array, Array], Components] = components,
+        saved: Saved = computed,
     ) -> None:
         self._weights = {name: with_bias_row(folded, name) for name in NAMES}
         self._biased, self._output_bias = frozenset(folded.biases), folded.biases.get("o")
         self._dtype = folded.weights["q"].dtype
         self.components: Mapping[str, Components] = {
-            name: decompose(weight, moments.reads(name, len(weight)), moments.slopes[name])
+            name: saved(name, partial(decompose, weight, moments.reads(name, len(weight)), moments.slopes[name]))
             for name, weight in self._weights.items()
         }
 

@@ -29,7 +29,7 @@ a probability, and the errors of all logits meet in the softmax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -127,6 +127,15 @@ class Components:
     def first(self, rank: int) -> tuple[Array, Array]:
         """Return the factors of the first `rank` components."""
         return self.left[:, :rank], self.right[:rank]
+
+
+# key of a weight, and function that decomposes it -> its components, which may be saved
+Saved = Callable[[str, Callable[[], Components]], Components]
+
+
+def computed(_: str, decompose: Callable[[], Components]) -> Components:
+    """Save nothing."""
+    return decompose()
 
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:

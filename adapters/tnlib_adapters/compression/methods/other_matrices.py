@@ -14,7 +14,14 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import Components, components, multiply_rows, table_components
+from tnlib_adapters.compression.methods.components import (
+    Components,
+    Saved,
+    components,
+    computed,
+    multiply_rows,
+    table_components,
+)
 from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
@@ -174,17 +181,20 @@ def read_matrix(
     reads: Mapping[str, Array],
     slopes: Mapping[str, Array],
     decompose: Callable[[Array, Array, Array], Components] = components,
+    saved: Saved = computed,
 ) -> Matrix:
     """Decompose a module's weight into components, by the statistics of its inputs and of gradients (`Statistics`)."""
     wiring, (weight, n_bias) = checkpoint.wiring, read_weight(checkpoint, name)
-    if wiring.is_unembedding(name):
-        table = table_components(weight.T, [(slopes[name], reads[name])])
-        return Matrix(name, weight, n_bias, Components(table.right.T, table.left.T, table.losses), gauged=True)
-    if not wiring.is_embedding(name):
-        return Matrix(name, weight, n_bias, decompose(weight, reads[name], slopes[name]), gauged=True)
-    # not gauged: a look-up needs all rows of the left factor
-    if wiring.tied_key is None:
-        return Matrix(name, weight, n_bias, decompose(weight, reads[name], slopes[name]))
-    looked_up = weight.T.astype(np.float64) @ multiply_rows(reads[name], weight)
-    predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
-    return Matrix(name, weight, n_bias, table_components(weight, [(looked_up, slopes[name]), predicts]))
+
+    def of_weight() -> Components:
+        if wiring.is_unembedding(name):
+            table = table_components(weight.T, [(slopes[name], reads[name])])
+            return Components(table.right.T, table.left.T, table.losses)
+        if not wiring.is_embedding(name) or wiring.tied_key is None:
+            return decompose(weight, reads[name], slopes[name])
+        looked_up = weight.T.astype(np.float64) @ multiply_rows(reads[name], weight)
+        predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
+        return table_components(weight, [(looked_up, slopes[name]), predicts])
+
+    # an embedding is not gauged: a look-up needs all rows of the left factor
+    return Matrix(name, weight, n_bias, saved(name, of_weight), gauged=not wiring.is_embedding(name))

@@ -110,7 +110,7 @@ class LazyPart:
         if workspace.admits(self, sum(a.nbytes for a in arrays.values())):
             self.load = lambda: part
         elif stored := workspace.write(self, [_entry(a) for a in arrays.values() if _is_stored(a)]):
-            emptied = _mapped(part, lambda a: _InFile(stored[str(id(a))], _by_columns(a)) if _is_stored(a) else a)
+            emptied = _mapped(part, lambda a: _InFile(stored[str(id(a))], by_columns(a)) if _is_stored(a) else a)
             self.load = lambda: cast(Factorised, _mapped(emptied, lambda a: a))
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
@@ -135,13 +135,13 @@ def _is_stored(a: Array) -> bool:
     return a.nbytes > _SMALL and a.dtype in _NAMES
 
 
-def _by_columns(a: Array) -> bool:
+def by_columns(a: Array) -> bool:
     """Return True for arrays with columns first: read back as such, BLAS sums their products in the same order."""
     return a.flags.f_contiguous and not a.flags.c_contiguous
 
 
 def _entry(a: Array) -> Entry:
-    return Entry(str(id(a)), _NAMES[a.dtype], a.T if _by_columns(a) else a)
+    return Entry(str(id(a)), _NAMES[a.dtype], a.T if by_columns(a) else a)
 
 
 def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:

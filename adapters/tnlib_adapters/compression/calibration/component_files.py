@@ -1,0 +1,56 @@
+"""Components of weights in the folder of a run in progress: a run that is resumed decomposes no weight again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.compression.calibration.digested_file import is_as_written, write_digested
+from tnlib_adapters.compression.methods.components import Components
+from tnlib_adapters.compression.methods.out_of_core import by_columns
+from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header
+
+_PARTS, _TRANSPOSED = ("left", "right", "losses"), ".T"
+_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
+
+
+class ComponentFile:
+    """Components of the weights of one group, in a file or about to be saved.
+
+    Parameters
+    ----------
+    file
+        One that exists is read; a damaged one is made again. None saves nothing.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file, self._computed = file, dict[str, Components]()
+        self._stored: Mapping[str, TensorInfo] = {}
+        if file is not None and file.exists() and is_as_written(file):
+            self._stored = read_header(file)[0]
+
+    def get(self, key: str, compute: Callable[[], Components]) -> Components:
+        """Return the components of a weight: those that are saved, or computed."""
+        if f"{key}.losses" in self._stored:
+            return Components(*(self._read(f"{key}.{part}") for part in _PARTS))
+        self._computed[key] = compute()
+        return self._computed[key]
+
+    def save(self) -> None:
+        """Save what was computed."""
+        if self._file is not None and self._computed:
+            arrays = {f"{key}.{part}": getattr(own, part) for key, own in self._computed.items() for part in _PARTS}
+            entries = [
+                Entry(name + _TRANSPOSED, _NAMES[a.dtype], a.T) if by_columns(a) else Entry(name, _NAMES[a.dtype], a)
+                for name, a in arrays.items()
+            ]
+            write_digested(self._file, {}, entries)
+        self._computed = {}
+
+    def _read(self, name: str) -> Array:
+        if name in self._stored:
+            return self._stored[name].read_stored()
+        return self._stored[name + _TRANSPOSED].read_stored().T
