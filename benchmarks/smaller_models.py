@@ -4,7 +4,7 @@
 
 Needs a Debian system with its manuals. Calibrates on the 2,400 sentences of `benchmarks.calibrated` with text "both",
 and compares predictions on its test sentences: 300 of the manuals and 300 of the Python reference. Prints a Markdown
-table row by row; --write puts it into docs/serving.md. Takes about ten minutes on one thread.
+table row by row; --write puts it into docs/serving.md. Takes twenty minutes on one thread.
 """
 
 from __future__ import annotations

@@ -416,3 +416,27 @@ def test_other_models_of_the_container_are_refused(
     change_config(folder, **changes)
     with refused(FileFormatError, "open_checkpoint", words):
         open_checkpoint(folder)
+
+
+@pytest.mark.slow
+def test_the_built_in_llama(tmp_path: Path) -> None:
+    """A licence as text: half of the values, then half of the heads, beside the truncation by SVD."""
+    text, source = tmp_path / "text.txt", builtin_path("llama")
+    shutil.copy(Path(__file__).parents[2] / "LICENSE", text)
+    compress(source, tmp_path / "plain", layout="mimo", keep=0.5)
+    compress(source, tmp_path / "mimo", layout="mimo", keep=0.5, calibrate=text)
+    compress(source, tmp_path / "narrow", layout="narrow", sizes={"head_dim": 8}, calibrate=text)
+    plain, mimo, narrow = (evaluate(source, tmp_path / out, text) for out in ("plain", "mimo", "narrow"))
+    assert mimo.divergence < 0.5 * plain.divergence
+    assert narrow.divergence < plain.divergence
+    assert mimo.cache_bytes == (512, 384)
+    assert narrow.cache_bytes == (512, 256)
+
+    kind = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, **kind).eval()
+    x = torch.from_numpy(inputs(model)[:1])
+    options = {"max_new_tokens": 64, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for out in ("mimo", "narrow"):
+        pair = loaded(tmp_path / out, dtype=torch.float32), padded(model, source, tmp_path / out)
+        generated = [m.generate(x, attention_mask=torch.ones_like(x), **options) for m in pair]
+        assert torch.equal(*generated)

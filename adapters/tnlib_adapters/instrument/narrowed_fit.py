@@ -19,7 +19,7 @@ from tnlib_adapters.factors.projections import NAMES, Products
 from tnlib_adapters.instrument.block import Block, as_tensor
 from tnlib_adapters.instrument.block_passes import Streams
 from tnlib_adapters.instrument.layer_fit import FitStreams, adam, blocks_to_fit
-from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of
+from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
 
 _RIDGE = 0.03  # relative to the second moment of each input
 _RATE = 0.03  # learning rate, relative to the root mean square of a weight
@@ -81,9 +81,9 @@ def _refit(block: Block, streams: FitStreams, start: Products, name: str) -> Pro
     xx = torch.zeros(len(old), len(old), dtype=torch.float64)
     xy = torch.zeros(old.shape, dtype=torch.float64)
     for b in streams.fitted:
-        with output_of(module, wrote, 0):
+        with output_of(module, wrote, 0), stopping_after(module):
             block.run(streams.original(k, b), streams.call(k, b))
-        with input_of(module, read, 0):
+        with input_of(module, read, 0), stopping_after(module):
             block.run(streams.truncated(k, b), streams.call(k, b), weights)
         z, target = (own[0].reshape(*streams.valid(b).shape, -1)[streams.valid(b)].double() for own in (read, wrote))
         xx += z.T @ z  # [t]
