@@ -142,6 +142,25 @@ _OPTIONS_OF_COMPRESSION = (
 # fmt: on
 
 
+def _options_of_placement(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a model that runs on a text."""
+    device = click.option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        metavar="DEVICE",
+        help="Device on which the model runs on the text, as torch names it: cuda, cuda:1, mps.",
+    )
+    dtype = click.option(
+        "--dtype",
+        type=click.Choice(("float32", "bfloat16", "float16")),
+        default="float32",
+        show_default=True,
+        help="Dtype of the weights while they run.",
+    )
+    return device(dtype(command))
+
+
 def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that `compress` and `plan` share."""
     for option in reversed(_OPTIONS_OF_COMPRESSION):
@@ -156,6 +175,7 @@ def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]
 @click.option("--size", "sizes", type=_Size(), multiple=True, metavar="NAME=N",
               help="Instead of --keep, for a layout that is a smaller model: a size in its config.json, "
               f"{sizes_help()}; may be given several times.")  # fmt: skip
+@_options_of_placement
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
@@ -223,7 +243,8 @@ def compare(source: str, keeps: tuple[float, ...], out: Path, **options: Any) ->
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.argument("text", metavar="TEXT", type=click.Path(path_type=Path))
-def evaluate(source: str, out: Path, text: Path) -> None:
+@_options_of_placement
+def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
     """Compare the outputs of the checkpoint IN and its compression OUT on the text file TEXT.
 
     Embedding models: the cosine similarity of both embeddings of every line. Language models: the perplexity of
@@ -233,7 +254,7 @@ def evaluate(source: str, out: Path, text: Path) -> None:
     with _command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
 
-        evaluation = run(_folder(source), out, text, progress=progress)
+        evaluation = run(_folder(source), out, text, **options, progress=progress)
     from tnlib_adapters.compression.report.terminal import show_evaluation
 
     show_evaluation(evaluation)

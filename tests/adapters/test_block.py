@@ -31,7 +31,7 @@ def truncated(model: RunningModel, checkpoint, k: int) -> Products:
     for matrix in layer.feed_forward_matrices:
         factors[matrix.name] = halved(matrix.on_rows(checkpoint.read(matrix.weight)))
     products = Products(factors, frozenset(projections.biases), projections.biases.get("o"))
-    return products.each(lambda a: as_tensor(a).requires_grad_())
+    return products.each(lambda a: as_tensor(a, model.device).requires_grad_())
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_a_large_model_shares_its_tables_with_changed_ones(llama: Path, limited:
     for limit, shared in zip(LIMITS, (False, True), strict=True):
         limited(limit)
         model = open_running(llama)
-        other = round_weights(model)
-        assert (address(other) == address(model)) == shared
+        original, other = address(model), round_weights(model)
+        assert (address(other) == original) == shared
         other = round_weights(model, "all", names_of(open_checkpoint(llama), "all", with_text=True))
         assert address(other) != address(model)

@@ -27,7 +27,7 @@ from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, open_source
+from tnlib_adapters.compression.source_model import SourceModel, open_source, request_placement
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
@@ -53,6 +53,8 @@ def compress(
     cache_bytes: int | None = None,
     max_memory: int | None = None,
     sizes: Mapping[str, int] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -125,6 +127,12 @@ def compress(
     sizes
         Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `v_head_dim` of
         "mimo", `head_dim` and `intermediate_size` of "narrow"; those left out stay.
+    device
+        Device on which the model runs on the text, as torch names it: "cpu", "cuda", "cuda:1", "mps". Blocks are moved
+        there one at a time, and large weights are decomposed there.
+    dtype
+        Of the weights while they run: "float32", "bfloat16" or "float16". Sums over tokens, the factors that are fitted
+        and all that is written are not in it.
     force
         Replace `out` if it is not empty.
     progress
@@ -164,6 +172,8 @@ def compress(
         "calibration_tokens": calibration_tokens,
         "spill": spill,
         "max_memory": max_memory,
+        "device": device,
+        "dtype": dtype,
     }
     if layout in SMALLER_MODELS or sizes:
         smaller = LayoutRequest.of(sizes, cache_bytes=cache_bytes, **options)
@@ -175,7 +185,7 @@ def compress(
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     limits = limits_of(opened, request)
     _check_finite(checkpoint, request, progress)
-    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits)
+    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=request_placement(request))
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch)
         plan = make_plan(original, request, calibration, progress, workspace)

@@ -90,6 +90,8 @@ class Request:
     calibration_tokens: int = MAX_TOKENS
     spill: Path | None = None
     max_memory: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -127,6 +129,7 @@ class Request:
         self._check_statistics()
         self._check_tokens()
         self._check_memory()
+        self._check_device()
 
     @property
     def spill_folder(self) -> Path | None:
@@ -265,6 +268,18 @@ class Request:
             )
         if self.calibrate is None and self.calibration_tokens != MAX_TOKENS:
             raise ArgumentError("compress: calibration_tokens must come with the text of calibrate; pass that too.")
+
+    def _check_device(self) -> None:
+        if (self.device, self.dtype) == ("cpu", "float32"):
+            return
+        if self.calibrate is None:
+            raise ArgumentError(
+                "compress: device and dtype are those of a model that runs on a text, got none; pass a file as "
+                "calibrate (--calibrate TEXT), or leave them out."
+            )
+        from tnlib_adapters.instrument.placement import placement_of
+
+        placement_of("compress", self.device, self.dtype)
 
     def _check_memory(self) -> None:
         if self.max_memory is None:

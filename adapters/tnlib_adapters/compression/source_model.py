@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
+    from tnlib_adapters.instrument.placement import Placement
     from tnlib_adapters.instrument.running_model import RunningModel
     from tnlib_adapters.instrument.stored_weights import Change
 
@@ -38,6 +39,8 @@ class SourceModel:
         Calling function, for messages.
     limits
         Memory of the running model; None for the defaults.
+    placement
+        Its device and dtype; None for float32 on the host.
     """
 
     def __init__(
@@ -46,8 +49,10 @@ class SourceModel:
         max_tokens: int = MAX_TOKENS,
         function: str = "compress",
         limits: Limits | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        self.checkpoint, self.max_tokens, self.function, self._limits = checkpoint, max_tokens, function, limits
+        self.checkpoint, self.max_tokens, self.function = checkpoint, max_tokens, function
+        self._limits, self._placement = limits, placement
 
     @cached_property
     def original(self) -> RunningModel:
@@ -64,14 +69,23 @@ class SourceModel:
         """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
 
+        opened = partial(open_running, checkpoint, self.function, self.max_tokens, placement=self._placement)
         if self._limits is None:
-            return open_running(checkpoint, self.function, self.max_tokens)
-        own = {"batch_tokens": self._limits.tokens, "max_weights": self._limits.weights}
-        return open_running(checkpoint, self.function, self.max_tokens, **own)
+            return opened()
+        return opened(batch_tokens=self._limits.tokens, max_weights=self._limits.weights)
 
     def copy(self, change: Change | None = None) -> RunningModel:
         """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""
         return self.original.changed(change)
+
+
+def request_placement(request: Request) -> Placement | None:
+    """Return where the model runs on the calibration text; None without one, which needs no torch."""
+    if request.calibrate is None:
+        return None
+    from tnlib_adapters.instrument.placement import placement_of
+
+    return placement_of("compress", request.device, request.dtype)
 
 
 @dataclass(frozen=True)

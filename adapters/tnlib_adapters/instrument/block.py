@@ -28,8 +28,8 @@ class FactoredMap:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for x (..., in)."""
-        product = reduce(torch.matmul, self.factors, x)
-        return product if self.bias is None else product + self.bias
+        product = reduce(torch.matmul, [factor.to(x) for factor in self.factors], x)
+        return product if self.bias is None else product + self.bias.to(x)
 
     @property
     def requires_grad(self) -> bool:
@@ -60,8 +60,8 @@ class Block:
         """
         maps = {} if self.model.fits_in_memory else dict(self._maps(products))
         factors = {name: own for name, own in products.factors.items() if name not in maps}
-        whole = replace(products, factors=factors)
-        parameters = self.of_weights(whole.expand(self.model.sizes), whole.modules())
+        expanded = replace(products, factors=factors)
+        parameters = self.of_weights(expanded.expand(self.model.sizes), expanded.modules())
         return {self._name(self._module(name)): own for name, own in maps.items()} | parameters
 
     def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,11 +104,11 @@ class Block:
         """Return the output of the block for input x and further call arguments, optionally with other weights."""
         self.model.load(self.k)
         args, kwargs = call
-        given = dict(weights or {})
-        maps = {name: own for name, own in given.items() if isinstance(own, FactoredMap)}
-        parameters = {name: own for name, own in given.items() if isinstance(own, Tensor)}
-        with torch.set_grad_enabled(any(own.requires_grad for own in given.values())), self._computing(maps):
-            out = functional_call(self.layer.block, parameters, (x, *args), kwargs)
+        values = dict(weights or {})
+        maps = {name: own for name, own in values.items() if isinstance(own, FactoredMap)}
+        parameters = {name: own.to(self.model.dtype) for name, own in values.items() if isinstance(own, Tensor)}
+        with torch.set_grad_enabled(any(own.requires_grad for own in values.values())), self._computing(maps):
+            out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     @contextmanager
@@ -136,9 +136,14 @@ def install(model: RunningModel, k: int, projections: Projections) -> None:
     """Put projections into the k-th layer of a running model, whose weights are all in memory."""
     with torch.no_grad():
         for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-            model.model.get_parameter(name).copy_(as_tensor(values))
+            model.model.get_parameter(name).copy_(as_tensor(values, model.device))
 
 
-def as_tensor(values: Array) -> Tensor:
-    """Return a copy in the precision of a running model."""
-    return torch.from_numpy(np.array(values, np.float32))
+def as_tensor(values: Array, device: torch.device) -> Tensor:
+    """Return a copy in float32 on a device."""
+    return torch.from_numpy(np.array(values, np.float32)).to(device)
+
+
+def in_double_precision(x: Tensor) -> Tensor:
+    """Return x in double precision, on the host if its device has none."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()

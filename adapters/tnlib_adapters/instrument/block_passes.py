@@ -58,7 +58,7 @@ class Streams:
         texts, tokens = self._shapes[k]
         count = texts * tokens * self._width
         values = np.fromfile(self.folder / name, np.float32, count, offset=self._starts[k])
-        return torch.from_numpy(values.reshape(texts, tokens, self._width))
+        return torch.from_numpy(values.reshape(texts, tokens, self._width)).to(self.batches[k].ids.device)
 
     def finish(self, name: str) -> None:
         """Declare the streams of all batches stored."""
@@ -114,7 +114,7 @@ class Frame:
                 self.enter(batch)
 
         def forward(k: int, *args: Any, **kwargs: Any) -> Any:
-            return self._returned(x if k == last else split_call(args, kwargs)[0])
+            return self._returned(x.to(self.model.dtype) if k == last else split_call(args, kwargs)[0])
 
         with self._replaced(forward):
             return self.model(batch)
@@ -155,7 +155,7 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
     """Return the output of the k-th block."""
     model.load(k)
     args, kwargs = call
-    out = model.layers[k].block(x, *args, **kwargs)
+    out = model.layers[k].block(x.to(model.dtype), *args, **kwargs)
     return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
 
@@ -199,7 +199,7 @@ def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -
     """
     if isinstance(value, Tensor):
         if id(value) not in of_batch:
-            digest = hashlib.sha256(value.contiguous().numpy().data).digest()
+            digest = hashlib.sha256(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data).digest()
             of_batch[id(value)] = known.setdefault((value.dtype, value.shape, value.stride(), digest), value)
         return of_batch[id(value)]
     if type(value) in (list, tuple):

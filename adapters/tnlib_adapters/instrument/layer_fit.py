@@ -27,7 +27,7 @@ from torch import Tensor
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
-from tnlib_adapters.instrument.block import Block, Weights, as_tensor
+from tnlib_adapters.instrument.block import Block, Weights, as_tensor, in_double_precision
 from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
 from tnlib_adapters.instrument.stored_weights import Group
@@ -130,7 +130,7 @@ class FitStreams:
         """Return the errors of streams of a batch before the k-th block, or of the outputs if there is none."""
         original = self.original(k, b)
         if k < len(self._original.model.layers):
-            return [float((x - original)[self.valid(b)].square().sum()) for x in streams]
+            return [float((x.float() - original)[self.valid(b)].square().sum()) for x in streams]
         predicts, before = self._original.model.predicts, self._output(self._original, original, b)
         return [_distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
 
@@ -155,7 +155,7 @@ def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) 
     """Return the truncated tables among the weights of a group, by their names in the model."""
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}
     weights = {names[id(find_module(model.model, name).get_parameter("weight"))]: t for name, t in tables.items()}
-    return {name: as_tensor(table) for name, table in weights.items() if name in values}
+    return {name: as_tensor(table, model.device) for name, table in weights.items() if name in values}
 
 
 def fit_layers(
@@ -194,7 +194,7 @@ def fit_layers(
     both = FitStreams(model, streams, tables, first)
     for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
         model.load(k)
-        block, best = Block(model, k), start(k).each(as_tensor)
+        block, best = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
         if best.parts:  # otherwise nothing of the block is truncated
             refitted = _refit_output(block, both, best) if "o" in best.factors else best
             descended = _descend(block, both, refitted, order)
@@ -204,7 +204,7 @@ def fit_layers(
             errors = both.errors(block, (block.weights(products) for products in candidates))
             best = candidates[int(np.argmin(errors))]
         both.advance(block, block.weights(best))
-        yield best.each(Tensor.numpy)
+        yield best.each(lambda a: a.cpu().numpy())
 
 
 def blocks_to_fit(
@@ -239,19 +239,20 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
             block.run(streams.original(k, b), streams.call(k, b))
         with input_of(o, read, 0), stopping_after(o):
             block.run(streams.truncated(k, b), streams.call(k, b), truncated)
-        z = reduce(torch.matmul, first, read[0][streams.valid(b)]).double()  # t [w], [w] r
-        target = wrote[0][streams.valid(b)].double()
-        n += len(z)
+        valid = streams.valid(b)
+        z = in_double_precision(reduce(torch.matmul, first, read[0][valid].float()))  # t [w], [w] r
+        target = in_double_precision(wrote[0][valid])
+        n += z.shape[0]
         xx, xy, sx, sy = xx + z.T @ z, xy + z.T @ target, sx + z.sum(0), sy + target.sum(0)
     has_bias = start.output_bias is not None
     mx, my = (sx / n, sy / n) if has_bias else (torch.zeros_like(sx), torch.zeros_like(sy))
     xx, xy = xx / n - torch.outer(mx, mx), xy / n - torch.outer(mx, my)
-    new = old.double()
+    new = in_double_precision(old)
     if bool((torch.diag(xx) > 0).any()):  # W_V may be truncated to nothing
-        damped = xx + torch.diag(_RIDGE * torch.diag(xx).clamp(min=1e-12 * float(torch.diag(xx).max())))
+        damped = xx + torch.diag(_RIDGE * torch.diag(xx).clamp(min=1e-12 * torch.diag(xx).max()))
         new = new + torch.linalg.solve(damped, xy - xx @ new)
-    bias = (my - mx @ new).float() if has_bias else None
-    return replace(start, factors={**start.factors, "o": (*first, new.float())}, output_bias=bias)
+    bias = (my - mx @ new).to(old) if has_bias else None
+    return replace(start, factors={**start.factors, "o": (*first, new.to(old))}, output_bias=bias)
 
 
 def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
@@ -285,7 +286,7 @@ def adam(
     )
     for b in order:
         wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
-        loss = (wrote - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
+        loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

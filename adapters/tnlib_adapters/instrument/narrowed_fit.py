@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.factors.projections import NAMES, Products
-from tnlib_adapters.instrument.block import Block, as_tensor
+from tnlib_adapters.instrument.block import Block, as_tensor, in_double_precision
 from tnlib_adapters.instrument.block_passes import Streams
 from tnlib_adapters.instrument.layer_fit import FitStreams, adam, blocks_to_fit
 from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
@@ -51,7 +51,7 @@ def fit_narrowed(
     both = FitStreams(model, streams)
     for k, order in blocks_to_fit(both, n_steps, 0, 0, progress):
         model.load(k)
-        block, best = Block(model, k), start(k).each(as_tensor)
+        block, best = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
         refitted = best
         for name in _writers(block, best):
             refitted = _refit(block, both, refitted, name)
@@ -61,7 +61,7 @@ def fit_narrowed(
         errors = both.errors(block, (block.weights(products) for products in candidates))
         best = candidates[int(np.argmin(errors))]
         both.advance(block, block.weights(best))
-        yield best.each(Tensor.numpy)
+        yield best.each(lambda a: a.cpu().numpy())
 
 
 def _writers(block: Block, products: Products) -> list[str]:
@@ -78,23 +78,23 @@ def _refit(block: Block, streams: FitStreams, start: Products, name: str) -> Pro
     wrote: dict[int, Tensor] = {}
     read: dict[int, Tensor] = {}
     bias = getattr(module, "bias", None)
-    xx = torch.zeros(len(old), len(old), dtype=torch.float64)
-    xy = torch.zeros(old.shape, dtype=torch.float64)
+    new = in_double_precision(old)
+    xx, xy = new.new_zeros(len(old), len(old)), torch.zeros_like(new)
     for b in streams.fitted:
         with output_of(module, wrote, 0), stopping_after(module):
             block.run(streams.original(k, b), streams.call(k, b))
         with input_of(module, read, 0), stopping_after(module):
             block.run(streams.truncated(k, b), streams.call(k, b), weights)
-        z, target = (own[0].reshape(*streams.valid(b).shape, -1)[streams.valid(b)].double() for own in (read, wrote))
+        valid = streams.valid(b)
+        z, target = (in_double_precision(x[0].reshape(*valid.shape, -1)[valid]) for x in (read, wrote))
         xx += z.T @ z  # [t]
-        xy += z.T @ (target if bias is None else target - bias)
+        xy += z.T @ (target if bias is None else target - bias.to(target))
     used = torch.diag(xx) > 0
-    new = old.double()
     if bool(used.any()):
         own_xx, own_xy, own = xx[used][:, used], xy[used], new[used]
         damped = own_xx + torch.diag(_RIDGE * torch.diag(own_xx))
         new[used] = own + torch.linalg.solve(damped, own_xy - own_xx @ own)
-    return replace(start, factors={**start.factors, name: (new.float(),)})
+    return replace(start, factors={**start.factors, name: (new.to(old),)})
 
 
 def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:

@@ -59,18 +59,18 @@ class _Grid:
     scales: Tensor  # as stored
 
     @classmethod
-    def around(cls, integers: Integers, original: Array) -> _Grid:
+    def around(cls, integers: Integers, original: Array, device: torch.device) -> _Grid:
         """Return the grid of rounded values, with weights in their cells."""
-        values, scales = as_tensor(integers.values()), as_tensor(integers.scales)
+        values, scales = as_tensor(integers.values(), device), as_tensor(integers.scales, device)
         grid = cls(integers.format, values, scales)
         half = grid.steps(scales).abs() / 2
-        nearest = torch.minimum(torch.maximum(as_tensor(original), values - half), values + half)
+        nearest = torch.minimum(torch.maximum(as_tensor(original, device), values - half), values + half)
         return cls(grid.form, (values + nearest) / 2, scales)
 
     def steps(self, scales: Tensor) -> Tensor:
         """Return the scale of every entry."""
         (axis,) = self.form.axes
-        sizes = torch.tensor(self.form.group_sizes(self.weight.shape[axis]))
+        sizes = torch.tensor(self.form.group_sizes(self.weight.shape[axis]), device=scales.device)
         return scales.repeat_interleave(sizes, axis)
 
     def values(self, moves: Sequence[Tensor]) -> Tensor:
@@ -86,12 +86,12 @@ class _Grid:
     def integers(self, moves: Sequence[Tensor]) -> Integers:
         """Return the codes and scales after these moves."""
         moved, relative = (move.detach() for move in moves)
-        scales = (self.scales * (1 + relative)).numpy()
+        scales = (self.scales * (1 + relative)).cpu().numpy()
         scales = from_bf16(to_bf16(scales)) if self.form.is_packed else scales
-        steps = _divisors(self.steps(torch.from_numpy(scales)))
+        steps = _divisors(self.steps(as_tensor(scales, self.weight.device)))
         weight = self.weight + moved * self.steps(self.scales)
         low, high = self.form.code_range
-        codes = torch.floor(weight / steps + self.form.centre + 0.5).clamp(low, high).numpy()
+        codes = torch.floor(weight / steps + self.form.centre + 0.5).clamp(low, high).cpu().numpy()
         return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
 
 
@@ -129,11 +129,12 @@ def fit_rounded_layers(
 
 def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Sequence[int]) -> RoundedBlock:
     """Return the weights and biases after one step of Adam on every batch of `order`."""
+    device = block.model.device
     grids = {
-        name: [_Grid.around(*pair) for pair in zip(held, start.originals[name], strict=True)]
+        name: [_Grid.around(*pair, device) for pair in zip(held, start.originals[name], strict=True)]
         for name, held in start.rounded.items()
     }
-    biases = {name: as_tensor(bias) for name, bias in start.biases.items()}
+    biases = {name: as_tensor(bias, device) for name, bias in start.biases.items()}
     sizes = {name: bias.square().mean().sqrt() for name, bias in biases.items()}
     moves = {
         name: [
@@ -158,7 +159,7 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
         {"params": [*shifts.values()], "lr": _BIAS_RATE},
     ]
     adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, order)
-    moved = {name: (bias + sizes[name] * shifts[name]).detach().numpy() for name, bias in biases.items()}
+    moved = {name: (bias + sizes[name] * shifts[name]).detach().cpu().numpy() for name, bias in biases.items()}
     rounded = {
         name: tuple(grid.integers(own) for grid, own in zip(held, moves[name], strict=True))
         for name, held in grids.items()
@@ -168,9 +169,10 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
 
 def _parameters(block: Block, own: RoundedBlock) -> dict[str, Tensor]:
     values = {
-        name: weight_of_parts([as_tensor(integers.values()) for integers in held]) for name, held in own.rounded.items()
+        name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in held])
+        for name, held in own.rounded.items()
     }
-    return _of_weights(block, values, {name: as_tensor(bias) for name, bias in own.biases.items()})
+    return _of_weights(block, values, {name: as_tensor(bias, block.model.device) for name, bias in own.biases.items()})
 
 
 def _of_weights(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
 from tnlib_adapters.files.process_memory import BATCH_TOKENS
 from tnlib_adapters.files.tokenizer import MAX_TOKENS, load_tokenizer
+from tnlib_adapters.instrument.placement import Placement
 from tnlib_adapters.instrument.stored_weights import (
     Change,
     Source,
@@ -34,7 +37,6 @@ from tnlib_adapters.instrument.stored_weights import (
     make_without_weights,
 )
 
-CPU = torch.device("cpu")
 _FEWEST, _BATCHES = 512, 8  # tokens of a batch, and batches, of a short text
 
 
@@ -46,15 +48,15 @@ class Projection:
     """One projection of all heads: columns (heads, d_head) of the output of a module, or of the input for "o"."""
 
     module: nn.Module
-    columns: Tensor
+    columns: npt.NDArray[np.intp]
     name: str
 
     def written(self, x: Tensor) -> Tensor:
         """Return the columns of this projection of an output, (..., heads * d_head); all columns for "o"."""
-        flat = self.columns.flatten()
-        if self.name == "o" or (len(flat) == x.shape[-1] and bool((flat.diff() == 1).all())):
+        flat = self.columns.ravel()
+        if self.name == "o" or (len(flat) == x.shape[-1] and np.all(np.diff(flat) == 1)):
             return x
-        return x[..., flat]
+        return x[..., torch.from_numpy(flat).to(x.device)]
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokenized texts and attention mask, (texts, tokens) each; the mask is 1 at tokens and 0 at padding."""
+    """Tokenized texts and attention mask, (texts, tokens) each; the mask is 1 at tokens and 0 at padding.
+
+    `is_padded` is False if there is none, known without waiting for the device.
+    """
 
     ids: Tensor
     mask: Tensor
+    is_padded: bool = True
 
     @property
     def valid(self) -> Tensor:
@@ -85,7 +91,9 @@ class Batch:
 
 @dataclass(frozen=True, repr=False)
 class RunningModel:
-    """A transformers model in float32, its tokenizer, and the modules of its attention.
+    """A transformers model, its tokenizer, and the modules of its attention.
+
+    Its weights are on the device and in the dtype of `placement`; what it returns is in float32.
 
     Texts are read up to `max_tokens` tokens, if the model has as many positions, in batches of `batch_tokens` tokens.
     Errors on texts begin with `function`.
@@ -99,17 +107,26 @@ class RunningModel:
     function: str = "evaluate"
     weights: StoredWeights | None = None
     batch_tokens: int = BATCH_TOKENS
-    device: torch.device = CPU
-    dtype: torch.dtype = torch.float32
+    placement: Placement = Placement()  # noqa: RUF009  immutable
 
     def changed(self, change: Change | None = None) -> RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
-        running_model = _running_from(
+        changed_model = _running_from(
             self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights
         )
-        return replace(running_model, batch_tokens=self.batch_tokens)
+        return replace(changed_model, batch_tokens=self.batch_tokens)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights, the batches and the outputs."""
+        return self.placement.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights, and of the streams between blocks while they are computed."""
+        return self.placement.dtype
 
     @property
     def fits_in_memory(self) -> bool:
@@ -153,7 +170,7 @@ class RunningModel:
         n_tokens = min(self.batch_tokens, max(_FEWEST, sum(map(len, ids)) // _BATCHES))
         for end in range(1, len(ids) + 1):
             if end == len(ids) or (end + 1 - start) * len(ids[end]) > n_tokens:
-                batches.append(_padded(ids[start:end], self.tokenizer.pad_token_id or 0))
+                batches.append(_padded(ids[start:end], self.tokenizer.pad_token_id or 0, self.device))
                 start = end
         return batches
 
@@ -166,7 +183,7 @@ class RunningModel:
         """Return logits (texts, tokens, vocabulary), or one embedding of norm 1 for every text (texts, d_model)."""
         no_cache = {"use_cache": False} if self.wiring.layers[0].attention.causal else {}
         out = self.model(input_ids=batch.ids, attention_mask=batch.mask, **no_cache)
-        return cast(Tensor, out.logits) if self.predicts else pooled(out.last_hidden_state, batch.mask)
+        return cast(Tensor, out.logits).float() if self.predicts else pooled(out.last_hidden_state.float(), batch.mask)
 
 
 def open_running(
@@ -176,10 +193,12 @@ def open_running(
     *,
     batch_tokens: int = BATCH_TOKENS,
     max_weights: int | None = None,
+    placement: Placement | None = None,
 ) -> RunningModel:
     """Open a checkpoint, or its folder, of a model of text, with its tokenizer, as a transformers model.
 
-    At most `max_weights` bytes of weights stay in memory, None for `IN_MEMORY`.
+    At most `max_weights` bytes of weights, in float32, stay in memory, None for `IN_MEMORY`.
+    They are in float32 on the host if `placement` is None.
 
     Raises
     ------
@@ -189,7 +208,9 @@ def open_running(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    running_model = _running_from(checkpoint, tokenizer, max_tokens, function, max_weights=max_weights)
+    running_model = _running_from(
+        checkpoint, tokenizer, max_tokens, function, max_weights=max_weights, placement=placement
+    )
     return replace(running_model, batch_tokens=batch_tokens)
 
 
@@ -212,14 +233,15 @@ def _running_from(
     original: StoredWeights | None = None,
     *,
     max_weights: int | None = None,
+    placement: Placement | None = None,
 ) -> RunningModel:
     model = make_without_weights(function, checkpoint)
     stored = find_stored(model, checkpoint, function)
     running_model = running(model, tokenizer, max_tokens, function)
     source = Source(checkpoint, running_model.wiring, stored)
     blocks = [layer.block for layer in running_model.layers]
-    weights = StoredWeights(model, blocks, source, change, original, max_bytes=max_weights)
-    return replace(running_model, weights=weights)
+    weights = StoredWeights(model, blocks, source, change, original, max_bytes=max_weights, placement=placement)
+    return replace(running_model, weights=weights, placement=weights.placement)
 
 
 def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> RunningModel:
@@ -232,7 +254,7 @@ def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> Runni
             for name in held:
                 heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.n_heads // sizes.kv_heads)
                 slices = [columns_of_head(layer.attention, held, name, head) for head in heads]
-                columns = torch.tensor([range(s.start, s.stop) for s in slices])
+                columns = np.array([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)
         layers.append(Layer(modules[layer.module], projections))
     return RunningModel(model, tokenizer, wiring, tuple(layers), max_tokens, function)
@@ -266,10 +288,11 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
     """Return the gradient of a random probe with respect to the output, see `observe`; v for the probe v . e."""
     if not model.predicts:
-        return torch.randn(out.shape, generator=generator)
+        return torch.randn(out.shape, generator=generator).to(out)
     p = out.detach().softmax(-1)
     drawn = draw_tokens(p, generator)
-    slope = p.neg_().scatter_add_(-1, drawn, torch.ones(drawn.shape))  # d log p[drawn] / d logits = 1[drawn] - p
+    # d log p[drawn] / d logits = 1[drawn] - p
+    slope = p.neg_().scatter_add_(-1, drawn, torch.ones_like(drawn, dtype=p.dtype))
     return slope.mul_(batch.mask[..., None])
 
 
@@ -279,15 +302,15 @@ def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
     `torch.multinomial` draws one random number per entry, which takes longer than the forward pass of a small model.
     """
     sums = p.cumsum(-1)
-    at = torch.rand((*p.shape[:-1], 1), generator=generator) * sums[..., -1:]
+    at = torch.rand((*p.shape[:-1], 1), generator=generator).to(sums) * sums[..., -1:]
     return torch.searchsorted(sums, at, right=True).clamp_(max=p.shape[-1] - 1)
 
 
-def _padded(ids: Sequence[Sequence[int]], pad: int) -> Batch:
+def _padded(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> Batch:
     longest = max(map(len, ids))
-    tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
-    return Batch(tokens, mask)
+    tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids], device=device)
+    return Batch(tokens, mask, is_padded=any(len(row) < longest for row in ids))
 
 
 @contextmanager

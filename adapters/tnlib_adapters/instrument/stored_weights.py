@@ -27,6 +27,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.process_memory import WEIGHTS as IN_MEMORY
 from tnlib_adapters.files.tokenizer import OFFLINE, loaded
+from tnlib_adapters.instrument.placement import Placement
 
 OUTSIDE = -1  # the group outside the blocks
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
@@ -145,9 +146,9 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
     stored, missing = dict[str, Any](), []
     for name in model.state_dict(keep_vars=True):
         names = [own for own in _older_names(name, prefix) if own in tensors or own in of_factors]
-        found = renamed.get(name) or next(iter(names), None)
-        if found is not None:
-            stored[name] = found
+        source = renamed.get(name) or next(iter(names), None)
+        if source is not None:
+            stored[name] = source
         elif _POOLER in name:
             _set(model, name, nn.Parameter(torch.zeros(model.get_parameter(name).shape), requires_grad=False))
         else:
@@ -199,12 +200,12 @@ def _renamed(model: Any, wiring: Wiring) -> dict[str, Any]:
             continue
         block = next(own for own in _older_names(layer.module, f"{model.base_model_prefix}.") if own in names.values())
         experts = layer.experts.experts
-        made = {
+        tensors = {
             "gate.weight": layer.experts.router.weight,
             "experts.gate_up_proj": [tuple(matrix.weight for matrix in expert.inputs) for expert in experts],
             "experts.down_proj": [expert.down.weight for expert in experts],
         }
-        of_layer = {f"{block}.mlp.{name}": stored for name, stored in made.items()}
+        of_layer = {f"{block}.mlp.{name}": stored for name, stored in tensors.items()}
         renamed |= {name: stored for name, stored in of_layer.items() if name in parameters}
     return renamed
 
@@ -263,6 +264,8 @@ class StoredWeights:
         model that does not fit in memory shares them.
     max_bytes
         Weights in float32 that may stay in memory; None for those of `original`, or for `IN_MEMORY`.
+    placement
+        None for that of `original`, or for float32 on the host.
     """
 
     def __init__(
@@ -274,7 +277,9 @@ class StoredWeights:
         original: StoredWeights | None = None,
         *,
         max_bytes: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
+        self.placement: Placement = placement or (Placement() if original is None else original.placement)
         inherited = IN_MEMORY if original is None else original.max_bytes
         self.max_bytes: int = inherited if max_bytes is None else max_bytes
         self.source, self._change, self._model, self._original = source, change, model, original
@@ -291,6 +296,7 @@ class StoredWeights:
             self._names[group].append(name)
         self.n_bytes = {group: sum(4 * self._empty[n].numel() for n in own) for group, own in self._names.items()}
         self._loaded, self._paused = OrderedDict[int, None](), False
+        self._place_others()
         if self.fit_in_memory:
             for group in self._names:
                 self.load(group)
@@ -336,12 +342,11 @@ class StoredWeights:
             values = self.source.read(self._names[group])
         elif original.fit_in_memory:
             values = {name: value.detach().clone() for name, value in original.held(group).items()}
-        elif group == OUTSIDE or original.has(group):
-            original.load(group)
+        elif original.has(group):
             values = original.held(group)
         else:
             values = original.read(group)
-        return values if self._change is None else self._change(group, values)
+        return values if self._change is None else self._change(group, _on_host(values))
 
     def has(self, group: int) -> bool:
         """Test if the weights of a group are in memory."""
@@ -361,6 +366,13 @@ class StoredWeights:
         finally:
             self._paused = False
 
+    def _place_others(self) -> None:
+        """Move what is not stored to the device: buffers made from the config, in their dtype, and unused layers."""
+        for name, buffer in [(name, own) for name, own in self._model.named_buffers() if not own.is_meta]:
+            _set(self._model, name, buffer.to(self.placement.device))
+        for name, parameter in [(name, own) for name, own in self._model.named_parameters() if not own.is_meta]:
+            _set(self._model, name, nn.Parameter(self.placement.place(parameter), requires_grad=False))
+
     def _same_names(self, group: int) -> list[str]:
         """Return all names of the weights of a group, of which several may be one parameter."""
         return [own for name in self._names[group] for own in self._same.get(name, [name])]
@@ -368,9 +380,20 @@ class StoredWeights:
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             is_buffer = name not in self._same
-            held = value if is_buffer or isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
+            placed = value if value.is_meta else self.placement.place(value)
+            held = (
+                placed if is_buffer or isinstance(placed, nn.Parameter) else nn.Parameter(placed, requires_grad=False)
+            )
             for own in self._same.get(name, [name]):
                 _set(self._model, own, held)
+
+
+def _on_host(values: Group) -> Group:
+    """Return values that numpy reads."""
+    return {
+        name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype)
+        for name, value in values.items()
+    }
 
 
 def _load_before(weights: weakref.ref[StoredWeights], group: int, *_: Any) -> None:

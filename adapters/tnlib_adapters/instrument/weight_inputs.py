@@ -162,7 +162,7 @@ def observe_block(
     """
     wrote: dict[str, Tensor] = {}
     with _keeping_reads(places) as reads, _keeping_writes(places, wrote), torch.enable_grad():
-        leaf = x.detach().requires_grad_()
+        leaf = x.detach().to(model.dtype).requires_grad_()
         out = run_block(model, k, leaf, call)
         slopes, at_stream = _slopes(out, gradient, places, wrote, leaf, batch)
     return _reads(reads, places, batch), slopes, at_stream
@@ -202,7 +202,7 @@ def _slopes(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the gradients at what places wrote, and at the leaf."""
     tensors = {id(t): t for t in (*wrote.values(), *([] if leaf is None else [leaf]))}
-    grads = dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], gradient), strict=True))
+    grads = dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], gradient.to(out)), strict=True))
     slopes = {}
     for key, place in places.items():
         grad = grads[id(wrote[key])]
@@ -243,9 +243,9 @@ def _reads(reads: Mapping[str, Tensor], places: Places, batch: Batch) -> dict[st
 
 
 def _valid(x: Tensor, batch: Batch) -> Tensor:
-    """Return (texts, tokens, width), 0 at padding; some models flatten texts and tokens in between."""
-    x = x.detach().reshape(*batch.ids.shape, x.shape[-1])
-    return x if bool(batch.mask.all()) else x * batch.mask[..., None]
+    """Return (texts, tokens, width) in float32, 0 at padding; some models flatten texts and tokens in between."""
+    x = x.detach().float().reshape(*batch.ids.shape, x.shape[-1])
+    return x * batch.mask[..., None] if batch.is_padded else x
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tnlib_adapters.compression.methods.components import Components, Moments, s
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, Stage, quiet
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.files.process_memory import BATCH_TOKENS
+from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
 
 if TYPE_CHECKING:
     import torch
@@ -170,6 +170,7 @@ class _Collection:
                 save(k, self._observe_block(k, calls))
             for probe in self._probes:
                 self._streams.remove(f"gradient-{probe}-{k + 1}")
+            release_free_memory()
         if OUTSIDE not in done and any(place.group == OUTSIDE for place in self._places.values()):
             save(OUTSIDE, self._observe_outside())
         for probe in self._probes:
@@ -245,17 +246,18 @@ class _Collection:
                 if place_of[key].is_table:
                     _add(counts, key, _moments(x, place_of[key]))
                 else:
-                    read_sums.add(key, x.numpy())
+                    read_sums.add(key, x)
             for key, slope in batch_slopes.items():
                 if places[key].predicts:
                     self._model.load(group)
-                    slope = slope @ places[key].module.get_parameter("weight")
-                slope_sums.add(key, slope.numpy())
+                    slope = slope @ places[key].module.get_parameter("weight").float()
+                slope_sums.add(key, slope)
         reads, slopes = counts | read_sums.finish(), slope_sums.finish()
         moments = Statistics(reads, slopes)
         if self._components is None:
             return moments
-        sides = {key: _sides(own) for key, own in self._components(group, moments).items()}
+        device = self._model.device
+        sides = {key: _sides(own, device) for key, own in self._components(group, moments).items()}
         gates = dict[str, Array]()
         for batch_reads, batch_slopes in observed(1):
             for key, own in _gates(self._model, places, sides, batch_reads, batch_slopes).items():
@@ -268,10 +270,10 @@ class _Sums:
     """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Array] = {}
-        self._waiting: dict[str, list[Array]] = {}
+        self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
+        self._waiting: dict[str, list[torch.Tensor]] = {}
 
-    def add(self, key: str, x: Array) -> None:
+    def add(self, key: str, x: torch.Tensor) -> None:
         """Add x (..., width)."""
         rows = x.reshape(-1, x.shape[-1])
         waiting = self._waiting.setdefault(key, [])
@@ -283,11 +285,13 @@ class _Sums:
         """Return the sums."""
         for key in self._waiting:
             self._multiply(key)
-        return self._sums
+        return {key: on_host(total) for key, total in self._sums.items()}
 
     def _multiply(self, key: str) -> None:
+        import torch
+
         if rows := self._waiting[key]:
-            _add(self._sums, key, second_moments(rows[0] if len(rows) == 1 else np.concatenate(rows)))
+            _add(self._sums, key, second_moments_on_device(rows[0] if len(rows) == 1 else torch.cat(rows)))
         self._waiting[key] = []
 
 
@@ -311,11 +315,11 @@ def _gates(
         derivatives = (on_left * (slopes[key] @ right.T)).sum(1)  # b [t] c
         if tied is not None and model.wiring.is_embedding(key):  # the same gate acts on both uses of the table
             derivatives += ((reads[tied] @ right.T) * (slopes[tied] @ left)).sum(1)  # b [t] c
-        gates[key] = derivatives.double().square().sum(0).numpy()
+        gates[key] = derivatives.cpu().double().square().sum(0).numpy()
     return gates
 
 
-def _add(sums: dict[str, Array], key: str, batch_sum: Array) -> None:
+def _add(sums: dict[str, Any], key: str, batch_sum: Any) -> None:
     if key in sums:
         sums[key] += batch_sum
     else:
@@ -325,15 +329,30 @@ def _add(sums: dict[str, Array], key: str, batch_sum: Array) -> None:
 def _moments(x: torch.Tensor, place: Place) -> Array:
     """Return the sum of x x^T over tokens; for token ids, how often each row of the table occurs."""
     if not place.is_table:
-        return second_moments(x.numpy())
-    ids = x[x >= 0].numpy()
+        return on_host(second_moments_on_device(x))
+    ids = x[x >= 0].cpu().numpy()
     return np.bincount(ids, minlength=len(place.module.get_parameter("weight"))).astype(np.float32)
 
 
-def _sides(components: Components) -> tuple[torch.Tensor, torch.Tensor]:
+def second_moments_on_device(x: torch.Tensor) -> Any:
+    """Return the sum of x x^T over all axes but the last: an array for a tensor on the host, otherwise a tensor."""
+    if x.device.type == "cpu":
+        return second_moments(x.numpy())  # half of the symmetric product, which torch does not know
+    flat = x.reshape(-1, x.shape[-1])
+    return flat.T @ flat
+
+
+def on_host(values: Any) -> Array:
+    """Return an array, or a tensor of any device, as an array."""
+    array: Array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return array
+
+
+def _sides(components: Components, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
-    return torch.from_numpy(components.left).float(), torch.from_numpy(components.right).float()
+    left, right = (torch.from_numpy(side).float().to(device) for side in (components.left, components.right))
+    return left, right
 
 
 def _generator(seed: int) -> torch.Generator:

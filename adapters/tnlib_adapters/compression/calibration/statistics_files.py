@@ -51,7 +51,7 @@ def digest_of_tokens(batches: Sequence[Batch]) -> str:
     text = hashlib.sha256()
     for batch in batches:
         for part in (batch.ids, batch.mask):
-            text.update(repr(tuple(part.shape)).encode() + part.numpy().astype("<i8").tobytes())
+            text.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
     return text.hexdigest()
 
 

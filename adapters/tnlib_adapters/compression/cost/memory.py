@@ -55,18 +55,30 @@ class _Memory:
         return min(self.limits.cache, factor_bytes(self.shapes, self.request))
 
     @property
+    def fit_in_memory(self) -> bool:
+        """True if all weights of the model stay in memory."""
+        return _FLOAT * self.shapes.n_parameters <= self.limits.weights
+
+    @property
     def weights(self) -> float:
-        """Bytes of the weights of a running model."""
-        shapes = self.shapes
-        every = _FLOAT * shapes.n_parameters
-        if every <= self.limits.weights:
-            return every
-        return _FLOAT * shapes.outside + max(self.limits.weights / 2, _FLOAT * max(shapes.blocks))
+        """Bytes of the weights of a running model while it computes what is before or after its blocks."""
+        if self.fit_in_memory:
+            return _FLOAT * self.shapes.n_parameters
+        return _FLOAT * self.shapes.outside + self._weights_of_blocks
+
+    @property
+    def weights_in_block(self) -> float:
+        """Bytes of the weights of a running model while it computes a block."""
+        return self.weights if self.fit_in_memory else self._weights_of_blocks
+
+    @property
+    def _weights_of_blocks(self) -> float:
+        return max(self.limits.weights / 2, _FLOAT * max(self.shapes.blocks))
 
     @property
     def _copies(self) -> int:
         """Copies of the weights of a model and of a changed one, which share those of a model beyond memory."""
-        return 2 if _FLOAT * self.shapes.n_parameters <= self.limits.weights else 1
+        return 2 if self.fit_in_memory else 1
 
     @property
     def decomposition(self) -> float:
@@ -81,7 +93,7 @@ class _Memory:
         copies = self._copies if self.shapes.layers and self.request.fits_model else 1  # with folded biases
         head = LOGITS["statistics"] * _FLOAT * self.tokens.batch * self.shapes.vocab
         table = max((self._decomposed(own) + _FLOAT * own[0] * own[1] for own in self.shapes.tables), default=0.0)
-        return copies * self.weights + self.held + max(of_block, head, table)
+        return self.held + max(copies * self.weights_in_block + of_block, copies * self.weights + max(head, table))
 
     @property
     def fit(self) -> float:
@@ -92,12 +104,15 @@ class _Memory:
         numbers = max(sum(m * n for m, n in shapes.of_block(k)) for k in range(len(shapes.blocks)))
         # its weights as candidates, and in a step weights, gradients and moments of Adam
         of_block = _FLOAT * numbers * (6 + CANDIDATES[method] / 2)
+        if method == "calibrated" and not self.fit_in_memory:  # factors alone
+            of_block *= 1.5 * (0.5 if self.request.keep is None else self.request.keep)
         chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
         tables = sum(2 * _FLOAT * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
         copies = self._copies if shapes.tables else 1  # with truncated tables
-        in_block = of_block + chosen + max(self._activations(shapes.largest), head)
-        return copies * self.weights + self.held + tables + max(in_block, self._rounded)
+        in_block = copies * self.weights_in_block + max(of_block + self._activations(shapes.largest), self._rounded)
+        at_end = copies * self.weights + max(of_block / 2 + chosen + head, tables)
+        return self.held + max(in_block, at_end)
 
     @property
     def measurement(self) -> float:

@@ -18,7 +18,7 @@ PROBES = 2  # backward passes of the statistics: moments, then gates
 CANDIDATES = {"calibrated": 4, "quantized": 2}  # factors of a block that are compared on held-out batches
 STEP = 3.0  # forward passes per token of a step of the fit: forward, backward to inputs, backward to weights
 STEP_NUMBERS = {"calibrated": 25, "quantized": 90}  # elementwise operations of a step per number: optimiser, expansion
-REFIT = {"calibrated": 2.0, "quantized": 0.0}  # forward passes per token of the fit: least squares of the last factor
+REFIT = {"calibrated": 2.0, "quantized": 0.0}  # passes through the attention per token: least squares of a factor
 HEADS_PER_PROBE = 5.0  # softmaxes of the logits per token and probe: forward, backward, drawing
 HEADS_OF_OUTPUT = 1.5  # softmaxes per token of the output of a model: divergences in double precision
 EVALUATIONS = 4  # original, compressed, plain int8, GPTQ
@@ -85,7 +85,7 @@ def seconds_by_stage(
     fit_in_memory
         False if the weights of blocks are read again in every pass.
     """
-    passes = _Passes(shapes, request, tokens, times, n_steps, 0.0 if fit_in_memory else times.load)
+    passes = _Passes(shapes, request, tokens, times, n_steps, fit_in_memory)
     stages = {"loading": _loading(shapes, request, times), "statistics": passes.statistics}
     stages |= {"factorisation": passes.factorisation, "fit": passes.fit, "measurement": passes.measurement}
     return {name: seconds for name, seconds in stages.items() if seconds}
@@ -103,7 +103,7 @@ class _Passes:
     tokens: Tokens
     times: Times
     n_steps: int
-    load: float  # seconds per number of a block that is not in memory
+    fit_in_memory: bool
 
     @property
     def model(self) -> float:
@@ -149,12 +149,21 @@ class _Passes:
                 continue
             forward = self.times.forward * own / self.times.timed
             numbers = sum(m * n for m, n in weights)
-            step = STEP * t.batch * forward + STEP_NUMBERS[method] * numbers * self.times.elementwise
-            if method == "calibrated":  # factors are multiplied out, forward and backward
+            compressed = forward  # per token of the block with its new weights
+            step = STEP_NUMBERS[method] * numbers * self.times.elementwise
+            if method == "calibrated" and self.fit_in_memory:  # factors are multiplied out, forward and backward
                 step += 3 * self._multiply * sum(m * n * self._rank(m, n) for m, n in weights)
+            elif method == "calibrated":
+                saved = numbers - sum((m + n) * self._rank(m, n) for m, n in weights)
+                compressed = max(forward / 4, forward - self._multiply * saved)
+            step += STEP * t.batch * compressed
+            own_of_attention = sum(m * n for m, n in self.shapes.projections.values()) / own
+            refit = REFIT[method] * own_of_attention * t.fit * forward
             later = min(n_blocks - k, 1 + LATER) * self.times.forward * self._scale / n_blocks
-            chosen = t.chosen * (CANDIDATES[method] * later + (1 + CANDIDATES[method]) * 1.5 * self.times.head)
-            total += self.n_steps * step + (REFIT[method] + 1) * t.fit * forward + chosen
+            chosen = t.chosen * CANDIDATES[method] * later
+            if n_blocks - k <= LATER:  # by the output of the model, otherwise by a stream
+                chosen += t.chosen * (1 + CANDIDATES[method]) * 1.5 * self.times.head
+            total += self.n_steps * step + refit + t.fit * compressed + chosen
         return total + self._loads(1 + min(n_blocks / 2, LATER))
 
     @property
@@ -188,7 +197,7 @@ class _Passes:
         return int(min(m, n) * (1 - (1 - min(1.0, keep)) ** 0.5))
 
     def _loads(self, n_times: float) -> float:
-        return self.load * n_times * sum(self.shapes.blocks)
+        return 0.0 if self.fit_in_memory else self.times.load * n_times * sum(self.shapes.blocks)
 
 
 def moment_widths(shapes: Shapes, k: int, with_slopes: bool) -> list[int]:

@@ -99,6 +99,8 @@ def evaluate(
     after: str | os.PathLike[str],
     text: str | os.PathLike[str],
     *,
+    device: str = "cpu",
+    dtype: str = "float32",
     progress: Progress = quiet,
 ) -> Evaluation:
     """Compare a checkpoint with its compressed copy on a text file.
@@ -111,6 +113,8 @@ def evaluate(
     text
         File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
         tokens.
+    device, dtype
+        Where both models run, as torch names it, and the dtype of their weights: "float32", "bfloat16" or "float16".
     progress
         Called as progress(stage, done, total).
 
@@ -119,8 +123,10 @@ def evaluate(
     ArgumentError, MissingFileError, FileFormatError
         If a file is missing or is not text, or the models do not match.
     """
+    from tnlib_adapters.instrument.placement import placement_of
     from tnlib_adapters.instrument.running_model import open_running
 
+    placement = placement_of("evaluate", device, dtype)
     words = read_text("evaluate", "text", text)
     checkpoints = [open_checkpoint(folder) for folder in (before, after)]
     for checkpoint in checkpoints:
@@ -132,9 +138,9 @@ def evaluate(
             f"evaluate: the original must come first and its compression second, got the compression {paths[0]} first; "
             "swap IN and OUT."
         )
-    before_and_after = open_running(paths[0]), open_running(paths[1])
-    evaluation = evaluate_running(*before_and_after, words, progress)
-    speeds = tokens_per_second(before_and_after, before_and_after[0].batches(words))
+    before_running, after_running = (open_running(path, placement=placement) for path in paths)
+    evaluation = evaluate_running(before_running, after_running, words, progress)
+    speeds = tokens_per_second((before_running, after_running), before_running.batches(words))
     return replace(
         evaluation,
         cache_bytes=(cache_bytes(checkpoints[0]), cache_bytes(checkpoints[1])),
@@ -196,9 +202,9 @@ class Reference:
         for b, batch in enumerate(batches):
             progress("comparing outputs", b, len(batches))
             if not model.predicts:
-                cosines.append((before.of_batch(b) * after.of_batch(b)).sum(-1).numpy())
+                cosines.append((before.of_batch(b) * after.of_batch(b)).sum(-1).cpu().numpy())
                 continue
-            valid = batch.valid[:, 1:]
+            valid = batch.valid[:, 1:].cpu()
             sums += [float(own[valid].sum()) for own in _losses(before.of_batch(b), after.of_batch(b), batch.ids)]
             n_predicted += int(valid.sum())
         progress("comparing outputs", len(batches), len(batches))
@@ -225,13 +231,17 @@ def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
     """Return the losses of two logits (texts, tokens, vocab) and their divergence, (3, texts, tokens - 1)."""
     import torch
 
+    from tnlib_adapters.instrument.block import in_double_precision
+
     n_texts, n_tokens, vocab = before.shape
     losses = torch.zeros(3, n_texts, n_tokens - 1, dtype=torch.float64)
     for text in range(n_texts):
         for start in range(0, n_tokens - 1, max(1, _LOGITS // vocab)):
             tokens = slice(start, min(start + max(1, _LOGITS // vocab), n_tokens - 1))
-            logs = [logits[text, tokens].log_softmax(-1).double() for logits in (before, after)]  # token vocab
-            next_ids = ids[text, 1:][tokens, None]
+            logs = [
+                in_double_precision(logits[text, tokens].log_softmax(-1)) for logits in (before, after)
+            ]  # token vocab
+            next_ids = ids[text, 1:][tokens, None].to(logs[0].device)
             for k, log in enumerate(logs):
                 losses[k, text, tokens] = -log.gather(-1, next_ids)[:, 0]
             losses[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)

@@ -15,7 +15,7 @@ _RUNS = 3
 def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) -> list[float] | None:
     """Return the tokens per second of every model on the longest batch, the best of a few runs, models in turn.
 
-    In single precision, without a cache; None for models that do not fit in memory, whose time is that of reading them.
+    Without a cache; None for models that do not fit in memory, whose time is that of reading them.
     """
     import torch
 
@@ -27,7 +27,7 @@ def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) 
         for run in range(_RUNS + 1):
             for k, model in enumerate(models):
                 started = time.perf_counter()
-                model(batch)
+                model(batch).flatten()[:1].cpu()  # a device computes on after the call has returned
                 if run > 0:  # the first one allocates memory
                     seconds[k] = min(seconds[k], time.perf_counter() - started)
     return [batch.n_tokens / own for own in seconds]

@@ -25,7 +25,7 @@ from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspa
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import Report
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress
-from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source
+from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source, request_placement
 from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_note
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
@@ -57,7 +57,8 @@ def write_smaller(
     checkpoint = opened.checkpoint
     smaller: SmallerModel = request.layout.resolve()(checkpoint, request)
     _check_finite(checkpoint, progress)
-    original = SourceModel(checkpoint, request.source.calibration_tokens)
+    placement = request_placement(request.source)
+    original = SourceModel(checkpoint, request.source.calibration_tokens, placement=placement)
     with scratch_folder(target) as scratch:
         workspace = Workspace(_CACHE, scratch)
         layers = NarrowedLayers(checkpoint, smaller.widths, workspace)

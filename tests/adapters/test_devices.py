@@ -1,0 +1,122 @@
+"""Passes and fits on another device: no tensor of the host takes part in a computation there.
+
+Fake tensors have a device, shape and dtype, but no values; torch refuses to compute with tensors of two devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from running_models import made_up_text  # noqa: E402
+from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration import statistics  # noqa: E402
+from tnlib_adapters.compression.methods.components import Components  # noqa: E402
+from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
+from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
+from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
+from tnlib_adapters.instrument.placement import Placement  # noqa: E402
+from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+
+DEVICE = torch.device("lazy:0")  # a name that this build of torch knows; nothing runs there
+
+
+class FewStreams:
+    """In the place of streams in files: those of one batch, of fake tensors."""
+
+    fitted = range(1)
+
+    def __init__(self, batch: Any, stream: Any, call: Any) -> None:
+        self._batch, self._stream, self._call = batch, stream, call
+
+    def original(self, _k: int, _b: int) -> Any:
+        return self._stream
+
+    truncated = original
+
+    def call(self, _k: int, _b: int) -> Any:
+        return self._call
+
+    def valid(self, _b: int) -> Any:
+        return self._batch.valid
+
+
+@pytest.fixture(params=["llama", "bert", "gpt2_lm"])
+def folder(folders: Any, request: pytest.FixtureRequest) -> Path:
+    return folders[request.param]
+
+
+@pytest.fixture
+def fake(folder: Path) -> Iterator[None]:  # `folder` is written with values
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        yield
+
+
+def halves(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rank = max(1, min(matrix.shape) // 2)
+    return np.zeros((len(matrix), rank), np.float32), np.zeros((rank, matrix.shape[1]), np.float32)
+
+
+@pytest.mark.parametrize("max_weights", [0, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
+def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkeypatch):
+    checkpoint, hosted = open_checkpoint(folder), []
+
+    def to_host(value: Any) -> np.ndarray:
+        hosted.append(value.dtype)
+        return np.zeros(1, np.float32)
+
+    monkeypatch.setattr(statistics, "on_host", to_host)
+    projections, matrices = checkpoint.projections(1), checkpoint.wiring.layers[1].feed_forward_matrices
+    weights = {name: projections.weights[name] for name in NAMES}
+    weights |= {own.name: own.on_rows(checkpoint.read(own.weight)) for own in matrices}
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        model = open_running(folder, placement=Placement(DEVICE, dtype), max_weights=max_weights)
+        batch, generator = model.batches(made_up_text(8))[-1], torch.Generator().manual_seed(0)
+        assert batch.ids.device == DEVICE
+        frame, places = Frame(model), weight_inputs.find_places(model, [own.name for own in matrices])
+        with torch.no_grad():
+            x, calls = frame.enter(batch)
+            out = run_block(model, 1, x, calls[1])
+        assert (out.device, out.dtype) == (DEVICE, dtype)
+        gradient = weight_inputs.observe_output(frame, out, batch, {}, generator)[2]
+        of_block = weight_inputs.of_group(places, 1)
+        reads, slopes, at_stream = weight_inputs.observe_block(model, 1, x, calls[1], batch, of_block, gradient)
+        assert {own.dtype for own in (*reads.values(), *slopes.values())} == {torch.float32}
+        assert at_stream.device == DEVICE
+        sums = statistics._Sums()
+        for key, own in reads.items():
+            sums.add(key, own)
+        assert sums.finish().keys() == reads.keys()
+        assert len(hosted) == len(reads)
+        assert set(hosted) == {torch.float32}
+        sides = {
+            key: statistics._sides(Components(*halves(weights[key.removeprefix("1.")]), np.zeros(1)), model.device)
+            for key in of_block
+        }
+        monkeypatch.setattr(torch.Tensor, "numpy", lambda own: np.zeros(own.shape[-1]))
+        assert statistics._gates(model, places, sides, reads, slopes).keys() == of_block.keys()
+        fit(model, batch, out, calls[1], weights, projections.biases)
+
+
+def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any], biases: dict[str, Any]) -> None:
+    """Refit the output projection and take a step of Adam."""
+    streams, block = FewStreams(batch, stream, call), Block(model, 1)
+    start = Products({name: halves(weight) for name, weight in weights.items()}, frozenset(biases), biases.get("o"))
+    start = start.each(lambda a: as_tensor(a, model.device))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "__bool__", lambda _: True)
+        refitted = layer_fit._refit_output(block, streams, start)
+    descended = layer_fit._descend(block, streams, refitted, [0])
+    assert {part.device for part in descended.parts} == {DEVICE}
+    assert {part.dtype for part in descended.parts} == {torch.float32}
