@@ -243,6 +243,14 @@ def test_fewer_neurons_compute_what_the_truncation_does(
     assert {key for key in old if old[key] != new.get(key)} == {"intermediate_size"}
 
 
+def test_blocks_run_in_half_precision(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    source = folders["llama"]
+    for layout, sizes in (("mimo", {"v_head_dim": 3}), ("narrow", {"head_dim": 4, "intermediate_size": 29})):
+        report = compress(source, tmp_path / layout, layout=layout, sizes=sizes, calibrate=text, dtype="bfloat16")
+        assert report.measured is not None
+        same_as_padded(random_model("llama"), source, tmp_path / layout)
+
+
 def test_the_planes_are_those_that_matter(tmp_path: Path, text: Path) -> None:
     """Queries that do not use the fastest plane: the window starts at the next, and positions are divided."""
     source = save_with_tokenizer(random_model("mistral_whole"), tmp_path / "in")
