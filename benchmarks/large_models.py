@@ -123,7 +123,7 @@ def row_of(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "model", Path(scratch) / "out"
         make(case.model, source)
-        text = _text(source, case.tokens) if case.tokens else None
+        text = calibration_text(source, case.tokens) if case.tokens else None
         arguments = case.arguments | ({"calibrate": str(text)} if text else {})
         found = _in_child("compressed", source, out, json.dumps(arguments))
         size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
@@ -172,7 +172,7 @@ def forward_pass(source: str, text: str) -> None:
         print(json.dumps(time.perf_counter() - started))
 
 
-def _text(source: Path, n_tokens: int) -> Path:
+def calibration_text(source: Path, n_tokens: int) -> Path:
     """Add the tokenizer of the built-in Llama, and return a text with this many tokens besides the held-out tenth."""
     from transformers import AutoTokenizer
 

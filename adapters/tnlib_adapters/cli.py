@@ -175,6 +175,11 @@ def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]
 @click.option("--size", "sizes", type=_Size(), multiple=True, metavar="NAME=N",
               help="Instead of --keep, for a layout that is a smaller model: a size in its config.json, "
               f"{sizes_help()}; may be given several times.")  # fmt: skip
+@click.option("--workers", type=int, metavar="N",
+              help="Share the work between N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
+@click.option("--cluster", metavar="ADDRESS",
+              help="Share the work between the workers of a Dask scheduler, such as tcp://10.0.0.1:8786; all see IN, "
+              "the folder of OUT and that of --spill under the same paths.")  # fmt: skip
 @_options_of_placement
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **options: Any) -> None:

@@ -142,8 +142,9 @@ def test_statistics_grow_with_the_blocks_and_selection_faster() -> None:
 def test_weights_that_are_read_again_cost_time() -> None:
     shapes = llama()
     in_memory, read_again = seconds(shapes), seconds(shapes, fit_in_memory=False)
-    for stage in ("statistics", "fit", "measurement"):
+    for stage in ("statistics", "measurement"):
         assert read_again[stage] > in_memory[stage]
+    assert read_again["fit"] < in_memory["fit"]  # by factors, which are not multiplied out
 
 
 @pytest.mark.parametrize("request_", [EVERY_MATRIX, CALIBRATED, ROUNDED], ids=lambda own: own.method)

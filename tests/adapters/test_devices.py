@@ -117,6 +117,6 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "__bool__", lambda _: True)
         refitted = layer_fit._refit_output(block, streams, start)
-    descended = layer_fit._descend(block, streams, refitted, [0])
+    descended = layer_fit.descend(block, streams, refitted, [0])
     assert {part.device for part in descended.parts} == {DEVICE}
     assert {part.dtype for part in descended.parts} == {torch.float32}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
 from tnlib_adapters.compression.calibration.text import calibration_summary
+from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
@@ -53,6 +55,8 @@ def compress(
     cache_bytes: int | None = None,
     max_memory: int | None = None,
     sizes: Mapping[str, int] | None = None,
+    cluster: str | None = None,
+    workers: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     force: bool = False,
@@ -127,6 +131,13 @@ def compress(
     sizes
         Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `v_head_dim` of
         "mimo", `head_dim` and `intermediate_size` of "narrow"; those left out stay.
+    cluster
+        Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
+        passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The
+        result does not depend on the number of workers.
+    workers
+        The same with so many processes of this machine, of one thread each. A script that calls `compress` so needs
+        ``if __name__ == "__main__":``, because the processes import it.
     device
         Device on which the model runs on the text, as torch names it: "cpu", "cuda", "cuda:1", "mps". Blocks are moved
         there one at a time, and large weights are decomposed there.
@@ -172,6 +183,8 @@ def compress(
         "calibration_tokens": calibration_tokens,
         "spill": spill,
         "max_memory": max_memory,
+        "cluster": cluster,
+        "workers": workers,
         "device": device,
         "dtype": dtype,
     }
@@ -184,11 +197,9 @@ def compress(
     opened = open_source(request, source, target, force=force)
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     limits = limits_of(opened, request)
-    _check_finite(checkpoint, request, progress)
     original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=request_placement(request))
     with scratch_folder(target) as scratch:
-        workspace = Workspace(limits.cache if n_cached is None else n_cached, scratch)
-        plan = make_plan(original, request, calibration, progress, workspace)
+        plan = _plan(original, request, calibration, progress, limits.cache if n_cached is None else n_cached, scratch)
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)
@@ -205,6 +216,20 @@ def compress(
     if request.spill_folder is not None:
         remove_spill_folder(request.spill_folder)
     return report
+
+
+def _plan(
+    original: SourceModel,
+    request: Request,
+    calibration: str | None,
+    progress: Progress,
+    cache_bytes: int,
+    scratch: Callable[[], Path],
+) -> Plan:
+    """Return the plan of a request, made by its workers if it names any."""
+    with open_cluster(request, scratch, original.checkpoint.folder.path) as cluster:
+        _check_finite(original.checkpoint, request, progress)
+        return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, cluster))
 
 
 def measured_report(

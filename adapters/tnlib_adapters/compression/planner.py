@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from tnlib_adapters.compression.calibration.whitening import (
     factorise_weight_on,
     inputs_of_text,
 )
+from tnlib_adapters.compression.cluster.factorised_parts import factorise_parts
 from tnlib_adapters.compression.methods.components import Inputs
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, Plan, measure_of_text
 from tnlib_adapters.compression.methods.factorise import ModuleWeight, factorise_layer, factorise_weight
@@ -132,20 +133,19 @@ def factorise(
     if what != "mlp":
         check_attention("compress", checkpoint, method)
     check_runs("compress", checkpoint, method)
-    row, parts, workspace = TABLE[method], dict[str, Factorised](), workspace or Workspace()
+    row, workspace = TABLE[method], workspace or Workspace()
     layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
     names = names_of(checkpoint, what, with_text=inputs is not None)
     n_before = sum(count_attention(checkpoint)) if layers else 0
     n_before += sum(count_matrix(checkpoint, name) for name in names)
-    rotary, total = has_rotary_or_norms(checkpoint), len(layers) + len(names)
-    for k, module in enumerate(layers):
-        progress("factorising", k, total)
-        parts[module] = LazyPart(partial(_layer, row, checkpoint, k, inputs, rotary=rotary), workspace)
-    for done, name in enumerate(names):
-        progress("factorising", len(layers) + done, total)
+    rotary = has_rotary_or_norms(checkpoint)
+    make: dict[str, Callable[[Checkpoint], Factorised]] = {
+        module: partial(_layer, row, k=k, inputs=inputs, rotary=rotary) for k, module in enumerate(layers)
+    }
+    for name in names:
         own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
-        parts[name] = LazyPart(partial(_weight, own, checkpoint, name, inputs), workspace)
-    progress("factorising", total, total)
+        make[name] = partial(_weight, own, name=name, inputs=inputs)
+    parts = _factorised_parts(checkpoint, make, workspace, progress)
     predicts = row.predicts_error and inputs is None
     measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
     weights = {name: weight_of(checkpoint, name) for name in names}
@@ -159,6 +159,23 @@ def factorise(
         moments=inputs or {},
         workspace=workspace,
     )
+
+
+def _factorised_parts(
+    checkpoint: Checkpoint,
+    make: Mapping[str, Callable[[Checkpoint], Factorised]],
+    workspace: Workspace,
+    progress: Progress,
+) -> dict[str, Factorised]:
+    """Return the factorised weights by module, made one after the other or by workers."""
+    if workspace.cluster is not None:
+        return factorise_parts(workspace.cluster, checkpoint, make, workspace, progress)
+    parts = dict[str, Factorised]()
+    for done, (module, own) in enumerate(make.items()):
+        progress("factorising", done, len(make))
+        parts[module] = LazyPart(partial(own, checkpoint), workspace)
+    progress("factorising", len(make), len(make))
+    return parts
 
 
 def _layer(

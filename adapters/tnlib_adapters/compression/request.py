@@ -90,6 +90,8 @@ class Request:
     calibration_tokens: int = MAX_TOKENS
     spill: Path | None = None
     max_memory: int | None = None
+    cluster: str | None = None
+    workers: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -129,6 +131,7 @@ class Request:
         self._check_statistics()
         self._check_tokens()
         self._check_memory()
+        self._check_workers()
         self._check_device()
 
     @property
@@ -293,6 +296,25 @@ class Request:
             raise ArgumentError(
                 f"compress: max_memory must be a number of bytes above 0, got {self.max_memory}; pass for example "
                 f"{4 * 10**9} (--max-memory 4G)."
+            )
+
+    def _check_workers(self) -> None:
+        if self.workers is not None and self.cluster is not None:
+            raise ArgumentError(
+                f"compress: workers and cluster exclude each other, got {self.workers} and {self.cluster!r}; pass one "
+                "of them."
+            )
+        if self.workers is not None and (isinstance(self.workers, bool) or not isinstance(self.workers, int)):
+            raise ArgumentTypeError(
+                f"compress: workers must be an integer, got {self.workers!r}; pass the number of processes, for "
+                "example 2."
+            )
+        if self.workers is not None and self.workers < 1:
+            raise ArgumentError(f"compress: workers must be at least 1, got {self.workers}; pass for example 2.")
+        if self.cluster is not None and not isinstance(self.cluster, str):
+            raise ArgumentTypeError(
+                f"compress: cluster must be the address of a Dask scheduler, got {self.cluster!r}; pass for example "
+                "'tcp://10.0.0.1:8786'."
             )
 
 

@@ -42,8 +42,8 @@ class Streams:
         weakref.finalize(streams, shutil.rmtree, streams.folder, ignore_errors=True)
         return streams
 
-    def has(self, name: str) -> bool:
-        """Test if streams are stored of all batches."""
+    def has(self, name: str, _n: int | None = None) -> bool:
+        """Test if streams are stored, of the first n batches or of all; a file holds those of all that were written."""
         return (self.folder / name).exists()
 
     def write(self, name: str, k: int, stream: Tensor) -> None:
@@ -167,7 +167,7 @@ def forward(
     Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
     called with the indices of the block and of the batch, before each.
     """
-    calls = _enter(frame, streams)
+    calls = enter(frame, streams)
     with torch.no_grad():
         for k in range(len(frame.model.layers)):
             if streams.has(f"stream-{k + 1}"):
@@ -180,15 +180,17 @@ def forward(
     return calls
 
 
-def _enter(frame: Frame, streams: Streams) -> list[list[Call]]:
+def enter(frame: Frame, streams: Streams) -> list[list[Call]]:
     """Store the input of the first block, "stream-0"; return the further arguments of every block by batch."""
-    calls, known = [], dict[Any, Tensor]()
+    calls, known, is_stored = [], dict[Any, Tensor](), streams.has("stream-0")
     with torch.no_grad():
         for b, batch in enumerate(streams.batches):
             x, of_batch = frame.enter(batch)
-            streams.write("stream-0", b, x)
+            if not is_stored:
+                streams.write("stream-0", b, x)
             calls.append(_shared(of_batch, known, {}))
-    streams.finish("stream-0")
+    if not is_stored:
+        streams.finish("stream-0")
     return calls
 
 
@@ -214,7 +216,7 @@ def run_blocks(frame: Frame, streams: Streams) -> Iterator[tuple[int, int]]:
 
     Only the output of the last of n blocks is left in the end, "stream-n".
     """
-    calls = _enter(frame, streams)
+    calls = enter(frame, streams)
     for k in range(len(frame.model.layers)):
         for b in range(len(streams.batches)):
             with torch.no_grad():

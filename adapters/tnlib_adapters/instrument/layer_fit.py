@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
@@ -33,7 +34,7 @@ from tnlib_adapters.instrument.running_model import RunningModel, find_module, i
 from tnlib_adapters.instrument.stored_weights import Group
 
 _RIDGE = 0.03
-_RATE = 0.03  # learning rate, relative to the root mean square of a factor
+RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
 LATER = 6  # blocks that are run to choose them
 
@@ -167,6 +168,7 @@ def fit_layers(
     n_steps: int,
     first: int = 0,
     seed: int = 0,
+    descend_by: Descend | None = None,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
     """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
@@ -188,6 +190,8 @@ def fit_layers(
         one before it must be saved: the streams from which it was fitted are deleted.
     seed
         Seed of the order of the batches.
+    descend_by
+        In place of the gradient descent in this process.
     progress
         Called as progress(stage, done, total).
     """
@@ -197,7 +201,7 @@ def fit_layers(
         block, best = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
         if best.parts:  # otherwise nothing of the block is truncated
             refitted = _refit_output(block, both, best) if "o" in best.factors else best
-            descended = _descend(block, both, refitted, order)
+            descended = (descend_by or descend)(block, both, refitted, order)
             halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
             release_free_memory()
             candidates = (descended, halfway, refitted, best)
@@ -255,16 +259,33 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     return replace(start, factors={**start.factors, "o": (*first, new.to(old))}, output_bias=bias)
 
 
-def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
+# block, streams, factors and batches of the steps -> factors
+Descend = Callable[[Block, FitStreams, Products, Sequence[int]], Products]
+
+
+class MovingProducts:
+    """Factors that move, in units of their root mean squares."""
+
+    def __init__(self, start: Products) -> None:
+        self._start = start
+        self._scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
+        self._moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
+
+    @property
+    def moves(self) -> list[Tensor]:
+        """The moves, in units of the root mean squares."""
+        return self._moves.parts
+
+    def moved(self) -> Products:
+        """Return the factors after the moves."""
+        return self._start.each(lambda a, scale, move: a + scale * move, self._scales, self._moves)
+
+
+def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
     """Return the factors after one step of Adam on every batch of `order`, in units of their root mean squares."""
-    scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
-    moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
-
-    def moved() -> Products:
-        return start.each(lambda a, scale, move: a + scale * move, scales, moves)
-
-    adam(block, streams, moves.parts, lambda: block.weights(moved()), _RATE, order)
-    return moved().each(Tensor.detach)
+    moving = MovingProducts(start)
+    adam(block, streams, moving.moves, lambda: block.weights(moving.moved()), RATE, order)
+    return moving.moved().each(Tensor.detach)
 
 
 def adam(
@@ -279,11 +300,7 @@ def adam(
 
     The rate rises over a few steps and falls to 0 along a cosine.
     """
-    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser,
-        lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, len(order)))),
-    )
+    optimiser, schedule = make_optimiser(moves, rate, len(order))
     for b in order:
         wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
         loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
@@ -291,3 +308,13 @@ def adam(
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
+
+
+def make_optimiser(moves: Sequence[Any], rate: float, n_steps: int) -> tuple[torch.optim.Adam, LambdaLR]:
+    """Return Adam over `moves`, and the schedule of its rate."""
+    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99))
+    schedule = LambdaLR(
+        optimiser,
+        lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps))),
+    )
+    return optimiser, schedule

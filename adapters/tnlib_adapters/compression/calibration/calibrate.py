@@ -15,27 +15,33 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
-from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
+from tnlib_adapters.compression.cluster.chunk_statistics import StatisticsJob
+from tnlib_adapters.compression.cluster.collection import Collection
+from tnlib_adapters.compression.cluster.connection import Cluster
+from tnlib_adapters.compression.cluster.factorised_parts import stored_part
+from tnlib_adapters.compression.cluster.shared_descent import descend_by_workers
+from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix, widest_component
+from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import count_attention, count_matrix
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import Products, Projections, put_together, take_apart
+from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
     import torch
 
     from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.chunked_streams import ChunkedStreams
+    from tnlib_adapters.instrument.layer_fit import Descend
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.stored_weights import Change, Group
     from tnlib_adapters.instrument.weight_inputs import Places
 
 # Moments and gates converge with few tokens; the fit has as many unknowns as a layer.
@@ -48,39 +54,19 @@ _NOT_FITTED = 2
 
 
 @dataclass(frozen=True)
-class GroupCalibration:
-    """Calibration statistics of the weights of one block, or outside the blocks, and their components.
-
-    Parameters
-    ----------
-    index, module
-        Index of the block, and path of its attention if that is compressed.
-    statistics
-        Moments of inputs and of output gradients, and losses of the components ("gates"), of these weights at least.
-    projections, layer
-        Projections of the attention with biases folded, and their components by squared singular values; None where
-        they are not compressed.
-    matrices
-        Components of the other matrices.
-    """
-
-    index: int
-    module: str
-    statistics: Statistics
-    projections: Projections | None
-    layer: CalibratedLayer | None
-    matrices: Mapping[str, Matrix]
-
-
-@dataclass(frozen=True)
 class Calibration:
-    """Factorised layers and other weights of a model, by module, and the statistics of all."""
+    """Factorised layers and other weights of a model, by module, and the statistics of all.
+
+    With workers, `descend_by` is the gradient descent of the fit by these.
+    """
 
     parts: dict[str, LazyPart]
     statistics: Statistics
+    descend_by: Descend | None = None
 
 
-PartsOf = Callable[[GroupCalibration], Mapping[str, Factorised]]
+# function of the checkpoint and of a group; with workers, one that they can import
+PartsOf = Callable[[Checkpoint, GroupCalibration], Mapping[str, Factorised]]
 
 
 def collect_calibration(
@@ -116,128 +102,146 @@ def collect_calibration(
     workspace
         Memory and temporary files of the factorised weights.
     """
-    from tnlib_adapters.instrument.weight_inputs import find_places
-
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
-    names, sample = names_of(checkpoint, what, with_text=True), sample_batches(batches, _TOKENS_OF_STATISTICS)
-    layers, keys = checkpoint.wiring.projection_layers(what), not has_rotary_or_norms(checkpoint)
-    # moments must be those of the inputs of the folded weights
-    model = model.changed(fold_biases_of(model, keys=keys)) if layers else model
-    places = find_places(model, names, attention=bool(layers))
-    spill = spill or Spill()
-    groups = _Groups(checkpoint, places, model.device, keys, layers, names, parts_of, workspace or Workspace(), spill)
+    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, _TOKENS_OF_STATISTICS)
+    model, spill = weights.folded(model), spill or Spill()
+    places = weights.places(model)
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
-    is_complete = files.is_complete()
-    spill.claim(origin | {"streams": digest_of_tokens(streams.batches)})
+    files.is_complete()  # raises if it is of another model
+    spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "chunks": f"{len(streams.chunks)}"})
+    run = _Run(weights, model, places, sample, streams, files, parts_of, workspace or Workspace())
+    parts = run.parts(progress) if run.cluster is None else run.parts_of_workers(run.cluster, progress)
+    descend_by = None if run.cluster is None else partial(descend_by_workers, run.cluster, run.job(run.cluster))
+    return Calibration({module: parts[module] for module in weights.modules}, files.statistics(), descend_by)
 
-    def save(group: int, statistics: Statistics) -> None:
-        files.save(group, statistics)
-        groups.factorise(group, statistics)
 
-    if not is_complete:
-        done, components = files.done(), groups.components
-        collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
-        files.join()
-    statistics = files.statistics()
-    for group in sorted({place.group for place in places.values()} - groups.factorised):  # collected before
-        groups.components(group, statistics)
-        groups.factorise(group, statistics)
-    in_order = [*(checkpoint.wiring.attention_modules[k] for k in layers), *names]
-    return Calibration({module: groups.parts[module] for module in in_order}, statistics)
+@dataclass(frozen=True)
+class _Run:
+    """Collection of the statistics of a text, and factorisation by them.
+
+    Parameters
+    ----------
+    weights, places
+        The compressed weights, and their places in the model.
+    model
+        With folded biases.
+    sample, streams
+        Batches of the statistics, and streams of these and those of the fit.
+    files
+        Statistics on disk.
+    parts_of, workspace
+        As in `collect_calibration`.
+    """
+
+    weights: SelectedWeights
+    model: RunningModel
+    places: Places
+    sample: Sequence[Batch]
+    streams: ChunkedStreams
+    files: StatisticsFiles
+    parts_of: PartsOf
+    workspace: Workspace
+
+    def parts(self, progress: Progress) -> dict[str, LazyPart]:
+        """Return the factorised weights by module."""
+        groups = _Groups(self.weights, self.places, self.model.device, self.parts_of, self.workspace, self.files.spill)
+
+        def save(group: int, statistics: Statistics) -> None:
+            self.files.save(group, statistics)
+            groups.factorise(group, statistics)
+
+        if not self.files.is_complete():
+            done, components, streams = self.files.done(), groups.components, self.streams
+            passed = self.model, self.places, self.sample, progress
+            collect(*passed, components=components, streams=streams, save=save, done=done)
+            self.files.join()
+        statistics = self.files.statistics()
+        for group in sorted({place.group for place in self.places.values()} - groups.factorised):  # collected before
+            groups.components(group, statistics)
+            groups.factorise(group, statistics)
+        return groups.parts
+
+    def parts_of_workers(self, cluster: Cluster, progress: Progress) -> dict[str, LazyPart]:
+        """Return the factorised weights by module, made by workers."""
+        job, n_blocks = self.job(cluster), len(self.model.layers)
+        groups = sorted({*range(n_blocks), *(place.group for place in self.places.values())})
+        cluster.check_shares(job.spill)
+        done = groups if self.files.is_complete() else sorted(self.files.done())
+        parts = Collection(job, self.streams, groups, done).run(cluster, progress)
+        self.files.join()
+        return {module: stored_part(part, self.workspace) for module, part in parts.items()}
+
+    def job(self, cluster: Cluster) -> StatisticsJob:
+        """Return what the tasks of workers share."""
+        return StatisticsJob(
+            run_id=cluster.run_id,
+            source=self.weights.checkpoint.folder.path.absolute(),
+            folder=cluster.folder,
+            spill=self.streams.folder.absolute(),
+            what=self.weights.what,
+            settings=self.model.settings,
+            folds_biases=True,
+            n_observed=len(self.sample),
+            origin=self.files.origin,
+            statistics=self.files.file,
+            parts_of=self.parts_of,
+        )
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The workers."""
+        return self.workspace.cluster
 
 
 class _Groups:
     """Factorised weights, block by block: components of the weights of a block, then all forms of these by their gates.
 
-    Parameters
-    ----------
-    checkpoint, places
-        The model and its weights.
-    device
-        Where large weights are decomposed.
-    keys
-        True if the biases of keys are dropped.
-    layers, names
-        Attention layers and other weights that are compressed.
-    parts_of, workspace, spill
-        As in `collect_calibration`.
+    Parameters are those of `collect_calibration`; large weights are decomposed on `device`.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        weights: SelectedWeights,
         places: Places,
         device: torch.device,
-        keys: bool,
-        layers: Sequence[int],
-        names: Sequence[str],
         parts_of: PartsOf,
         workspace: Workspace,
         spill: Spill,
     ) -> None:
-        self._checkpoint, self._places, self._device = checkpoint, places, device
-        self._keys, self._layers, self._spill = keys, layers, spill
-        self._names, self._parts_of, self._workspace = names, parts_of, workspace
+        self._weights, self._places, self._device = weights, places, device
+        self._parts_of, self._workspace, self._spill = parts_of, workspace, spill
         self._current: GroupCalibration | None = None
         self.parts: dict[str, LazyPart] = {}
         self.factorised: set[int] = set()
 
     def components(self, group: int, moments: Statistics) -> dict[str, Components]:
         """Return the components of the weights of a group."""
-        from tnlib_adapters.compression.methods.device_components import components_on
-
-        checkpoint, projections, layer, module = self._checkpoint, None, None, ""
         file = ComponentFile(self._spill.saved(f"components{group}"))
-        how = partial(components_on, self._device), file.get
-        if group in self._layers:
-            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._keys)
-            layer, module = CalibratedLayer(projections, moments.of_layer(group), *how), self._module(group)
-        own = [name for name in self._names if self._places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, *how) for name in own}
-        file.save()
-        self._current = GroupCalibration(group, module, moments, projections, layer, matrices)
-        return components_of({} if layer is None else {group: layer}, list(matrices.values()))
+        self._current = self._weights.of_group(group, self._places, moments, self._device, file)
+        return self._current.components
 
     def factorise(self, group: int, statistics: Statistics) -> None:
         """Factorise the weights of the group whose components were made last, by its statistics."""
         if self._current is None or self._current.index != group:
             raise RuntimeError(f"collect_calibration: components of group {group} must be made before.")
-        for module, part in self._parts_of(replace(self._current, statistics=statistics)).items():
+        current = replace(self._current, statistics=statistics)
+        for module, part in self._parts_of(self._weights.checkpoint, current).items():
             self.parts[module] = LazyPart(partial(_same, part), self._workspace)
         self._current = None
         self.factorised.add(group)
-
-    def _module(self, k: int) -> str:
-        return self._checkpoint.wiring.attention_modules[k]
 
 
 def _same(part: Factorised) -> Factorised:
     return part
 
 
-def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) -> Streams:
+def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) -> ChunkedStreams:
     """Return the streams of the batches of the fit, of which those of the statistics are the first."""
-    from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.chunked_streams import ChunkedStreams
 
-    return Streams(spill.folder, sample_batches(batches, _TOKENS_OF_FIT), model.sizes.d_model)
-
-
-def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
-    """Return the change of the weights of a model by `fold_biases`, which no output notices."""
-    import torch
-
-    layers = model.wiring.layers
-
-    def change(group: int, values: Group) -> Group:
-        if not 0 <= group < len(layers) or layers[group].attention.latent is not None:
-            return values
-        attention = layers[group].attention
-        projections = take_apart(attention, lambda name: values[name].numpy() if name in values else None)
-        folded = put_together(attention, fold_biases(projections, model.sizes, keys=keys))
-        return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
-
-    return change
+    n_first = len(sample_batches(batches, _TOKENS_OF_STATISTICS))
+    return ChunkedStreams(spill.folder, sample_batches(batches, _TOKENS_OF_FIT), model.sizes.d_model, n_first)
 
 
 def calibrated_parts(
@@ -260,7 +264,7 @@ def calibrated_parts(
     return layers, [part for part in parts if isinstance(part, Matrix)]
 
 
-def weighed_parts(group: GroupCalibration) -> dict[str, Factorised]:
+def weighed_parts(_: Checkpoint, group: GroupCalibration) -> dict[str, Factorised]:
     """Replace the squared singular values of all components of a group by their losses; return layer and matrices."""
     gates, parts = group.statistics.gates, dict[str, Factorised]()
     if group.layer is not None:
@@ -270,16 +274,6 @@ def weighed_parts(group: GroupCalibration) -> dict[str, Factorised]:
         matrix.weigh(gates[name])
         parts[name] = matrix
     return parts
-
-
-def components_of(layers: Mapping[int, CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:
-    """Return the components of all weights by their keys in a running model; layers by their index."""
-    components = {
-        f"{k}.{name}": weight_components
-        for k, layer in layers.items()
-        for name, weight_components in layer.components.items()
-    }
-    return components | {weight_components.name: weight_components.components for weight_components in matrices}
 
 
 def factorise_calibrated(
@@ -320,14 +314,15 @@ def factorise_calibrated(
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
     model, wiring = (source or SourceModel(checkpoint)).original, checkpoint.wiring
-    batches, spill = model.batches(text), Spill(folder)
+    batches, spill = model.batches(text), spill_of(folder, workspace)
     calibration = collect_calibration(
         checkpoint, model, batches, weighed_parts, progress, what=what, file=file, spill=spill, workspace=workspace
     )
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_factors(model, calibration.parts, options, streams, progress=progress)
+        parts, descend_by = calibration.parts, calibration.descend_by
+        return fit_factors(model, parts, options, streams, descend_by=descend_by, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
@@ -340,6 +335,13 @@ def factorise_calibrated(
         weights=dict.fromkeys(predict, _NOT_FITTED),
         moments=calibration.statistics.reads,
     )
+
+
+def spill_of(folder: Path | None, workspace: Workspace | None) -> Spill:
+    """Return the folder of a run; without one a temporary folder, which the workers see if there are any."""
+    if folder is None and workspace is not None and workspace.cluster is not None:
+        folder = workspace.cluster.folder / "spill"
+    return Spill(folder)
 
 
 def n_before(checkpoint: Checkpoint, what: str) -> int:
@@ -355,6 +357,7 @@ def fit_factors(
     streams: Streams,
     n_steps: int | None = None,
     *,
+    descend_by: Descend | None = None,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the factors of every layer and matrix after the block-wise reconstruction.
@@ -371,6 +374,8 @@ def fit_factors(
         As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
         Optimizer steps per layer; None for 400, see `fit_steps`.
+    descend_by
+        As in `fit_layers`.
     progress
         Called as progress(stage, done, total).
     """
@@ -398,7 +403,9 @@ def fit_factors(
         return products.beside(factors)
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        fit = fit_layers(
+            model, streams, start, tables=tables, n_steps=steps, first=first, descend_by=descend_by, progress=progress
+        )
         for k, products in enumerate(fit, first):
             loaded = ((name, parts[name].load()) for name in inside[k])
             yield [
@@ -406,7 +413,7 @@ def fit_factors(
                 for name, part in loaded
             ]
 
-    files = FittedFiles(streams.folder, model.wiring.attention_modules, "calibrated", options, steps)
+    files = FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps)
     yield from saved(files, fitted)
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tnlib import FileFormatError
 from tnlib_adapters.compression.calibration.digested_file import is_as_written, write_digested
@@ -14,6 +15,9 @@ from tnlib_adapters.compression.methods.out_of_core import entries_of, read_matr
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.tensor_file import read_header
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _FIT, _MATRICES = "fit", "matrices"
@@ -24,8 +28,8 @@ class FittedFiles:
 
     Parameters
     ----------
-    folder
-        Folder of the run.
+    streams
+        Streams of the run, in its folder.
     attention
         Paths of the attention modules, first to last.
     method, options, n_steps
@@ -33,10 +37,16 @@ class FittedFiles:
     """
 
     def __init__(
-        self, folder: Path, attention: Sequence[str], method: str, options: Mapping[str, Sequence[int]], n_steps: int
+        self,
+        streams: Streams,
+        attention: Sequence[str],
+        method: str,
+        options: Mapping[str, Sequence[int]],
+        n_steps: int,
     ) -> None:
         chosen = json.dumps([method, {name: list(map(int, own)) for name, own in options.items()}, n_steps])
-        self._folder, self._attention, self._method = folder, list(attention), method
+        self._streams, self._folder = streams, streams.folder
+        self._attention, self._method = list(attention), method
         self._fit = hashlib.sha256(chosen.encode()).hexdigest()
 
     def resume(self) -> int:
@@ -45,8 +55,8 @@ class FittedFiles:
         while self._file(n).exists() and read_header(self._file(n))[1].get(_FIT) == self._fit:
             n += 1
         # the fit of the next block reads the streams after those that are done
-        if not n or not (self._folder / f"truncated-{n}").exists():
-            for old in (*self._folder.glob("fitted*.safetensors"), *self._folder.glob("truncated-*")):
+        if not n or not self._streams.has(f"truncated-{n}"):
+            for old in (*self._folder.glob("fitted*.safetensors"), *self._folder.rglob("truncated-*")):
                 old.unlink()
             return 0
         return n

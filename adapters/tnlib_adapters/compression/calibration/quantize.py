@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,16 +12,16 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.calibrate import (
-    GroupCalibration,
     by_block,
     collect_calibration,
     n_before,
     saved,
+    spill_of,
     steps_of_model,
     streams_of_fit,
 )
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
-from tnlib_adapters.compression.calibration.statistics_files import Spill
+from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
@@ -67,13 +68,8 @@ def factorise_quantized(
     `fewer_numbers` adds options for a bound on the numbers.
     """
     model = (source or SourceModel(checkpoint)).original
-    batches, spill = model.batches(text), Spill(folder)
-    forms = {"bits": bits, "fewer_numbers": fewer_numbers}
-
-    def parts_of(group: GroupCalibration) -> dict[str, Factorised]:
-        layer = {} if group.layer is None else {group.module: _layer(checkpoint, group, forms)}
-        return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.matrices}
-
+    batches, spill = model.batches(text), spill_of(folder, workspace)
+    parts_of = partial(_rounded_parts, {"bits": bits, "fewer_numbers": fewer_numbers})
     calibration = collect_calibration(
         checkpoint, model, batches, parts_of, progress, what=what, file=file, spill=spill, workspace=workspace
     )
@@ -91,6 +87,12 @@ def factorise_quantized(
         in_bits=True,
         moments=calibration.statistics.reads,
     )
+
+
+def _rounded_parts(forms: Mapping[str, Any], checkpoint: Checkpoint, group: GroupCalibration) -> dict[str, Factorised]:
+    """Return the options of all weights of a group."""
+    layer = {} if group.layer is None else {group.module: _layer(checkpoint, group, forms)}
+    return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.matrices}
 
 
 def fit_rounded(
@@ -134,7 +136,7 @@ def fit_rounded(
         for k, block in enumerate(fit, first):
             yield [(name, _packed(parts[name].load(), name, block)) for name in inside[k]]
 
-    files = FittedFiles(streams.folder, model.wiring.attention_modules, "quantized", options, steps)
+    files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, steps)
     yield from saved(files, fitted)
 
 

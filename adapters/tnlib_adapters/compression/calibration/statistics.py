@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memor
 if TYPE_CHECKING:
     import torch
 
-    from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.block_passes import Frame, Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
 
@@ -72,22 +73,29 @@ def collect_reads(
 
     Those of one block are in memory at a time, and the others as far as `workspace` admits them.
     """
+    moments = StoredArrays(workspace or Workspace())
+    total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
+    stage, done = Stage("reading inputs", tokens=mean_tokens(batches)), itertools.count(1)
+    progress(stage, 0, total)
+    for _, sums in moments_by_group(model, places, batches, lambda: progress(stage, next(done), total)):
+        moments.add(sums)
+    return moments
+
+
+def moments_by_group(
+    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None] = lambda: None
+) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Yield the index of every group and the input moments of its weights by key; `step` is called after a batch."""
     from tnlib_adapters.instrument.weight_inputs import read
 
-    moments = StoredArrays(workspace or Workspace())
     place_of = {place.reads: place for place in places.values()}
-    total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
-    stage, done = Stage("reading inputs", tokens=_mean_tokens(batches)), 0
-    progress(stage, 0, total)
-    for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
+    for group, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
                 _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
-            done += 1
-            progress(stage, done, total)
-        moments.add(sums)
-    return moments
+            step()
+        yield group, sums
 
 
 def collect(
@@ -156,6 +164,7 @@ class _Collection:
         self._n = len(model.layers)
         self._probes = (0,) if components is None else (0, 1)
         self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
+        self._observations = Observations(self._frame, places, batches, streams, step=self._show_backward)
 
     def run(self, save: Callable[[int, Statistics], None], done: Collection[int]) -> None:
         """Collect the statistics of all groups that are not done."""
@@ -163,107 +172,149 @@ class _Collection:
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
         calls = forward(self._frame, self._streams, self._show_forward)
-        if not any(self._streams.has(f"gradient-{self._probes[-1]}-{k}") for k in range(self._n + 1)):
-            self._observe_output()
+        stored = (f"gradient-{self._probes[-1]}-{k}" for k in range(self._n + 1))
+        if not any(self._streams.has(name, len(self._batches)) for name in stored):
+            for probe in self._probes:
+                self._observations.store_output(probe)
         for k in reversed(range(self._n)):
             if k not in done:
-                save(k, self._observe_block(k, calls))
+                save(k, self._statistics(k, partial(self._observations.of_block, k, calls=calls)))
             for probe in self._probes:
                 self._streams.remove(f"gradient-{probe}-{k + 1}")
             release_free_memory()
         if OUTSIDE not in done and any(place.group == OUTSIDE for place in self._places.values()):
-            save(OUTSIDE, self._observe_outside())
+            save(OUTSIDE, self._statistics(OUTSIDE, self._observations.outside))
         for probe in self._probes:
             self._streams.remove(f"gradient-{probe}-0")
-        self._show_backward(len(self._passes), 0, 0)
+        self._show_backward(OUTSIDE - 1, 0, 0)
 
     def _show_forward(self, k: int, b: int) -> None:
         """Show that a batch enters a block in the forward pass."""
         batches = self._streams.batches
-        stage = Stage("running the model", f"block {k + 1} of {self._n}", _mean_tokens(batches))
+        stage = Stage("running the model", f"block {k + 1} of {self._n}", mean_tokens(batches))
         self._progress(stage, k * len(batches) + b + 1, self._n * len(batches))
 
-    def _show_backward(self, position: int, probe: int, b: int) -> None:
+    def _show_backward(self, group: int, probe: int, b: int) -> None:
         """Show that a batch enters a backward pass: of a block, last to first, or of the embeddings."""
-        per_block = len(self._probes) * len(self._batches)
+        per_block, position = len(self._probes) * len(self._batches), self._n - 1 - group
         detail = self._passes[position] if position < len(self._passes) else ""
-        stage = Stage("collecting statistics", detail, _mean_tokens(self._batches))
+        stage = Stage("collecting statistics", detail, mean_tokens(self._batches))
         self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
-    def _observe_output(self) -> None:
-        """Store the gradients of all probes at the output of the last block."""
+    def _statistics(self, group: int, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
+        moments = sum_moments(self._model, self._places, observed(0))
+        if self._components is None:
+            return moments
+        components = self._components(group, moments)
+        gates = sum_gates(self._model, self._places, components, observed(1))
+        return replace(moments, gates=mean_gates(self._model, self._batches, gates))
+
+
+class Observations:
+    """Inputs of weights, and gradients of a probe at their outputs, batch by batch, from streams.
+
+    Parameters
+    ----------
+    frame, places
+        The running model, and its weights.
+    batches
+        Batches that are observed, the first of those of `streams`.
+    streams
+        Inputs of all blocks. Gradients at these are stored beside them: "gradient-1-3" of probe 1 at block 3.
+    first
+        Index in the text of the first batch, from which its probes are drawn.
+    step
+        Called with the indices of group, probe and batch before each.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        places: Places,
+        batches: Sequence[Batch],
+        streams: Streams,
+        first: int = 0,
+        step: Callable[[int, int, int], None] = lambda _group, _probe, _batch: None,
+    ) -> None:
+        self._frame, self._places, self._batches, self._streams = frame, places, batches, streams
+        self._n, self._first, self._step = len(frame.model.layers), first, step
+
+    def store_output(self, probe: int) -> None:
+        """Store the gradients of a probe at the output of the last block."""
         from tnlib_adapters.instrument.weight_inputs import observe_output
 
-        for probe in self._probes:
-            for b, batch in enumerate(self._batches):
-                x = self._streams.read(f"stream-{self._n}", b)
-                gradient = observe_output(self._frame, x, batch, {}, _generator(2 * b + probe))[2]
-                self._streams.write(f"gradient-{probe}-{self._n}", b, gradient)
-            self._streams.finish(f"gradient-{probe}-{self._n}")
+        for b, batch in enumerate(self._batches):
+            x = self._streams.read(f"stream-{self._n}", b)
+            gradient = observe_output(self._frame, x, batch, {}, self._generator(b, probe))[2]
+            self._streams.write(f"gradient-{probe}-{self._n}", b, gradient)
+        self._streams.finish(f"gradient-{probe}-{self._n}")
 
-    def _observe_block(self, k: int, calls: Sequence[Sequence[Any]]) -> Statistics:
-        """Return the statistics of one block, and store the gradients at its input."""
+    def of_block(self, k: int, probe: int, calls: Sequence[Sequence[Any]]) -> Iterator[Observed]:
+        """Yield inputs and gradients in a block, by batch, and store the gradients at its input."""
         from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
 
-        places = of_group(self._places, k)
+        model, places = self._frame.model, of_group(self._places, k)
+        for b, batch in enumerate(self._batches):
+            self._step(k, probe, b)
+            x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{probe}-{k + 1}", b)
+            reads, slopes, at_stream = observe_block(model, k, x, calls[b][k], batch, places, gradient)
+            self._streams.write(f"gradient-{probe}-{k}", b, at_stream)
+            yield reads, slopes
+        self._streams.finish(f"gradient-{probe}-{k}")
 
-        def observed(probe: int) -> Iterator[Observed]:
-            for b, batch in enumerate(self._batches):
-                self._show_backward(self._n - 1 - k, probe, b)
-                x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{probe}-{k + 1}", b)
-                reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, places, gradient)
-                self._streams.write(f"gradient-{probe}-{k}", b, at_stream)
-                yield reads, slopes
-            self._streams.finish(f"gradient-{probe}-{k}")
-
-        return self._statistics(k, places, observed)
-
-    def _observe_outside(self) -> Statistics:
-        """Return the statistics of embeddings and unembeddings."""
+    def outside(self, probe: int) -> Iterator[Observed]:
+        """Yield inputs and gradients of embeddings and unembeddings, by batch."""
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
         from tnlib_adapters.instrument.weight_inputs import observe_input, observe_output, of_group
 
         places = of_group(self._places, OUTSIDE)
         heads = any(place.predicts for place in places.values())
+        for b, batch in enumerate(self._batches):
+            self._step(OUTSIDE, probe, b)
+            reads, slopes = observe_input(self._frame, batch, places, self._streams.read(f"gradient-{probe}-0", b))
+            if heads:
+                x = self._streams.read(f"stream-{self._n}", b)
+                of_heads = observe_output(self._frame, x, batch, places, self._generator(b, probe))
+                reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
+            yield reads, slopes
 
-        def observed(probe: int) -> Iterator[Observed]:
-            for b, batch in enumerate(self._batches):
-                self._show_backward(self._n, probe, b)
-                reads, slopes = observe_input(self._frame, batch, places, self._streams.read(f"gradient-{probe}-0", b))
-                if heads:
-                    x, generator = self._streams.read(f"stream-{self._n}", b), _generator(2 * b + probe)
-                    of_heads = observe_output(self._frame, x, batch, places, generator)
-                    reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
-                yield reads, slopes
+    def _generator(self, b: int, probe: int) -> torch.Generator:
+        return _generator(2 * (self._first + b) + probe)
 
-        return self._statistics(OUTSIDE, places, observed)
 
-    def _statistics(self, group: int, places: Places, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
-        place_of = {place.reads: place for place in places.values()}
-        counts, read_sums, slope_sums = dict[str, Array](), _Sums(), _Sums()
-        for batch_reads, batch_slopes in observed(0):
-            for key, x in batch_reads.items():
-                if place_of[key].is_table:
-                    _add(counts, key, _moments(x, place_of[key]))
-                else:
-                    read_sums.add(key, x)
-            for key, slope in batch_slopes.items():
-                if places[key].predicts:
-                    self._model.load(group)
-                    slope = slope @ places[key].module.get_parameter("weight").float()
-                slope_sums.add(key, slope)
-        reads, slopes = counts | read_sums.finish(), slope_sums.finish()
-        moments = Statistics(reads, slopes)
-        if self._components is None:
-            return moments
-        device = self._model.device
-        sides = {key: _sides(own, device) for key, own in self._components(group, moments).items()}
-        gates = dict[str, Array]()
-        for batch_reads, batch_slopes in observed(1):
-            for key, own in _gates(self._model, places, sides, batch_reads, batch_slopes).items():
-                _add(gates, key, own)
-        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch in self._batches)
-        return Statistics(reads, slopes, {key: total / count for key, total in gates.items()})
+def sum_moments(model: RunningModel, places: Places, observed: Iterable[Observed]) -> Statistics:
+    """Return the moments of inputs and gradients, summed over batches."""
+    place_of = {place.reads: place for place in places.values()}
+    counts, read_sums, slope_sums = dict[str, Array](), _Sums(), _Sums()
+    for batch_reads, batch_slopes in observed:
+        for key, x in batch_reads.items():
+            if place_of[key].is_table:
+                _add(counts, key, _moments(x, place_of[key]))
+            else:
+                read_sums.add(key, x)
+        for key, slope in batch_slopes.items():
+            if places[key].predicts:
+                model.load(places[key].group)
+                slope = slope @ places[key].module.get_parameter("weight").float()
+            slope_sums.add(key, slope)
+    return Statistics(counts | read_sums.finish(), slope_sums.finish())
+
+
+def sum_gates(
+    model: RunningModel, places: Places, components: Mapping[str, Components], observed: Iterable[Observed]
+) -> dict[str, Array]:
+    """Return by weight the squares of the derivatives with respect to gates, summed over batches."""
+    sides, gates = {key: _sides(own, model.device) for key, own in components.items()}, dict[str, Array]()
+    for batch_reads, batch_slopes in observed:
+        for key, own in _gates(model, places, sides, batch_reads, batch_slopes).items():
+            _add(gates, key, own)
+    return gates
+
+
+def mean_gates(model: RunningModel, batches: Sequence[Batch], sums: Mapping[str, Array]) -> dict[str, Array]:
+    """Return sums over these batches as means over texts, or over tokens for language models."""
+    count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
+    return {key: total / count for key, total in sums.items()}
 
 
 class _Sums:
@@ -295,7 +346,8 @@ class _Sums:
         self._waiting[key] = []
 
 
-def _mean_tokens(batches: Sequence[Batch]) -> int:
+def mean_tokens(batches: Sequence[Batch]) -> int:
+    """Return the mean number of tokens of a batch."""
     return sum(batch.n_tokens for batch in batches) // max(1, len(batches))
 
 

@@ -142,14 +142,14 @@ class StatisticsFiles:
     """
 
     def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
-        self._spill, self._folder, self._origin, self._file = spill, spill.folder, origin, file
+        self.spill, self._folder, self.origin, self.file = spill, spill.folder, origin, file
         self._checked = set[int]()  # groups whose files are as they were written
 
     def is_complete(self) -> bool:
         """Test if the file of all groups exists; raise if it is damaged or belongs to other statistics."""
-        if self._file is None or not self._file.exists():
+        if self.file is None or not self.file.exists():
             return False
-        _check(self._file, self._origin)
+        _check(self.file, self.origin)
         return True
 
     def done(self) -> list[int]:
@@ -157,9 +157,13 @@ class StatisticsFiles:
         groups = [int(file.stem.removeprefix("group")) for file in self._folder.glob("group*.safetensors")]
         for group in groups:
             if group not in self._checked:
-                _check(self._of_group(group), self._origin)
+                _check(self._of_group(group), self.origin)
         self._checked.update(groups)
         return groups
+
+    def has(self, group: int) -> bool:
+        """Test if a group is saved."""
+        return self._of_group(group).exists()
 
     def save(self, group: int, statistics: Statistics) -> None:
         """Save the statistics of a group."""
@@ -172,20 +176,27 @@ class StatisticsFiles:
         self._checked.add(group)
 
     def statistics(self) -> Statistics:
-        """Return the statistics of all groups, each array read when it is used."""
-        files = [self._file] if self.is_complete() and self._file else [self._of_group(k) for k in self.done()]
+        """Return the statistics of all groups, each array read when it is used; raise if a file is damaged."""
+        if not self.is_complete():
+            self.done()
+        return self.stored()
+
+    def stored(self) -> Statistics:
+        """Return the statistics of all groups that are saved, in files that were checked before."""
+        complete = [self.file] if self.file is not None and self.file.exists() else []
+        files = complete or sorted(self._folder.glob("group*.safetensors"))
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
         return Statistics(*(_Stored(_below(f"{part}.", tensors), self) for part in _PARTS))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""
-        if self._file is not None and not self._file.exists():
+        if self.file is not None and not self.file.exists():
             tensors = [info for k in self.done() for info in read_header(self._of_group(k))[0].values()]
-            write_digested(self._file, self._metadata, [Entry(info.name, info.dtype, info) for info in tensors])
+            write_digested(self.file, self._metadata, [Entry(info.name, info.dtype, info) for info in tensors])
 
     @property
     def _metadata(self) -> dict[str, str]:
-        return {"format": _FORMAT, "version": _VERSION, **self._origin}
+        return {"format": _FORMAT, "version": _VERSION, **self.origin}
 
     def _of_group(self, group: int) -> Path:
         return self._folder / f"group{group}.safetensors"
@@ -195,7 +206,7 @@ class _Stored(Mapping[str, Array]):
     """Arrays that are read at every access; `files` is kept, because a temporary folder goes with the last user."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], files: StatisticsFiles) -> None:
-        self._tensors, self._files = tensors, files
+        self._tensors, self.files = tensors, files
 
     def __getitem__(self, key: str) -> Array:
         return self._tensors[key].read_stored()

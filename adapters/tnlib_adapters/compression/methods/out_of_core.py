@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -21,13 +21,16 @@ from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
+if TYPE_CHECKING:
+    from tnlib_adapters.compression.cluster.connection import Cluster
+
 CACHE_BYTES = 2**29
 _SMALL = 2**10  # bytes up to which an array of a part stays in memory
 _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
 class Workspace:
-    """Limit of the memory for factors that are not in use, and the folder of those beyond it.
+    """Limit of the memory for factors that are not in use, the folder of those beyond it, and the workers.
 
     Parameters
     ----------
@@ -36,10 +39,17 @@ class Workspace:
     folder
         Function that returns a temporary folder, called when the limit is reached first. None: parts beyond the limit
         are made again when they are used, and plans stay in memory.
+    cluster
+        Workers that share the work; None for none.
     """
 
-    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
-        self._max_bytes, self._folder = max_bytes, folder
+    def __init__(
+        self,
+        max_bytes: float = CACHE_BYTES,
+        folder: Callable[[], Path] | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._max_bytes, self._folder, self.cluster = max_bytes, folder, cluster
         self._n_held = self._n_files = 0
 
     def admits(self, holder: Any, n_bytes: int) -> bool:
@@ -93,6 +103,8 @@ class LazyPart:
         Function that returns it; the same each time.
     workspace
         Memory and folder.
+    in_file
+        True if `make` reads it from a file: it is read again, not written again.
 
     Attributes
     ----------
@@ -100,18 +112,16 @@ class LazyPart:
         Function that returns the layer or weight.
     """
 
-    def __init__(self, make: Callable[[], Factorised], workspace: Workspace) -> None:
+    def __init__(self, make: Callable[[], Factorised], workspace: Workspace, *, in_file: bool = False) -> None:
         part = make()
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
-        arrays = dict[int, Array]()
-        _mapped(part, lambda a: arrays.setdefault(id(a), a))
         self.load: Callable[[], Any] = make
-        if workspace.admits(self, sum(a.nbytes for a in arrays.values())):
+        if workspace.admits(self, sum(a.nbytes for a in arrays_of(part))):
             self.load = lambda: part
-        elif stored := workspace.write(self, [_entry(a) for a in arrays.values() if _is_stored(a)]):
-            emptied = _mapped(part, lambda a: _InFile(stored[str(id(a))], by_columns(a)) if _is_stored(a) else a)
-            self.load = lambda: cast(Factorised, _mapped(emptied, lambda a: a))
+        elif not in_file and (stored := workspace.write(self, entries_of_arrays(part))):
+            emptied = without_arrays(part, stored)
+            self.load = lambda: cast(Factorised, with_arrays(emptied))
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors at one option per block."""
@@ -129,6 +139,28 @@ class _InFile:
     def read(self) -> Array:
         stored = self.tensor.read_stored()
         return stored.T if self.by_columns else stored
+
+
+def arrays_of(value: Any) -> list[Array]:
+    """Return the different arrays in the attributes, lists, tuples and mappings of an object."""
+    arrays = dict[int, Array]()
+    _mapped(value, lambda a: arrays.setdefault(id(a), a))
+    return list(arrays.values())
+
+
+def entries_of_arrays(value: Any) -> list[Entry]:
+    """Return the tensors of the arrays of an object, but for the small ones."""
+    return [_entry(a) for a in arrays_of(value) if _is_stored(a)]
+
+
+def without_arrays(value: Any, stored: Mapping[str, TensorInfo]) -> Any:
+    """Return a copy of an object whose arrays were stored as `entries_of_arrays`, without these."""
+    return _mapped(value, lambda a: _InFile(stored[str(id(a))], by_columns(a)) if _is_stored(a) else a)
+
+
+def with_arrays(value: Any) -> Any:
+    """Return a copy of a result of `without_arrays` with the arrays, read from their file."""
+    return _mapped(value, lambda a: a)
 
 
 def _is_stored(a: Array) -> bool:
@@ -173,8 +205,7 @@ class StoredArrays(Mapping[str, Array]):
         """Store arrays, in memory if the workspace admits all of them or has no folder."""
         self._stored |= arrays
         if not self._workspace.admits(self, sum(a.nbytes for a in arrays.values())):
-            entries = [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
-            self._stored |= self._workspace.write(self, entries) or {}
+            self._stored |= self._workspace.write(self, named_entries(arrays)) or {}
 
     def __getitem__(self, name: str) -> Array:
         stored = self._stored[name]
@@ -185,6 +216,11 @@ class StoredArrays(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._stored)
+
+
+def named_entries(arrays: Mapping[str, Array]) -> list[Entry]:
+    """Return the tensors of arrays by name."""
+    return [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
 
 
 def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:

@@ -1,0 +1,142 @@
+"""The weights that a calibration compresses, by groups, and their components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.component_files import ComponentFile
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
+from tnlib_adapters.compression.methods.components import Components
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix
+from tnlib_adapters.factors.projections import Projections, put_together, take_apart
+
+if TYPE_CHECKING:
+    import torch
+
+    from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.stored_weights import Change, Group
+    from tnlib_adapters.instrument.weight_inputs import Places
+
+
+@dataclass(frozen=True)
+class GroupCalibration:
+    """Calibration statistics of the weights of one block, or outside the blocks, and their components.
+
+    Parameters
+    ----------
+    index, module
+        Index of the block, and path of its attention if that is compressed.
+    statistics
+        Moments of inputs and of output gradients, and losses of the components ("gates"), of these weights at least.
+    projections, layer
+        Projections of the attention with biases folded, and their components by squared singular values; None where
+        they are not compressed.
+    matrices
+        Components of the other matrices.
+    """
+
+    index: int
+    module: str
+    statistics: Statistics
+    projections: Projections | None
+    layer: CalibratedLayer | None
+    matrices: Mapping[str, Matrix]
+
+    @property
+    def components(self) -> dict[str, Components]:
+        """Components of all weights, by their keys in a running model."""
+        layers = {} if self.layer is None else {self.index: self.layer}
+        return components_of(layers, list(self.matrices.values()))
+
+
+@dataclass(frozen=True)
+class SelectedWeights:
+    """The weights of a checkpoint that `what` ("attention", "mlp" or "all") selects.
+
+    There are no layers for "mlp" and for attention on latent vectors.
+    """
+
+    checkpoint: Checkpoint
+    what: str
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Modules outside the projections of the attention."""
+        return names_of(self.checkpoint, self.what, with_text=True)
+
+    @cached_property
+    def layers(self) -> Sequence[int]:
+        """Layers whose projections are selected."""
+        return self.checkpoint.wiring.projection_layers(self.what)
+
+    @property
+    def modules(self) -> list[str]:
+        """All modules, attention first."""
+        return [*(self.checkpoint.wiring.attention_modules[k] for k in self.layers), *self.names]
+
+    def folded(self, model: RunningModel) -> RunningModel:
+        """Return the model with folded biases: moments must be those of the inputs of the folded weights."""
+        return model.changed(fold_biases_of(model, keys=self._drops_keys)) if self.layers else model
+
+    def places(self, model: RunningModel) -> Places:
+        """Return the places of the weights in a running model."""
+        from tnlib_adapters.instrument.weight_inputs import find_places
+
+        return find_places(model, self.names, attention=bool(self.layers))
+
+    def of_group(
+        self, group: int, places: Places, moments: Statistics, device: torch.device, file: ComponentFile
+    ) -> GroupCalibration:
+        """Return the components of the weights of a group by these moments, from `file` or computed and saved there.
+
+        Large weights are decomposed on `device`.
+        """
+        from tnlib_adapters.compression.methods.device_components import components_on
+
+        how = partial(components_on, device), file.get
+        checkpoint, projections, layer, module = self.checkpoint, None, None, ""
+        if group in self.layers:
+            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
+            layer = CalibratedLayer(projections, moments.of_layer(group), *how)
+            module = checkpoint.wiring.attention_modules[group]
+        own = [name for name in self.names if places[name].group == group]
+        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, *how) for name in own}
+        file.save()
+        return GroupCalibration(group, module, moments, projections, layer, matrices)
+
+    @property
+    def _drops_keys(self) -> bool:
+        return not has_rotary_or_norms(self.checkpoint)
+
+
+def components_of(layers: Mapping[int, CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:
+    """Return the components of all weights by their keys in a running model; layers by their index."""
+    components = {
+        f"{k}.{name}": weight_components
+        for k, layer in layers.items()
+        for name, weight_components in layer.components.items()
+    }
+    return components | {weight_components.name: weight_components.components for weight_components in matrices}
+
+
+def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
+    """Return the change of the weights of a model by `fold_biases`, which no output notices."""
+    import torch
+
+    layers = model.wiring.layers
+
+    def change(group: int, values: Group) -> Group:
+        if not 0 <= group < len(layers) or layers[group].attention.latent is not None:
+            return values
+        attention = layers[group].attention
+        projections = take_apart(attention, lambda name: values[name].numpy() if name in values else None)
+        folded = put_together(attention, fold_biases(projections, model.sizes, keys=keys))
+        return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
+
+    return change

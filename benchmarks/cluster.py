@@ -1,0 +1,101 @@
+"""Time of `compress` on one and on two workers, for a made-up Llama in bf16, each in a process of its own.
+
+python -m benchmarks.cluster [--scale full|small] [--workers 1 --workers 2]     print a table of the seconds by stage
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.large_models import CALIBRATED, SHORT_TEXT, TEXT, Llama, calibration_text, make
+from benchmarks.report import table
+
+CHILD = "import sys; from benchmarks import cluster; cluster.compressed(*sys.argv[1:])"
+MODELS = {"full": Llama(4, 512, 8, 2, 1408, 2048), "small": Llama(4, 64, 8, 2, 176, 1024)}
+TOKENS = {"full": TEXT, "small": SHORT_TEXT}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+TOTAL = "all"
+
+
+def measure(scale: str, workers: tuple[int, ...]) -> dict[int, dict[str, float]]:
+    """Return the seconds of every stage, and of all, by the number of workers."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "model"
+        make(MODELS[scale], source)
+        text = calibration_text(source, TOKENS[scale])
+        return {n: _in_child(source, text, Path(scratch) / f"out-{n}", n) for n in workers}
+
+
+def _in_child(source: Path, text: Path, out: Path, n_workers: int) -> dict[str, float]:
+    command = [sys.executable, "-c", CHILD, *map(str, (source, text, out, n_workers))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | ONE_THREAD)
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
+
+
+def compressed(source: str, text: str, out: str, n_workers: str) -> None:
+    """Compress, and print the seconds of every stage; the process does nothing else."""
+    import tnlib_adapters
+
+    stages, started = Stages(), time.perf_counter()
+    options: dict[str, Any] = CALIBRATED | {"calibrate": text, "workers": int(n_workers), "progress": stages}
+    tnlib_adapters.compress(source, out, **options)
+    print(json.dumps(stages.seconds | {TOTAL: time.perf_counter() - started}))
+
+
+class Stages:
+    """Seconds between the calls of a progress function, counted to the stage of the later one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def __call__(self, stage: str, _done: int, _total: int) -> None:
+        now = time.perf_counter()
+        self.seconds[str(stage)] = self.seconds.get(str(stage), 0.0) + now - self._last
+        self._last = now
+
+
+def section(scale: str, seconds: dict[int, dict[str, float]]) -> Iterator[str]:
+    """Yield the lines of the table: a row for every stage."""
+    first, last = min(seconds), max(seconds)
+    yield from (f"## Workers, {MODELS[scale].n_layers} layers of {MODELS[scale].d_model}", "", ABOUT, "")
+    header = ("stage", *(f"{n} worker{'s' if n > 1 else ''} (s)" for n in seconds), "ratio")
+    yield from table(header, (_cells(stage, seconds, first, last) for stage in seconds[first]))
+
+
+def _cells(stage: str, seconds: dict[int, dict[str, float]], first: int, last: int) -> tuple[str, ...]:
+    own = [of_workers.get(stage, 0.0) for of_workers in seconds.values()]
+    ratio = seconds[first][stage] / max(1e-9, seconds[last].get(stage, 0.0))
+    return (stage, *(f"{value:.2f}" for value in own), f"{ratio:.2f}x")
+
+
+ABOUT = f"""\
+`compress --what all --keep 0.5 --calibrate TEXT --workers N` of a random Llama in bf16 on a text of {TEXT:,} tokens,
+one BLAS thread in every process. The time until the first call of a stage counts to it: "running the model" includes
+the start of the workers, "writing tensors" their end."""
+
+
+@click.command()
+@click.option("--scale", type=click.Choice(("full", "small")), default="full")
+@click.option(
+    "--workers", type=int, multiple=True, default=(1, 2), help="Number of workers; may be given several times."
+)
+def main(scale: str, workers: tuple[int, ...]) -> None:
+    seconds = measure(scale, workers)
+    print(json.dumps(seconds), file=sys.stderr)
+    print("\n".join(section(scale, seconds)))
+
+
+if __name__ == "__main__":
+    main()
