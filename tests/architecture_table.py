@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import transformers
 import transformers_models as models
-from attention_layers import from_the_diagonal, homogeneous, mask_of, scores_of
+from attention_layers import from_the_diagonal, homogeneous, mask_of, scores_of, with_maxima
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.planner import factorise
@@ -61,6 +61,7 @@ def scores(case: Case) -> Cell:
     worst = 0.0
     for layer, (theirs, _, x, read, _) in case.layers():
         seen = mask_of(layer, x, read)
+        theirs = with_maxima(layer, theirs, x) if "mimo" in case.checkpoint.wiring.model_type else theirs
         ours, theirs = scores_of(layer, x, read), from_the_diagonal(layer, theirs)
         worst = max(worst, *(off(o[seen], t[seen]) for o, t in zip(ours, theirs, strict=True)))
     return worst
@@ -147,7 +148,10 @@ def has_latent_vectors(case: Case) -> bool:
 
 def compressed(case: Case) -> Cell:
     """What transformers computes from factors that stay factored, beside the weights they multiply out to."""
-    methods = [name for name, row in METHODS.items() if row.unit != "layer" or not has_latent_vectors(case)]
+    sizes, latent = case.checkpoint.sizes, has_latent_vectors(case)
+    methods = [
+        n for n, row in METHODS.items() if not (row.unit == "layer" and latent) and not row.reason_to_refuse(sizes)
+    ]
     return float(np.max([compressed_by(case, method) for method in methods]))
 
 
@@ -267,6 +271,8 @@ What to know:
 - Attention on latent vectors (DeepSeek) is stored as maps to and from them. `compress` factorises these, and the output
   projection, as single matrices: methods `matrix`, `ttm` and `calibrated` do, those of whole layers are refused, as is
   `compare`. `fix_gauge` takes `attention(layer).numerator()`, not the checkpoint.
+- MiMo-V2-Flash is known with dense layers and full attention alone, as `compress` writes it with `--layout mimo`.
+  Methods `tucker` and `cp` are refused, because values are narrower than queries and keys.
 - A stream cannot be rotated where norms single out coordinates and stay: those of the stream itself (BERT, OPT with
   norms behind, BLOOM's of the embeddings), those of what is written (Gemma 2), and a final one that no known weight
   reads; nor where parts of the model read the stream that are not known, such as poolers.

@@ -49,7 +49,7 @@ def other_gauge(layer: Attention, seed: int) -> Attention:
         new["b_O"] -= sum(more[h // group] @ new["W_O"][h] for h in range(layer.n_heads))
     norm = layer.head_norm
     for key in range(layer.kv_heads):
-        h = invertible(layer.d_head, rng)
+        h = invertible(layer.d_value, rng)
         g = commuting(layer.rotary, layer.d_head, rng) if norm is None else signs(layer.rotary, layer.d_head, rng)
         heads = slice(key * group, (key + 1) * group)
         for which, at, of in (("Q", heads, g), ("K", key, np.linalg.inv(g).T), ("V", key, h)):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS, sizes_help
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -42,6 +43,7 @@ Examples:
   tnlib plan IN --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
+  tnlib adapter BASE TUNED OUT --rank 16
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
 """
 
@@ -84,6 +86,19 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    """A size in config.json, NAME=N."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Return name and value; refuse anything else."""
+        match = re.fullmatch(r"(\w+)=(\d+)", value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not NAME=N; pass for example head_dim=64.", param, ctx)
+        return match[1], int(match[2])
+
+
 # fmt: off
 _OPTIONS_OF_COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
@@ -115,10 +130,11 @@ _OPTIONS_OF_COMPRESSION = (
     click.option("--max-memory", type=_Bytes(), metavar="BYTES",
                  help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
                  "if nothing else suffices, which changes the result."),
-    click.option("--layout", type=click.Choice(LAYOUTS), default="factored", show_default=True,
+    click.option("--layout", type=click.Choice((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
                   help="factored: store the factors; transformers loads them after import "
                   "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
-                  "original size; loads anywhere."),
+                  "original size; loads anywhere. Smaller models, which load without tnlib: "
+                  f"{'; '.join(row.help for row in SMALLER_MODELS.values())}."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
                   help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate "
                   "and no size, every weight has as many bits."),
@@ -156,6 +172,9 @@ def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @_options_of_compression
+@click.option("--size", "sizes", type=_Size(), multiple=True, metavar="NAME=N",
+              help="Instead of --keep, for a layout that is a smaller model: a size in its config.json, "
+              f"{sizes_help()}; may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
               help="Share the work between N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
 @click.option("--cluster", metavar="ADDRESS",
@@ -163,7 +182,7 @@ def _options_of_compression(command: Callable[..., None]) -> Callable[..., None]
               "the folder of OUT and that of --spill under the same paths.")  # fmt: skip
 @_options_of_placement
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
-def compress(source: str, out: Path, **options: Any) -> None:
+def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
     With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
@@ -173,7 +192,7 @@ def compress(source: str, out: Path, **options: Any) -> None:
     with _command() as progress:
         from tnlib_adapters.compression.compress import compress as run
 
-        report = run(_folder(source), out, **options, progress=progress)
+        report = run(_folder(source), out, sizes=dict(sizes), **options, progress=progress)
     from tnlib_adapters.compression.report.terminal import show_report
 
     show_report(report, out)
@@ -260,6 +279,29 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 
         page = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
     click.echo(page)
+
+
+@main.command()
+@click.argument("base", metavar="BASE")
+@click.argument("tuned", metavar="TUNED")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--rank", type=int, metavar="R", help="Rank of every weight.")
+@click.option("--max-error", type=float, metavar="E",
+              help="Instead of --rank: largest relative Frobenius error, with ranks of few numbers.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
+def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
+    """Write the checkpoint TUNED minus its base BASE to OUT, as a LoRA adapter in the format of PEFT.
+
+    Differences of the weights of attention and feed-forward layers are truncated by their singular values. BASE may
+    hold the rounded weights of TUNED: an adapter corrects them.
+    """
+    with _command() as progress:
+        from tnlib_adapters.compression.adapter.extract_adapter import extract_adapter
+
+        extracted = extract_adapter(_folder(base), _folder(tuned), out, **options, progress=progress)
+    from tnlib_adapters.compression.report.terminal import show_adapter
+
+    show_adapter(extracted, out)
 
 
 def _folder(source: str) -> Path:

@@ -29,6 +29,7 @@ def test_it_holds_the_arguments_of_compress() -> None:
         "source",
         "out",
         "cache_bytes",
+        "sizes",
         "force",
         "progress",
     }

@@ -27,7 +27,7 @@ from oracles import refused
 from safetensors.numpy import load_file, save_file
 from tnlib_adapters import builtin_path, compress, open_checkpoint, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.compression.write import _encoded as encoded
+from tnlib_adapters.compression.write import encode_in_range as encoded
 
 from tnlib import ArgumentError
 

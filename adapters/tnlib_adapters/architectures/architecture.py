@@ -153,6 +153,7 @@ class Architecture:
     # ------------------------------------------------------------------------------------------- attention
     kv_heads: str | Callable[[Settings, int], int] | None = None  # key or rule; None: as many as query heads
     d_head: str | None = None  # key of a width of heads that need not be d_model / heads
+    d_value: str | None = None  # key of a width of values that need not be that of queries and keys
     fused: Literal["blocks", "groups"] = "blocks"  # layout of "qkv": q, then k, then v; or by key-value group
     scale: Callable[[Settings, int, int], float] = inverse_root
     context: str | None = None  # key of the longest distance
@@ -192,12 +193,14 @@ class Architecture:
     rule_keys: tuple[str, ...] = ()  # config keys that the functions among the attributes read
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys, in place of those of `config_keys.KEYS`
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the config values this row supports
+    required_in_layers: Mapping[str, str] = field(default_factory=dict)  # of keys that list one value per layer
     refusal: str = "this variant is not known yet"  # end of the message on other values
 
     @property
     def config_keys(self) -> tuple[str, ...]:
         """Config keys that the row reads, apart from those of `required`."""
-        keys = [self.n_layers, self.n_heads, self.d_model, self.d_head, self.context, self.softcap, self.norm_eps]
+        keys = [self.n_layers, self.n_heads, self.d_model, self.d_head, self.d_value, self.context, self.softcap]
+        keys += [self.norm_eps]
         keys += [self.logit_cap, self.kv_heads if isinstance(self.kv_heads, str) else None]
         if self.rope is not None:
             rope = self.rope

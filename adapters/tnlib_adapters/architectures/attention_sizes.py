@@ -38,6 +38,10 @@ class Sizes:
             "o": self.n_heads * self.d_value,
         }
 
+    def of_head(self, name: str) -> int:
+        """Return the width of one head of a projection."""
+        return self.d_value if name in "vo" else self.d_head
+
 
 def read_sizes(row: Architecture, settings: Settings, where: str, function: str) -> Sizes:
     """Return the sizes stated in a config, checked against each other."""
@@ -60,7 +64,8 @@ def read_sizes(row: Architecture, settings: Settings, where: str, function: str)
             f"{function}: {row.n_heads} must be a multiple of the count of key and value heads in {where}, "
             f"got {n_heads} and {kv_heads}; repair it."
         )
-    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head or d_model // n_heads)
+    d_value = 0 if row.d_value is None else settings[row.d_value]
+    return Sizes(n_layers, n_heads, d_model, kv_heads, d_head or d_model // n_heads, d_value)
 
 
 def _kv_heads(row: Architecture, settings: Settings, n_heads: int) -> int:

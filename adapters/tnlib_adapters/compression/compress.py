@@ -7,16 +7,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.calibration.text import calibration_summary
 from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
+from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
+from tnlib_adapters.compression.layouts.write_smaller import write_smaller
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.methods.out_of_core import Workspace
@@ -25,16 +29,12 @@ from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, open_source
+from tnlib_adapters.compression.source_model import SourceModel, open_source, request_placement
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from tnlib_adapters.instrument.placement import Placement
-    from tnlib_adapters.instrument.running_model import RunningModel
 
 
 def compress(
@@ -54,6 +54,7 @@ def compress(
     spill: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     max_memory: int | None = None,
+    sizes: Mapping[str, int] | None = None,
     cluster: str | None = None,
     workers: int | None = None,
     device: str = "cpu",
@@ -90,7 +91,11 @@ def compress(
         every layer is fitted with rounding. "", the default, is "heads" without a text; with one, "calibrated" for
         `keep` or `max_error`, otherwise "quantized", with 4 bits unless `bits` or `store` is given.
     layout
-        "factored" stores the factors; "dense" their products under the original names.
+        "factored" stores the factors; "dense" their products under the original names. The others write a smaller
+        model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
+        `max_error` do not apply. "mimo": a MiMoV2FlashForCausalLM whose values are narrower than queries and keys;
+        `keep` is the fraction of W_V and W_O. "narrow": the same architecture with a smaller `head_dim` and
+        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers. Needs a text.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
@@ -123,6 +128,9 @@ def compress(
         Peak resident memory of the process, in bytes, by the estimate of `estimate_cost`, whose error is about 30 %.
         If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
         the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
+    sizes
+        Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `v_head_dim` of
+        "mimo", `head_dim` and `intermediate_size` of "narrow"; those left out stay.
     cluster
         Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
         passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The
@@ -162,30 +170,34 @@ def compress(
     True
     """
     started = time.perf_counter()
-    request = Request.of(
-        keep=keep,
-        max_error=max_error,
-        bits=bits,
-        method=method,
-        layout=layout,
-        store=store,
-        what=what,
-        calibrate=calibrate,
-        statistics=statistics,
-        calibration_tokens=calibration_tokens,
-        spill=spill,
-        max_memory=max_memory,
-        cluster=cluster,
-        workers=workers,
-        device=device,
-        dtype=dtype,
-    )
+    options: dict[str, Any] = {
+        "keep": keep,
+        "max_error": max_error,
+        "bits": bits,
+        "method": method,
+        "layout": layout,
+        "store": store,
+        "what": what,
+        "calibrate": calibrate,
+        "statistics": statistics,
+        "calibration_tokens": calibration_tokens,
+        "spill": spill,
+        "max_memory": max_memory,
+        "cluster": cluster,
+        "workers": workers,
+        "device": device,
+        "dtype": dtype,
+    }
+    if layout in SMALLER_MODELS or sizes:
+        smaller = LayoutRequest.of(sizes, cache_bytes=cache_bytes, **options)
+        return write_smaller(source, out, smaller, force=force, progress=progress)
+    request = Request.of(**options)
     target = as_path("compress", "out", out)
     n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
     opened = open_source(request, source, target, force=force)
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
     limits = limits_of(opened, request)
-    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=_placement(request))
+    original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=request_placement(request))
     with scratch_folder(target) as scratch:
         plan = _plan(original, request, calibration, progress, limits.cache if n_cached is None else n_cached, scratch)
         with whole_folder(target) as partial:
@@ -218,15 +230,6 @@ def _plan(
     with open_cluster(request, scratch, original.checkpoint.folder.path) as cluster:
         _check_finite(original.checkpoint, request, progress)
         return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, cluster))
-
-
-def _placement(request: Request) -> Placement | None:
-    """Return where the model runs on the calibration text; None without one, which needs no torch."""
-    if request.calibrate is None:
-        return None
-    from tnlib_adapters.instrument.placement import placement_of
-
-    return placement_of("compress", request.device, request.dtype)
 
 
 def measured_report(
@@ -283,17 +286,6 @@ def measured_report(
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
     )
-
-
-def calibration_summary(model: RunningModel, text: str, held_out: str) -> dict[str, int]:
-    """Return how a calibration text was read: see `Report.calibration`."""
-    summary = {
-        "tokens": model.longest,
-        "lines": len(text.splitlines()),
-        "held_out": len(held_out.splitlines()),
-        "batches": len(model.batches(text)),
-    }
-    return summary if model.predicts else summary | {"truncated": model.count_truncated(text)}
 
 
 def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:

@@ -79,6 +79,15 @@ class SourceModel:
         return self.original.changed(change)
 
 
+def request_placement(request: Request) -> Placement | None:
+    """Return where the model runs on the calibration text; None without one, which needs no torch."""
+    if request.calibrate is None:
+        return None
+    from tnlib_adapters.instrument.placement import placement_of
+
+    return placement_of("compress", request.device, request.dtype)
+
+
 @dataclass(frozen=True)
 class CheckedSource:
     """A checkpoint that can be compressed by a request, and the calibration text, None without one, in two parts."""

@@ -130,12 +130,12 @@ def _new_factors(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequenc
         if not parts():
             parts.cache_clear()
         if stored.dtype is None:
-            return _encoded(name, stored.values, dtype)
+            return encode_in_range(name, stored.values, dtype)
         _check_range(name, decode(stored.values, stored.dtype), stored.values, stored.dtype)
         return stored.values
 
     entries = [
-        _entry(name, own_dtype or dtype, shape, make)
+        lazy_entry(name, own_dtype or dtype, shape, make)
         for description in plan.descriptions[module]
         if is_rewritten(description)
         for part, (own_dtype, shape) in description.tensors.items()
@@ -159,13 +159,14 @@ def _new_dense(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[
         values = dense().pop(name)
         if not dense():
             dense.cache_clear()
-        return _encoded(name, values, dtype)
+        return encode_in_range(name, values, dtype)
 
     tensors = checkpoint.folder.tensors
-    return [_entry(name, dtype, tensors[name].shape, make) for name in names]
+    return [lazy_entry(name, dtype, tensors[name].shape, make) for name in names]
 
 
-def _entry(name: str, dtype: str, shape: tuple[int, ...], make: Callable[[str], Array]) -> Entry:
+def lazy_entry(name: str, dtype: str, shape: tuple[int, ...], make: Callable[[str], Array]) -> Entry:
+    """Return a tensor that `make` returns by its name, as `dtype` stores it, when its turn comes to be written."""
     return Entry(name, dtype, _NewTensor(Path(), name, dtype, shape, 0, 0, make=functools.partial(make, name)))
 
 
@@ -203,7 +204,7 @@ def _attention(checkpoint: Checkpoint, module: str) -> AttentionWiring | None:
     return layers[module].attention if module in layers else None
 
 
-def _encoded(name: str, values: Array, dtype: str) -> Array:
+def encode_in_range(name: str, values: Array, dtype: str) -> Array:
     """Return `values` as a dtype of safetensors stores them, refusing numbers beyond its range."""
     with np.errstate(over="ignore"):  # refused below, with the name of the tensor
         stored = encode(values, dtype)

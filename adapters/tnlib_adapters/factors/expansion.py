@@ -130,13 +130,14 @@ def _heads(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
     `left` (d_model, r), or (d_model + 1, r) with the bias as last row, holds the first projection; `right` (r, d_model)
     or (r, d_model + 1) the second.
     """
-    if len(matrix.ranks) != sizes.kv_heads or max(matrix.ranks) > sizes.d_head:
-        raise ValueError(f"ranks {matrix.ranks} for {sizes.kv_heads} heads of {sizes.d_head}")
     first, second = list(matrix.of)
+    width = sizes.of_head(first)
+    if len(matrix.ranks) != sizes.kv_heads or max(matrix.ranks) > width:
+        raise ValueError(f"ranks {matrix.ranks} for {sizes.kv_heads} heads of {width}")
     left = np.zeros((len(matrix.arrays["left"]), sizes.widths[first]))
     right = np.zeros((sizes.widths[second], matrix.arrays["right"].shape[1]))
-    left[:, places(ranks_of(first, matrix.ranks, sizes), sizes.d_head)] = matrix.arrays["left"]
-    right[places(ranks_of(second, matrix.ranks, sizes), sizes.d_head)] = matrix.arrays["right"]
+    left[:, places(ranks_of(first, matrix.ranks, sizes), width)] = matrix.arrays["left"]
+    right[places(ranks_of(second, matrix.ranks, sizes), width)] = matrix.arrays["right"]
 
     d = sizes.d_model
     weights = {first: left[:d], second: right if second == "o" else right[:, :d].T}

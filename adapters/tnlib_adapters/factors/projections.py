@@ -184,13 +184,14 @@ def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int)
     sizes = attention.sizes
     group = sizes.n_heads // sizes.kv_heads
     own, within = (head, head % group) if name in "qo" else (head // group, 0)
+    width = sizes.of_head(name)
     if len(held) == 1 or attention.fused == "blocks":
         before = sum(sizes.widths[other] for other in held[: held.index(name)])
-        begin = before + own * sizes.d_head
+        begin = before + own * width
     else:
         in_group = {"q": within, "k": group, "v": group + 1}[name]
         begin = (head // group * (group + 2) + in_group) * sizes.d_head
-    return slice(begin, begin + sizes.d_head)
+    return slice(begin, begin + width)
 
 
 def _split(attention: AttentionWiring, held: str, fused: Array) -> dict[str, Array]:

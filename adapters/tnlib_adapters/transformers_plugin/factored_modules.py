@@ -128,7 +128,7 @@ def _as_factor(factors: Borrowed, part: str) -> Borrowed:
 def _heads(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
     if sizes is None or not isinstance(factors, Borrowed):
         raise ValueError("heads outside an attention module")
-    d_head = sizes.d_head
+    d_head = sizes.of_head(names)
     ranks = ranks_of(names, described.ranks, sizes)
     if names == described.of[0]:
         return IntoHeads(_as_factor(factors, "left"), ranks, d_head, sizes.d_model)

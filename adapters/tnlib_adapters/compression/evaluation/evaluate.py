@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
+from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
 from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
+from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
@@ -46,6 +48,10 @@ class Evaluation:
     perplexity_before, perplexity_after, divergence
         For language models: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
         predictions in nats per token.
+    cache_bytes
+        Bytes of keys and values per token that a cache of both stores; None if that was not counted.
+    tokens_per_second
+        Of the forward pass of both, on this machine; None if that was not measured.
 
     Examples
     --------
@@ -61,6 +67,8 @@ class Evaluation:
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     divergence: float | None = None
+    cache_bytes: tuple[int, int] | None = None
+    tokens_per_second: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -100,7 +108,8 @@ def evaluate(
     Parameters
     ----------
     before, after
-        Checkpoint folders of one architecture, each with its tokenizer.
+        Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
+        widths of heads and of feed-forward layers.
     text
         File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
         tokens.
@@ -130,7 +139,13 @@ def evaluate(
             "swap IN and OUT."
         )
     before_running, after_running = (open_running(path, placement=placement) for path in paths)
-    return evaluate_running(before_running, after_running, words, progress)
+    evaluation = evaluate_running(before_running, after_running, words, progress)
+    speeds = tokens_per_second((before_running, after_running), before_running.batches(words))
+    return replace(
+        evaluation,
+        cache_bytes=(cache_bytes(checkpoints[0]), cache_bytes(checkpoints[1])),
+        tokens_per_second=None if speeds is None else (speeds[0], speeds[1]),
+    )
 
 
 def evaluate_running(before: RunningModel, after: RunningModel, text: str, progress: Progress = quiet) -> Evaluation:
@@ -173,7 +188,7 @@ class Reference:
         from tnlib_adapters.instrument.block_passes import Outputs
 
         model, batches = self._model, self._batches
-        if model.wiring.model_type != other.wiring.model_type or model.sizes != other.sizes:
+        if not _is_comparable(model, other):
             raise ArgumentError(
                 f"{model.function}: both checkpoints must be of one architecture and size, got "
                 f"{model.wiring.model_type} with {model.sizes} and {other.wiring.model_type} with {other.sizes}; "
@@ -198,6 +213,18 @@ class Reference:
             return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
         loss_before, loss_after, divergence = (sums / n_predicted).tolist()
         return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
+
+
+def _is_comparable(model: RunningModel, other: RunningModel) -> bool:
+    """Test if two models have one architecture and size, or are of one depth and width and predict the same tokens.
+
+    The latter holds for smaller models of other layouts, whose heads are narrower.
+    """
+    if model.wiring.model_type == other.wiring.model_type and model.sizes == other.sizes:
+        return True
+    sizes = [(own.sizes.n_layers, own.sizes.n_heads, own.sizes.d_model) for own in (model, other)]
+    words = [len(own.model.get_input_embeddings().weight) for own in (model, other)]
+    return model.predicts and other.predicts and sizes[0] == sizes[1] and words[0] == words[1]
 
 
 def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:

@@ -99,7 +99,8 @@ def _columns(name: str, group: int, sizes: Sizes) -> list[slice]:
     """Return the inner columns of the heads of a projection that share a key and value head."""
     count = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
     heads = range(group * count, (group + 1) * count)
-    return [slice(head * sizes.d_head, (head + 1) * sizes.d_head) for head in heads]
+    width = sizes.of_head(name)
+    return [slice(head * width, (head + 1) * width) for head in heads]
 
 
 def _with_bias(projections: Projections, name: str, columns: slice) -> Array:

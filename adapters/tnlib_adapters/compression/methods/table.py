@@ -165,6 +165,7 @@ for _row in (
         weighted=f"{_HERE}.methods.tensor_stacks:SharedBases",
         kinds=("tucker", "stack", "low_rank"),
         calibration="whitening",
+        refuse=f"{_HERE}.methods.tensor_stacks:refuse_unequal_widths",
     ),
     Method(
         name="cp",
@@ -174,6 +175,7 @@ for _row in (
         factorise=f"{_HERE}.methods.tensor_stacks:CPStack",
         kinds=("cp", "stack"),
         predicts_error=False,
+        refuse=f"{_HERE}.methods.tensor_stacks:refuse_unequal_widths",
     ),
 ):
     register(_row)

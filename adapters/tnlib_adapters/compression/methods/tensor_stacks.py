@@ -24,6 +24,13 @@ _SWEEPS = 20  # of alternating least squares; more reduce the error of a trained
 _STACKED = "qk"  # projections in one stack
 
 
+def refuse_unequal_widths(sizes: Sizes) -> str | None:
+    """Return why the projections of a layer do not form one array, or None."""
+    if sizes.d_value == sizes.d_head:
+        return None
+    return f"its values of width {sizes.d_value} do not form one array with queries and keys of width {sizes.d_head}"
+
+
 class TuckerStack:
     """Truncations of the higher-order SVD of the stack; biases unchanged.
 

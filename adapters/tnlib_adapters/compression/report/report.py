@@ -15,7 +15,13 @@ from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
 INT8, GPTQ = "plain int8", "GPTQ int4"  # baselines; GPTQ with scales of groups of 128
-SUBJECTS = {"attention": "attention", "mlp": "feed-forward layers", "all": "attention, feed-forward and embeddings"}
+SUBJECTS = {
+    "attention": "attention",
+    "mlp": "feed-forward layers",
+    "all": "attention, feed-forward and embeddings",
+    "values": "values and outputs of attention",  # of layout "mimo"
+    "layers": "attention and feed-forward layers",  # of layout "narrow"
+}
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class Report:
     # number, and "predicted"
     calibration: dict[str, int] = field(default_factory=dict)  # "tokens" of a line or window, number of "lines", of
     # "truncated" ones (not for windows), of lines "held_out", and of "batches"; empty without a text
+    cache_bytes: dict[str, int] = field(default_factory=dict)  # of keys and values per token, "before" and "after", of
+    # layouts that are smaller models
     load: str = ""  # Python code that loads OUT, with its path as `folder`
     matrices: list[MatrixReport] = field(default_factory=list)  # outside the attention
     left_dense: dict[str, str] = field(default_factory=dict)  # embedding or unembedding -> the reason why it stays
@@ -137,6 +145,11 @@ class Report:
     def rounded_bytes_label(self) -> str:
         """Label of `n_bytes` of `rounded`: the dense layout stores the values of the integers in floats."""
         return "kB as integers" if self.layout == "dense" else "kB"
+
+    @property
+    def is_smaller_model(self) -> bool:
+        """True if the result is an ordinary model of smaller sizes."""
+        return bool(self.cache_bytes)
 
     @property
     def n_stored(self) -> int:
@@ -167,12 +180,12 @@ def size_text(report: Report) -> str:
 
 def headline(report: Report) -> str | None:
     """Return bytes before and after, and the error on held-out text; None if none was measured on a text."""
-    if report.plain_measured is None or report.measured is None:
+    if report.measured is None or (report.plain_measured is None and not report.is_smaller_model):
         return None
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
-    bits = f"{8 * after / report.n_before:.2f} bits per number"
+    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per number"
     return (
-        f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits}; {report.measure} {report.measured:.2g} on held-out "
+        f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}; {report.measure} {report.measured:.2g} on held-out "
         "text"
     )
 
@@ -219,7 +232,7 @@ def _sizes(report: Report) -> list[Line]:
     lines = [
         (f"numbers in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
         (f"bytes of the {subject}", _mb(report.compressed(before)), _mb(report.compressed(after))),
-        ("the same in plain int8", "", _mb(report.plain_bytes)),
+        *([] if report.is_smaller_model else [("the same in plain int8", "", _mb(report.plain_bytes))]),
         ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
     ]
     if report.gptq_bytes is not None:
@@ -245,6 +258,9 @@ def _sizes(report: Report) -> list[Line]:
         if "embedding" in matrix.role and not report.is_rounded
     ]
     lines += [(f"{module} stays as it is", reason, "") for module, reason in report.left_dense.items()]
+    if report.cache_bytes.get("before"):
+        old, new = (f"{report.cache_bytes[key]:,}" for key in ("before", "after"))
+        lines.append(("bytes of the KV cache per token", old, new))
     if report.left_out:
         lines.append(("files left out", ", ".join(report.left_out), ""))
     return lines

@@ -14,6 +14,7 @@ from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
 if TYPE_CHECKING:
+    from tnlib_adapters.compression.adapter.extract_adapter import Adapter
     from tnlib_adapters.compression.compare.by_layer import Comparison
     from tnlib_adapters.compression.compare.on_text import TextComparison
     from tnlib_adapters.compression.cost.estimate import Cost
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 def show_report(report: Report, out: Path) -> None:
     """Print the size and error beside those of the baselines, the errors of every layer, and the summary."""
-    if (first := headline(report)) and (remark := verdict(report)):
+    if first := headline(report):
         click.echo(first)
+    if first and (remark := verdict(report)):
         for name, n_bytes, error in baselines(report):
             bits = f"{8 * n_bytes / report.n_before:.2f} bits{' (groups of 128)' if name == GPTQ else ''}"
             click.echo(f"  {name}: {n_bytes / 1e6:.2f} MB, {bits}; {error:.2g}")
@@ -54,6 +56,20 @@ def show_evaluation(evaluation: Evaluation) -> None:
     click.echo(f"{evaluation.n_texts:,} texts, {evaluation.n_tokens:,} tokens in total")
     for name, value in evaluation.measures().items():
         click.echo(f"{name}   {value:.4f}")
+    if evaluation.cache_bytes is not None and any(evaluation.cache_bytes):
+        click.echo("bytes of the KV cache per token   {:,} -> {:,}".format(*evaluation.cache_bytes))
+    if evaluation.tokens_per_second is not None:
+        click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
+
+
+def show_adapter(adapter: Adapter, out: Path) -> None:
+    """Print ranks, size and error, and the tensors that the adapter does not hold."""
+    ranks = adapter.ranks.values()
+    click.echo(f"ranks of {len(ranks)} weights   {min(ranks)} to {max(ranks)}, {adapter.n_numbers:,} numbers")
+    click.echo(f"relative error of the difference   {adapter.error:.4g}")
+    for name, share in adapter.outside.items():
+        click.echo(f"without {name}: {share:.4g} of the difference")
+    click.echo(f"written to {path_text(out)}; load it with: peft.PeftModel.from_pretrained(model, {path_text(out)!r})")
 
 
 def show_comparison(comparison: Comparison | TextComparison, out: Path) -> None:

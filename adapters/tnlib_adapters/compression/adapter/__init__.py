@@ -1,0 +1,1 @@
+"""Difference of two checkpoints as a LoRA adapter."""

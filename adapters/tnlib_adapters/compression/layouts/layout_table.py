@@ -1,0 +1,78 @@
+"""Table of the layouts that store a compressed model as a smaller model of an architecture that transformers knows.
+
+Read by the command line: nothing here imports numpy. A layout is one row and one file beside this one: a class, made
+from the checkpoint and a `LayoutRequest`, that refuses models which the architecture cannot hold (`SmallerModel`).
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_HERE = __name__.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Row of the table.
+
+    Parameters
+    ----------
+    name
+        Value of `compress(layout=...)`.
+    writes
+        Architecture of the written model, for messages and help.
+    takes
+        Models that it takes, for help.
+    sizes
+        Keys of config.json whose values may be requested.
+    make
+        "module:class".
+    text_required
+        True if the sizes cannot be chosen without calibration data.
+    """
+
+    name: str
+    writes: str
+    takes: str
+    sizes: tuple[str, ...]
+    make: str
+    text_required: bool = False
+
+    @property
+    def help(self) -> str:
+        """Line for the help of --layout."""
+        return f"{self.name}: {self.writes}, of {self.takes}"
+
+    def resolve(self) -> Any:
+        """Return the class."""
+        return pkgutil.resolve_name(self.make)
+
+
+SMALLER_MODELS: Mapping[str, Layout] = {
+    row.name: row
+    for row in (
+        Layout(
+            name="mimo",
+            writes="a MiMoV2FlashForCausalLM with narrower values",
+            takes="Llama, Mistral, Qwen2 and their like without QK norm",
+            sizes=("v_head_dim",),
+            make=f"{_HERE}.mimo:MimoModel",
+        ),
+        Layout(
+            name="narrow",
+            writes="the same architecture with narrower heads and feed-forward layers",
+            takes="models whose config.json states head_dim or intermediate_size",
+            sizes=("head_dim", "intermediate_size"),
+            make=f"{_HERE}.narrow:NarrowModel",
+            text_required=True,
+        ),
+    )
+}
+
+
+def sizes_help() -> str:
+    """Return the sizes of all layouts, for the help of --size."""
+    return "; ".join(f"{row.name}: {', '.join(row.sizes)}" for row in SMALLER_MODELS.values())

@@ -1,0 +1,138 @@
+"""Compress a checkpoint into a smaller model of an architecture that transformers knows, with a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib._validate import as_path
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.calibration.calibrate import steps_of_model, streams_of_fit
+from tnlib_adapters.compression.calibration.statistics import collect
+from tnlib_adapters.compression.calibration.statistics_files import Spill
+from tnlib_adapters.compression.calibration.text import calibration_summary, check_tokens, sample_batches
+from tnlib_adapters.compression.evaluation.evaluate import Reference
+from tnlib_adapters.compression.layouts.layout_report import report_layout
+from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
+from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers
+from tnlib_adapters.compression.layouts.smaller_model import SmallerModel
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.report.html import write_page
+from tnlib_adapters.compression.report.report import Report
+from tnlib_adapters.compression.request import PAGE, REPORT, Progress
+from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source, request_placement
+from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_note
+from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
+from tnlib_adapters.files.folder import write_folder
+from tnlib_adapters.files.tensor_file import Entry, widest_float
+
+_TOKENS_OF_STATISTICS = 32_768
+_STEPS = 400  # optimizer steps per layer
+_CACHE = 2**29  # bytes of layers in memory
+
+
+def write_smaller(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    request: LayoutRequest,
+    *,
+    force: bool,
+    progress: Progress,
+) -> Report:
+    """Write a checkpoint as a smaller model, see `compress`; returns the report, which is also in the folder.
+
+    Raises
+    ------
+    ArgumentError
+        If the layout cannot hold the model, a size is none of it, or the text is too short.
+    """
+    started, target = time.perf_counter(), as_path("compress", "out", out)
+    opened = open_source(request.source, source, target, force=force)
+    checkpoint = opened.checkpoint
+    smaller: SmallerModel = request.layout.resolve()(checkpoint, request)
+    _check_finite(checkpoint, progress)
+    placement = request_placement(request.source)
+    original = SourceModel(checkpoint, request.source.calibration_tokens, placement=placement)
+    with scratch_folder(target) as scratch:
+        workspace = Workspace(_CACHE, scratch)
+        layers = NarrowedLayers(checkpoint, smaller.widths, workspace)
+        tensors = [StoredArrays(workspace) for _ in range(checkpoint.n_layers)]
+        for k, products in enumerate(_fitted(layers, original, opened, progress)):
+            tensors[k].add({name: np.ascontiguousarray(a) for name, a in smaller.tensors(k, layers, products).items()})
+        with whole_folder(target) as partial:
+            entries = _entries(checkpoint, smaller, tensors)
+            for done, total in write_folder(
+                checkpoint.folder, entries, smaller.config(layers), partial, skip=(REPORT, PAGE)
+            ):
+                progress("writing tensors", done, total)
+            written = open_checkpoint(partial)
+            evaluation = None
+            if opened.held_out:
+                reference = Reference(original.original, opened.held_out)
+                evaluation = reference.compare(original.open(written), progress)
+            report = report_layout(checkpoint, written, smaller, request, evaluation, started)
+            if opened.calibration is not None:
+                summary = calibration_summary(original.original, opened.calibration, opened.held_out)
+                report = replace(report, calibration=summary)
+            write_note(partial, report)
+            report.write(partial / REPORT)
+            write_page(report, partial / PAGE)
+            check_target("compress", target, checkpoint.folder.path, force=force)
+    return report
+
+
+def _fitted(
+    layers: NarrowedLayers, source: SourceModel, opened: CheckedSource, progress: Progress
+) -> Iterator[Products]:
+    """Choose what the layers keep, and yield their zero-padded weights: with a text, fitted on it."""
+    n_layers, text = opened.checkpoint.n_layers, opened.calibration
+    if text is None:
+        for k in range(n_layers):
+            progress("factorising", k, n_layers)
+            layers.choose(k, None)
+        progress("factorising", n_layers, n_layers)
+        yield from map(layers.start, range(n_layers))
+        return
+    from tnlib_adapters.instrument.narrowed_fit import fit_narrowed
+
+    model = source.original
+    batches, spill = model.batches(text), Spill()
+    check_tokens("compress", batches, layers.widest_input)
+    streams, sample = streams_of_fit(model, batches, spill), sample_batches(batches, _TOKENS_OF_STATISTICS)
+    places = layers.places(model)
+    collect(model, places, sample, progress, components=layers.gated, streams=streams, save=layers.choose)
+    layers.choose_planes()
+    n_steps = steps_of_model(model, streams, _STEPS)
+    yield from fit_narrowed(model, streams, layers.start, n_steps=n_steps, progress=progress)
+
+
+def _entries(checkpoint: Checkpoint, smaller: SmallerModel, layers: Sequence[StoredArrays]) -> dict[str, list[Entry]]:
+    """Return the tensors of every weight file: each new tensor is in the file of what it replaces."""
+    entries: dict[str, list[Entry]] = {file.name: [] for file in checkpoint.folder.files}
+    for name, info in smaller.copied().items():
+        entries[info.file.name].append(Entry(name, info.dtype, info))
+    for layer, arrays in zip(checkpoint.wiring.layers, layers, strict=True):
+        replaced = [checkpoint.folder.tensors[linear.weight] for linear in layer.attention.matrices]
+        dtype = widest_float(replaced)
+        for name in arrays:
+
+            def _make(name: str, arrays: StoredArrays = arrays, dtype: str = dtype) -> Array:
+                return encode_in_range(name, arrays[name], dtype)
+
+            entries[replaced[-1].file.name].append(lazy_entry(name, dtype, arrays[name].shape, _make))
+    return entries
+
+
+def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
+    """Refuse NaN and inf before any work."""
+    tensors = list(checkpoint.folder.tensors.values())
+    for done, info in enumerate(tensors):
+        progress("checking weights", done, len(tensors))
+        info.read_finite()
+    progress("checking weights", len(tensors), len(tensors))

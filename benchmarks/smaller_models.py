@@ -1,0 +1,95 @@
+"""Layouts that are smaller models, on the built-in Llama: predictions beside the original, and bytes of the KV cache.
+
+    python -m benchmarks.smaller_models [--layout mimo ...] [--write]
+
+Needs a Debian system with its manuals. Calibrates on the 2,400 sentences of `benchmarks.calibrated` with text "both",
+and compares predictions on its test sentences: 300 of the manuals and 300 of the Python reference. Prints a Markdown
+table row by row; --write puts it into docs/serving.md. Takes twenty minutes on one thread.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+import tnlib_adapters
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
+from tnlib_adapters.compression.sizes import cache_bytes
+
+from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
+from benchmarks.texts import sentences
+
+PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
+HEADINGS = {"mimo": "## Narrower values: `--layout mimo`", "narrow": "## Smaller sizes: `--layout narrow`"}
+# options of `compress`, and whether a text is read
+CASES: dict[str, list[tuple[dict[str, int], bool]]] = {
+    "mimo": [({"v_head_dim": r}, by_text) for r in (12, 8, 4) for by_text in (False, True)],
+    "narrow": [
+        ({"head_dim": 12}, True),
+        ({"head_dim": 8}, True),
+        ({"intermediate_size": 240}, True),
+        ({"intermediate_size": 160}, True),
+        ({"head_dim": 12, "intermediate_size": 240}, True),
+        ({"head_dim": 8, "intermediate_size": 160}, True),
+    ],
+}
+TEXT = "2,400 sentences"
+COLUMNS = ("sizes", "text", "numbers of the weights kept", "KV cache, bytes a token")
+
+
+def row_of(layout: str, sizes: dict[str, int], calibration: Path | None, tests: list[Path]) -> list[str]:
+    """Return the cells of one row."""
+    source = folder_of("llama")
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out"
+        report = tnlib_adapters.compress(source, out, layout=layout, sizes=sizes, calibrate=calibration)
+        measured = [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
+    cells = [", ".join(f"{key} {size}" for key, size in sizes.items()), "none" if calibration is None else TEXT]
+    cells += [f"{report.kept:.2f}", f"{report.cache_bytes['after']:,} of {report.cache_bytes['before']:,}"]
+    for measures in measured:
+        cells += [f"{measures['perplexity, after']:.2f}", f"{measures['divergence (nats a token)']:.4f}"]
+    return cells
+
+
+def row_of_original(tests: list[Path]) -> list[str]:
+    """Return the cells of the original."""
+    source = folder_of("llama")
+    cache = cache_bytes(tnlib_adapters.open_checkpoint(source))
+    cells = ["original", "", "1.00", f"{cache:,} of {cache:,}"]
+    for test in tests:
+        cells += [f"{tnlib_adapters.evaluate(source, source, test).measures()['perplexity, before']:.2f}", "0"]
+    return cells
+
+
+def write_table(layout: str, table: list[str]) -> None:
+    """Put a table into the page, in the place of the first one under the heading of its layout."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = next(k for k in range(lines.index(HEADINGS[layout]), len(lines)) if lines[k].startswith("| sizes |"))
+    end = next(k for k in range(start, len(lines)) if not lines[k].startswith("|"))
+    PAGE.write_text("\n".join([*lines[:start], *table, *lines[end:]]) + "\n", encoding="utf-8")
+
+
+@click.command()
+@click.option("--layout", "layouts", type=click.Choice(tuple(SMALLER_MODELS)), multiple=True, default=tuple(CASES))
+@click.option("--write", is_flag=True, help="Put the tables into docs/serving.md.")
+def main(layouts: tuple[str, ...], write: bool) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        calibration, tests = folder / "calibration", [folder / kind for kind in TEST_KINDS]
+        calibration.write_text(calibration_text("both", 0), encoding="utf-8")
+        for test in tests:
+            test.write_text("\n".join(sentences(test.name, TESTED)), encoding="utf-8")
+        head = [*COLUMNS, *(f"{kind}: {name}" for kind in TEST_KINDS for name in ("perplexity", "divergence"))]
+        for layout in layouts:
+            table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+            table.append(f"| {' | '.join(row_of_original(tests))} |")
+            for sizes, by_text in CASES[layout]:
+                table.append(f"| {' | '.join(row_of(layout, sizes, calibration if by_text else None, tests))} |")
+                print(table[-1], flush=True)
+            if write:
+                write_table(layout, table)
+
+
+if __name__ == "__main__":
+    main()

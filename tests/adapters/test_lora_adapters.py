@@ -1,0 +1,218 @@
+"""LoRA adapters of the difference of two checkpoints, loaded and merged by peft."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_folders import change_tensors
+from oracles import assert_close, refused
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+from click.testing import CliRunner  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
+from tnlib_adapters import builtin_path, cli, compress, extract_adapter  # noqa: E402
+from tnlib_adapters.compression.adapter.rank_choice import ranks_within  # noqa: E402
+from transformers_models import inputs, outputs, random_model  # noqa: E402
+
+from tnlib import ArgumentError, ArgumentTypeError  # noqa: E402
+
+Saved = Callable[[str], tuple[Any, Path]]
+# peft asks transformers for a name that is deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+NAMES = ("llama", "qwen2", "gpt2_lm", "falcon_new", "phi3", "bert_masked")
+
+
+def tuned(model: Any, folder: Path, *, everything: bool = False, seed: int = 0) -> Any:
+    """Save the model after a change of its weights of attention and feed-forward layers, or of all parameters."""
+    new = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in new.named_parameters():
+            is_inner = parameter.ndim == 2 and "emb" not in name and "lm_head" not in name and "wte" not in name
+            if everything or (is_inner and "wpe" not in name and "predictions" not in name):
+                change = torch.randn(parameter.shape, generator=generator)
+                if parameter.ndim == 2:
+                    left, right = torch.linalg.qr(change)
+                    change = (left * 0.8 ** torch.arange(left.shape[1])) @ right  # singular values fall
+                parameter.add_(0.1 * change)
+    new.save_pretrained(folder)
+    return new
+
+
+def squared(a: Any, b: Any) -> float:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return sum(float((x.detach().double() - y.detach().double()).square().sum()) for x, y in pairs)
+
+
+def merged(model: Any, folder: Path) -> Any:
+    return peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).merge_and_unload()
+
+
+@pytest.mark.parametrize("budget", [{"rank": 5}, {"max_error": 0.3}], ids=["rank", "error"])
+@pytest.mark.parametrize("name", NAMES)
+def test_peft_merges_to_the_stated_error(name: str, budget: dict[str, Any], saved: Saved, tmp_path: Path) -> None:
+    model, base = saved(name)
+    new = tuned(model, tmp_path / "tuned")
+    adapter = extract_adapter(base, tmp_path / "tuned", tmp_path / "adapter", **budget)
+    whole = merged(model, tmp_path / "adapter")
+    measured = np.sqrt(squared(whole, new) / squared(model, new))
+    assert adapter.error == pytest.approx(measured, rel=1e-3)
+    assert 0.05 < adapter.error <= budget.get("max_error", 1.0)
+    assert adapter.outside == {}
+    x = inputs(model)
+    far, near = (np.linalg.norm(outputs(m, x) - outputs(new, x)) for m in (model, whole))
+    assert near < 0.8 * far
+
+
+def test_the_adapter_runs_beside_the_base(saved: Saved, tmp_path: Path) -> None:
+    model, base = saved("llama")
+    tuned(model, tmp_path / "tuned")
+    adapter = extract_adapter(base, tmp_path / "tuned", tmp_path / "adapter", max_error=0.2)
+    beside = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter").eval()
+    x = inputs(model)
+    assert_close(outputs(beside, x), outputs(merged(model, tmp_path / "adapter"), x), np.float32, factor=256)
+    assert len(set(adapter.ranks.values())) > 1
+    stated = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert stated["r"] == stated["lora_alpha"] == max(adapter.ranks.values())
+    assert stated["rank_pattern"] == stated["alpha_pattern"]
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert sum(a.size for a in tensors.values()) == adapter.n_numbers
+    loaded = {name: p.shape for name, p in beside.named_parameters() if "lora_" in name}
+    assert {name.replace(".default", ""): shape for name, shape in loaded.items()} == {
+        name: a.shape for name, a in tensors.items()
+    }
+
+
+def test_full_rank_is_the_difference(saved: Saved, tmp_path: Path) -> None:
+    model, base = saved("llama")
+    new, x = tuned(model, tmp_path / "tuned"), inputs(model)
+    adapter = extract_adapter(base, tmp_path / "tuned", tmp_path / "adapter", rank=1000)
+    assert adapter.error < 1e-6
+    assert_close(outputs(merged(model, tmp_path / "adapter"), x), outputs(new, x), np.float32, factor=84)
+
+
+def test_tensors_outside_count(saved: Saved, tmp_path: Path) -> None:
+    model, base = saved("llama")
+    new = tuned(model, tmp_path / "tuned", everything=True)
+    adapter = extract_adapter(base, tmp_path / "tuned", tmp_path / "adapter", rank=4)
+    measured = np.sqrt(squared(merged(model, tmp_path / "adapter"), new) / squared(model, new))
+    assert adapter.error == pytest.approx(measured, rel=1e-3)
+    assert {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"} < adapter.outside.keys()
+    with refused(ArgumentError, "extract_adapter: max_error must be at least", "raise it"):
+        extract_adapter(base, tmp_path / "tuned", tmp_path / "other", max_error=1e-3)
+    assert not (tmp_path / "other").exists()
+
+
+def test_rounded_weights_are_corrected(tmp_path: Path) -> None:
+    source = builtin_path("llama")
+    compress(source, tmp_path / "rounded", keep=1.0, method="matrix", store="int3", layout="dense")
+    errors = [
+        extract_adapter(tmp_path / "rounded", source, tmp_path / f"{rank}", rank=rank).error for rank in (4, 16, 64)
+    ]
+    assert 1 > errors[0] > errors[1] > errors[2] > 0
+
+
+def test_few_numbers_are_stored() -> None:
+    """No other ranks of as many numbers discard less: brute force over two weights."""
+    rng = np.random.default_rng(0)
+    spectra = {name: np.sort(rng.random(5))[::-1] for name in "ab"}
+    total = sum(np.sum(s**2) for s in spectra.values())
+    for fraction in (0.05, 0.2, 0.5):
+        ranks = ranks_within(spectra, {"a": 3, "b": 3}, fraction * total)
+        best = min(
+            a + b
+            for a in range(1, 6)
+            for b in range(1, 6)
+            if np.sum(spectra["a"][a:] ** 2) + np.sum(spectra["b"][b:] ** 2) <= fraction * total
+        )
+        assert sum(ranks.values()) == best
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "either rank or max_error must be given, got neither"),
+        ({"rank": 3, "max_error": 0.1}, "got both"),
+        ({"rank": 0}, "rank must be at least 1"),
+        ({"max_error": 1.0}, "max_error must lie in [0, 1)"),
+        ({"max_error": -0.1}, "max_error must lie in [0, 1)"),
+        ({"max_error": True}, "max_error must lie in [0, 1)"),
+    ],
+)
+def test_budgets_are_checked(options: dict[str, Any], words: str, saved: Saved, tmp_path: Path) -> None:
+    _, base = saved("llama")
+    with refused(ArgumentError, "extract_adapter", words):
+        extract_adapter(base, base, tmp_path / "out", **options)
+    with refused(ArgumentTypeError, "rank"):
+        extract_adapter(base, base, tmp_path / "out", rank=2.5)  # type: ignore[arg-type]
+
+
+def test_other_models_are_refused(saved: Saved, tmp_path: Path) -> None:
+    _, base = saved("llama")
+    with refused(ArgumentError, "one architecture and size", "a llama and a qwen2"):
+        extract_adapter(base, saved("qwen2")[1], tmp_path / "out", rank=2)
+    with refused(ArgumentError, "must differ, got equal weights"):
+        extract_adapter(base, base, tmp_path / "out", rank=2)
+    wide = Path(shutil.copytree(base, tmp_path / "wide"))
+    change_tensors(wide, lambda tensors: tensors.update({"model.norm.weight": np.ones(25, np.float32)}))
+    with refused(ArgumentError, "differ in the shape of 'model.norm.weight'"):
+        extract_adapter(base, wide, tmp_path / "out", rank=2)
+    compress(builtin_path("llama"), tmp_path / "factored", keep=0.5)
+    with refused(ArgumentError, "must hold whole weights", "layout='dense'"):
+        extract_adapter(tmp_path / "factored", builtin_path("llama"), tmp_path / "out", rank=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    tuned(random_model("llama_tied"), tmp_path / "tuned", everything=True)
+    random_model("llama_tied").save_pretrained(tmp_path / "base")
+    folders = [str(tmp_path / name) for name in ("base", "tuned", "out")]
+    result = CliRunner().invoke(cli.main, ["adapter", *folders, "--rank", "3"])
+    assert result.exit_code == 0, result.output
+    assert "ranks of 14 weights   3 to 3" in result.output
+    assert "without model.embed_tokens.weight" in result.output
+    result = CliRunner().invoke(cli.main, ["adapter", *folders, "--rank", "3"])
+    assert result.exit_code == 2
+    assert "--force" in result.output
+
+
+@pytest.mark.slow
+def test_the_fine_tuned_llama(tmp_path: Path) -> None:
+    """The built-in Llama, its inner weights tuned on licences for a few steps, as an adapter of stated error."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(builtin_path("llama"), dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(builtin_path("llama"))
+    lines = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
+    ids = torch.tensor(tokenizer(lines, verbose=False)["input_ids"])
+    windows = ids[: len(ids) // 128 * 128].reshape(-1, 128)
+    model.save_pretrained(tmp_path / "base")
+    new = copy.deepcopy(model)
+    inner = [p for name, p in new.named_parameters() if "proj" in name]
+    optimiser, losses = torch.optim.AdamW(inner, lr=1e-3), []
+    for step in range(40):
+        batch = windows[torch.arange(4 * step, 4 * step + 4) % len(windows)]
+        loss = new(input_ids=batch, labels=batch).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    new.save_pretrained(tmp_path / "tuned")
+    adapter = extract_adapter(tmp_path / "base", tmp_path / "tuned", tmp_path / "adapter", max_error=0.3)
+    whole = merged(model, tmp_path / "adapter")
+    assert adapter.error == pytest.approx(np.sqrt(squared(whole, new) / squared(model, new)), rel=1e-3)
+    assert 0.29 < adapter.error <= 0.3
+    with torch.no_grad():
+        of_base, of_new, of_adapter = (
+            float(m.eval()(input_ids=windows, labels=windows).loss) for m in (model, new, whole)
+        )
+    assert of_adapter - of_new < 0.3 * (of_base - of_new)
