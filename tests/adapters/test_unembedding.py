@@ -21,8 +21,10 @@ from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
 from tnlib_adapters.compression.evaluation.baselines import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
 from tnlib_adapters.compression.methods.components import (  # noqa: E402
     components,
+    moments_of_rows,
     nearest_kronecker_product,
     table_components,
 )
@@ -248,6 +250,22 @@ def test_components_of_an_unembedding_are_those_of_a_matrix() -> None:
         found = table.left[:, :rank] @ table.right[:rank]
         np.testing.assert_allclose(found.T, whole.left[:, :rank] @ whole.right[:rank], atol=1e-7)
     np.testing.assert_allclose(table.losses, whole.losses, atol=1e-9)
+
+
+def test_a_large_table_is_decomposed_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    weight, p = rng.standard_normal((50, 6)).astype(np.float32), rng.standard_normal((90, 6))
+    counts, slopes = rng.integers(0, 9, 50).astype(np.float32), (p.T @ p).astype(np.float32)
+    small, looked_up = components(weight, counts, slopes), moments_of_rows(weight, counts)
+    monkeypatch.setattr(components_module, "_LARGE", 1)
+    monkeypatch.setattr(components_module, "_ROWS", 7)
+    large = components(weight, counts, slopes)
+    assert large.left.dtype == large.right.dtype == np.float32
+    np.testing.assert_allclose(moments_of_rows(weight, counts), looked_up, rtol=1e-5)
+    np.testing.assert_allclose(large.losses, small.losses, atol=1e-6)
+    for rank in (1, 3, 6):
+        found, wanted = (own.left[:, :rank] @ own.right[:rank] for own in (large, small))
+        np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "gemma"])

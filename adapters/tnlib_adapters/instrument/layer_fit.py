@@ -198,17 +198,25 @@ def fit_layers(
     both = FitStreams(model, streams, tables, first)
     for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
         model.load(k)
-        block, best = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
-        if best.parts:  # otherwise nothing of the block is truncated
-            refitted = _refit_output(block, both, best) if "o" in best.factors else best
-            descended = (descend_by or descend)(block, both, refitted, order)
-            halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
-            release_free_memory()
-            candidates = (descended, halfway, refitted, best)
-            errors = both.errors(block, (block.weights(products) for products in candidates))
-            best = candidates[int(np.argmin(errors))]
-        both.advance(block, block.weights(best))
-        yield best.each(lambda a: a.cpu().numpy())
+        # without names for the weights, which would stay in memory while the next block is fitted
+        yield _fit_block(Block(model, k), both, start(k), order, descend_by or descend).each(lambda a: a.cpu().numpy())
+
+
+def _fit_block(
+    block: Block, streams: FitStreams, start: Products, order: Sequence[int], descend_by: Descend
+) -> Products:
+    """Return the fitted weights of a block, and store the streams after it."""
+    best = start.each(lambda a: as_tensor(a, block.model.device))
+    if best.parts:  # otherwise nothing of the block is truncated
+        refitted = _refit_output(block, streams, best) if "o" in best.factors else best
+        descended = descend_by(block, streams, refitted, order)
+        halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
+        release_free_memory()
+        candidates = (descended, halfway, refitted, best)
+        errors = streams.errors(block, (block.weights(products) for products in candidates))
+        best = candidates[int(np.argmin(errors))]
+    streams.advance(block, block.weights(best))
+    return best
 
 
 def blocks_to_fit(

@@ -40,6 +40,7 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
+_LARGE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
 RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
@@ -153,6 +154,8 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if len(weight) < weight.shape[1]:
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
+    if weight.size >= _LARGE and slopes is not None and reads is not None and reads.ndim == 1:
+        return _components_of_large_table(weight, reads, slopes)
     dtype, onto = weight.dtype, weight.astype(np.float64)
     root, inverse = (None, None) if slopes is None else moment_roots(slopes.astype(np.float64))
     if root is not None:
@@ -168,6 +171,29 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if root is None:
         onto = weight  # converted again in blocks: for a table of embeddings, twice the table less in memory
     return _along_eigenvectors(onto, gram, inverse, dtype)
+
+
+def _components_of_large_table(weight: Array, counts: Array, slopes: Array) -> Components:
+    root, inverse = moment_roots(slopes.astype(np.float64))
+    gram = _gram_of_rows(weight, counts, root)
+    return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
+
+
+def moments_of_rows(weight: Array, counts: Array) -> Array:
+    """Return the second moments (width, width) of the rows of a table that are looked up so many times."""
+    if weight.size >= _LARGE:
+        return _gram_of_rows(weight, counts, np.eye(weight.shape[1]))
+    moments: Array = weight.T.astype(np.float64) @ multiply_rows(counts, weight)
+    return moments
+
+
+def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:
+    """Return R W^T diag(counts) W R^T in double precision, as much of W at a time as fits into a block."""
+    gram = np.zeros((len(root), len(root)))
+    for k in range(0, len(weight), _ROWS):
+        rows = weight[k : k + _ROWS].astype(np.float64) @ root.T
+        gram += rows.T @ (counts[k : k + _ROWS, None] * rows)
+    return gram
 
 
 def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Components:
@@ -226,12 +252,15 @@ def _along_eigenvectors(
 
 
 def _multiplied(a: Array, *factors: Array) -> Array:
-    """Return the product of `a` and these in float64, with as many rows of `a` in float64 as fit into a block."""
+    """Return the product of `a` and these, with as many rows of `a` in float64 as fit into a block.
+
+    It is in float64, that of a large table in its dtype.
+    """
     *first, last = factors
-    product = np.empty((len(a), last.shape[1]))
+    product = np.empty((len(a), last.shape[1]), np.float64 if a.size < _LARGE else a.dtype)
     for k in range(0, len(a), _ROWS):
         rows = reduce(np.matmul, first, a[k : k + _ROWS].astype(np.float64, copy=False))
-        np.matmul(rows, last, out=product[k : k + _ROWS])
+        np.matmul(rows, last, out=product[k : k + _ROWS], casting="same_kind")
     return product
 
 

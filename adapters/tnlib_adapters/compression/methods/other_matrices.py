@@ -19,7 +19,7 @@ from tnlib_adapters.compression.methods.components import (
     Saved,
     components,
     computed,
-    multiply_rows,
+    moments_of_rows,
     table_components,
 )
 from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
@@ -192,9 +192,8 @@ def read_matrix(
             return Components(table.right.T, table.left.T, table.losses)
         if not wiring.is_embedding(name) or wiring.tied_key is None:
             return decompose(weight, reads[name], slopes[name])
-        looked_up = weight.T.astype(np.float64) @ multiply_rows(reads[name], weight)
         predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
-        return table_components(weight, [(looked_up, slopes[name]), predicts])
+        return table_components(weight, [(moments_of_rows(weight, reads[name]), slopes[name]), predicts])
 
     # an embedding is not gauged: a look-up needs all rows of the left factor
     return Matrix(name, weight, n_bias, saved(name, of_weight), gauged=not wiring.is_embedding(name))
