@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import Progress, Request
 from tnlib_adapters.factors.projections import Projections
 
-_LARGEST, _LARGEST_ROUNDED = 3e9, 3e8  # m n (m + n) of a weight that is timed; rounding takes longer
+_LARGEST, _LARGEST_ROUNDED = 3e10, 3e8  # m n (m + n) of a weight that is timed; rounding takes longer
 _GPTQ_BITS, _GPTQ_GROUP = 4, 128
 
 
@@ -32,29 +33,36 @@ def time_decompositions(shapes: Shapes, request: Request, progress: Progress) ->
     row = TABLE[request.method]
     limit = _LARGEST_ROUNDED if request.in_bits else _LARGEST
 
-    def factorise(shape: Shape, whole: Shape) -> None:
+    def factorise(shape: Shape, whole: Shape) -> Callable[[], None]:
         weight, is_table = _random(*shape), whole in shapes.tables
+        by_matrix = TABLE["matrix"] if is_table or row.unit == "layer" else row
         if request.calibrate is None:
-            factorise_weight(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight)
-            return
+            return lambda: _drop(factorise_weight(by_matrix, weight))
         reads, slopes = (np.ones(shape[0], np.float32) if is_table else _moments(shape[0])), _moments(shape[1])
         if not request.fits_model:
-            factorise_weight_on(TABLE["matrix"] if is_table or row.unit == "layer" else row, weight, reads)
-            return
-        _decompose(weight, reads, slopes, whole)
-        if request.in_bits:
-            _round(weight, reads, slopes, request, by_row=is_table)
+            return lambda: _drop(factorise_weight_on(by_matrix, weight, reads))
+
+        def by_moments() -> None:
+            _decompose(weight, reads, slopes, whole)
+            if request.in_bits:
+                _round(weight, reads, slopes, request, by_row=is_table)
+
+        return by_moments
 
     return _times(shapes, factorise, limit, progress)
+
+
+def _drop(_: Any) -> None:
+    """Do nothing with a result."""
 
 
 def time_gptq(shapes: Shapes, progress: Progress) -> dict[Shape, float]:
     """Return the seconds to round one weight of every shape that is compressed by GPTQ, the baseline."""
 
-    def rounded(shape: Shape, whole: Shape) -> None:
+    def rounded(shape: Shape, whole: Shape) -> Callable[[], None]:
         axis = 1 if whole in shapes.tables else 0
-        reads = _moments(shape[axis]).astype(np.float64)
-        round_by_gptq(_random(*shape), axis, _GPTQ_BITS, _GPTQ_GROUP, reads)
+        weight, reads = _random(*shape), _moments(shape[axis]).astype(np.float64)
+        return lambda: _drop(round_by_gptq(weight, axis, _GPTQ_BITS, _GPTQ_GROUP, reads))
 
     return _times(shapes, rounded, _LARGEST_ROUNDED, progress)
 
@@ -99,18 +107,22 @@ def _round(weight: Array, reads: Array, slopes: Array, request: Request, *, by_r
 
 
 def _times(
-    shapes: Shapes, work: Callable[[Shape, Shape], None], limit: float, progress: Progress
+    shapes: Shapes, work: Callable[[Shape, Shape], Callable[[], None]], limit: float, progress: Progress
 ) -> dict[Shape, float]:
-    """Return the seconds for every shape that is compressed: work(reduced, shape) does it at a reduced shape."""
+    """Return the seconds for every shape that is compressed.
+
+    work(reduced, shape) makes random weights of a reduced shape, and returns the function that is timed.
+    """
     every = sorted(set(shapes.all_weights()))
     seconds, of_small = dict[Shape, float](), dict[tuple[Shape, bool], float]()
-    work((16, 16), (16, 16))  # libraries prepare themselves at the first call
+    work((16, 16), (16, 16))()  # libraries prepare themselves at the first call
     for done, shape in enumerate(every):
         progress("timing decompositions", done, len(every))
         small, is_table = _reduced(shape, limit), shape in shapes.tables
         if (small, is_table) not in of_small:
+            run = work(small, shape)
             started = time.perf_counter()
-            work(small, shape)
+            run()
             of_small[small, is_table] = time.perf_counter() - started
         seconds[shape] = of_small[small, is_table] * _operations(shape) / _operations(small)
     progress("timing decompositions", len(every), len(every))

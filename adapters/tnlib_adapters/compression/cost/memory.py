@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tnlib_adapters.compression.cost.passes import CANDIDATES, PROBES, Tokens, moment_widths
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
 from tnlib_adapters.compression.limits import Limits
+from tnlib_adapters.compression.methods.components import is_large_table
 from tnlib_adapters.compression.request import Request
 
 _FLOAT, _DOUBLE = 4, 8
@@ -92,8 +93,9 @@ class _Memory:
         of_block = max(self._observed(k) for k in blocks)
         copies = self._copies if self.shapes.layers and self.request.fits_model else 1  # with folded biases
         head = LOGITS["statistics"] * _FLOAT * self.tokens.batch * self.shapes.vocab
-        table = max((self._decomposed(own) + _FLOAT * own[0] * own[1] for own in self.shapes.tables), default=0.0)
-        return self.held + max(copies * self.weights_in_block + of_block, copies * self.weights + max(head, table))
+        tables = sum(map(_factors, self.shapes.tables)) + max(map(self._decomposed, self.shapes.tables), default=0.0)
+        at_tables = tables + (copies * self.weights if self.fit_in_memory else 0.0)  # others are freed before
+        return self.held + max(copies * self.weights_in_block + of_block, copies * self.weights + head, at_tables)
 
     @property
     def fit(self) -> float:
@@ -130,6 +132,8 @@ class _Memory:
         if self.request.calibrate is None:
             return SVD * _FLOAT * m * n + 3 * _FLOAT * n * n
         is_table = shape in self.shapes.tables
+        if is_table and is_large_table(shape):
+            return _FLOAT * DECOMPOSITION * m * n + _DOUBLE * 5 * n * n
         return _DOUBLE * (DECOMPOSITION * m * n + 5 * n * n + (0 if is_table else 0.5 * m * m))
 
     def _observed(self, k: int) -> float:

@@ -29,6 +29,7 @@ a probability, and the errors of all logits meet in the softmax.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -154,7 +155,7 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if len(weight) < weight.shape[1]:
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
-    if weight.size >= _LARGE and slopes is not None and reads is not None and reads.ndim == 1:
+    if is_large_table(weight.shape) and slopes is not None and reads is not None and reads.ndim == 1:
         return _components_of_large_table(weight, reads, slopes)
     dtype, onto = weight.dtype, weight.astype(np.float64)
     root, inverse = (None, None) if slopes is None else moment_roots(slopes.astype(np.float64))
@@ -181,10 +182,15 @@ def _components_of_large_table(weight: Array, counts: Array, slopes: Array) -> C
 
 def moments_of_rows(weight: Array, counts: Array) -> Array:
     """Return the second moments (width, width) of the rows of a table that are looked up so many times."""
-    if weight.size >= _LARGE:
+    if is_large_table(weight.shape):
         return _gram_of_rows(weight, counts, np.eye(weight.shape[1]))
     moments: Array = weight.T.astype(np.float64) @ multiply_rows(counts, weight)
     return moments
+
+
+def is_large_table(shape: Sequence[int]) -> bool:
+    """Test if no array in double precision is made of a table of this shape."""
+    return math.prod(shape) >= _LARGE
 
 
 def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:
@@ -257,7 +263,7 @@ def _multiplied(a: Array, *factors: Array) -> Array:
     It is in float64, that of a large table in its dtype.
     """
     *first, last = factors
-    product = np.empty((len(a), last.shape[1]), np.float64 if a.size < _LARGE else a.dtype)
+    product = np.empty((len(a), last.shape[1]), a.dtype if is_large_table(a.shape) else np.float64)
     for k in range(0, len(a), _ROWS):
         rows = reduce(np.matmul, first, a[k : k + _ROWS].astype(np.float64, copy=False))
         np.matmul(rows, last, out=product[k : k + _ROWS], casting="same_kind")
