@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from tnlib_adapters.compression.methods import device_components  # noqa: E402
+from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.device_components import components_on, in_single_precision  # noqa: E402
 
@@ -61,7 +61,7 @@ def test_large_weights_take_it_and_small_ones_do_not(monkeypatch, fails):
     given = weight, moments_of(rng, 24, 60, 1.0), moments_of(rng, 16, 60, 1.0)
     small = components_on(CPU, *given)
     assert np.array_equal(small.left, components(*given).left)
-    monkeypatch.setattr(device_components, "_LARGE", 1)
+    monkeypatch.setattr(components_module, "_LARGE_WEIGHT", 1)
     if fails:  # the solver of the device, and then the host in double precision
         solve = torch.linalg.eigh
 

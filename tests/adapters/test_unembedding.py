@@ -257,7 +257,7 @@ def test_a_large_table_is_decomposed_in_blocks_of_rows(monkeypatch: pytest.Monke
     weight, p = rng.standard_normal((50, 6)).astype(np.float32), rng.standard_normal((90, 6))
     counts, slopes = rng.integers(0, 9, 50).astype(np.float32), (p.T @ p).astype(np.float32)
     small, looked_up = components(weight, counts, slopes), moments_of_rows(weight, counts)
-    monkeypatch.setattr(components_module, "_LARGE", 1)
+    monkeypatch.setattr(components_module, "_LARGE_TABLE", 1)
     monkeypatch.setattr(components_module, "_ROWS", 7)
     large = components(weight, counts, slopes)
     assert large.left.dtype == large.right.dtype == np.float32

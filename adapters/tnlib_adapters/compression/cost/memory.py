@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tnlib_adapters.compression.cost.passes import CANDIDATES, PROBES, Tokens, moment_widths
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
 from tnlib_adapters.compression.limits import Limits
-from tnlib_adapters.compression.methods.components import is_large_table
+from tnlib_adapters.compression.methods.components import is_large, is_large_table
 from tnlib_adapters.compression.request import Request
 
 _FLOAT, _DOUBLE = 4, 8
@@ -107,7 +107,7 @@ class _Memory:
         # its weights as candidates, and in a step weights, gradients and moments of Adam
         of_block = _FLOAT * numbers * (6 + CANDIDATES[method] / 2)
         if method == "calibrated" and not self.fit_in_memory:  # factors alone
-            of_block *= 1.5 * (0.5 if self.request.keep is None else self.request.keep)
+            of_block *= 1.5 * self._keep
         chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
         tables = sum(2 * _FLOAT * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
@@ -119,13 +119,21 @@ class _Memory:
     @property
     def measurement(self) -> float:
         """Bytes while two models run on the held-out text."""
-        logits = LOGITS["measurement"] * _FLOAT * self.tokens.batch * self.shapes.vocab
-        return 2 * self.weights + self.held + max(logits, self._activations(self.shapes.largest), self._rounded)
+        n_tokens = min(self.tokens.batch, self.tokens.held_out)
+        logits = LOGITS["measurement"] * _FLOAT * n_tokens * self.shapes.vocab
+        at_end = 2 * (self.weights if self.fit_in_memory else _FLOAT * self.shapes.outside) + logits
+        in_block = 2 * self.weights_in_block + max(self._activations(self.shapes.largest), self._rounded)
+        return self.held + max(at_end, in_block)
 
     @property
     def _rounded(self) -> float:
         """Bytes in use while the largest weight is rounded, or its factors are packed."""
-        return ROUNDED * _DOUBLE * max((m * n for m, n in self.shapes.all_weights()), default=0)
+        share = self._keep if self.request.method == "calibrated" else 1.0
+        return share * ROUNDED * _DOUBLE * max((m * n for m, n in self.shapes.all_weights()), default=0)
+
+    @property
+    def _keep(self) -> float:
+        return 0.5 if self.request.keep is None else self.request.keep
 
     def _decomposed(self, shape: Shape) -> float:
         m, n = max(shape), min(shape)
@@ -134,6 +142,8 @@ class _Memory:
         is_table = shape in self.shapes.tables
         if is_table and is_large_table(shape):
             return _FLOAT * DECOMPOSITION * m * n + _DOUBLE * 5 * n * n
+        if not is_table and is_large(shape):
+            return _FLOAT * (DECOMPOSITION * m * n + m * m + 2 * n * n) + _DOUBLE * 3 * n * n
         return _DOUBLE * (DECOMPOSITION * m * n + 5 * n * n + (0 if is_table else 0.5 * m * m))
 
     def _observed(self, k: int) -> float:

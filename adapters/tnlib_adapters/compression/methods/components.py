@@ -41,7 +41,8 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
-_LARGE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
+_LARGE_WEIGHT = 2**22  # numbers; below, a decomposition in double precision takes less than a second
+_LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
 RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
@@ -188,9 +189,14 @@ def moments_of_rows(weight: Array, counts: Array) -> Array:
     return moments
 
 
+def is_large(shape: Sequence[int]) -> bool:
+    """Test if a weight is decomposed in single precision."""
+    return math.prod(shape) >= _LARGE_WEIGHT
+
+
 def is_large_table(shape: Sequence[int]) -> bool:
     """Test if no array in double precision is made of a table of this shape."""
-    return math.prod(shape) >= _LARGE
+    return math.prod(shape) >= _LARGE_TABLE
 
 
 def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:

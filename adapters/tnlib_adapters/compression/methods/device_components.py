@@ -5,8 +5,6 @@ Cholesky factors and triangular solutions are in double precision, on the host w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,7 @@ import torch
 from torch import Tensor
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.methods.components import RAISED, Components, components
-
-_LARGE = 2**22  # numbers of a weight; below, double precision takes less than a second
+from tnlib_adapters.compression.methods.components import RAISED, Components, components, is_large
 
 
 def components_on(device: torch.device, weight: Array, reads: Array, slopes: Array) -> Components:
@@ -37,11 +33,6 @@ def components_on(device: torch.device, weight: Array, reads: Array, slopes: Arr
     if on_host or weight.dtype == np.float64 or reads.ndim == 1:
         return components(weight, reads, slopes)
     return in_single_precision(device, weight, reads, slopes)
-
-
-def is_large(shape: Sequence[int]) -> bool:
-    """Test if a weight is decomposed in single precision."""
-    return math.prod(shape) >= _LARGE
 
 
 def in_single_precision(device: torch.device, weight: Array, reads: Array, slopes: Array) -> Components:
