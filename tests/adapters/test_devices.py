@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import tnlib_adapters  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration import statistics  # noqa: E402
@@ -27,6 +28,8 @@ from tnlib_adapters.instrument.placement import Placement  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+
+from tnlib import ArgumentError  # noqa: E402
 
 DEVICE = torch.device("lazy:0")  # a name that this build of torch knows; nothing runs there
 
@@ -120,3 +123,35 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
     descended = layer_fit.descend(block, streams, refitted, [0])
     assert {part.device for part in descended.parts} == {DEVICE}
     assert {part.dtype for part in descended.parts} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [{"keep": 0.5}, pytest.param({"bits": 4}, marks=pytest.mark.slow)], ids=str)
+def test_half_precision_compresses_as_single_precision_does(folders, tmp_path, monkeypatch, dtype, size):
+    for module in ("calibrate", "quantize"):
+        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
+    text, losses = tmp_path / "text.txt", []
+    text.write_text(made_up_text(300), encoding="utf-8")
+    for name in ("float32", dtype):
+        tnlib_adapters.compress(folders["llama"], tmp_path / name, calibrate=text, dtype=name, **size)
+        # in single precision, whatever the dtype of the calibration
+        losses.append(tnlib_adapters.evaluate(folders["llama"], tmp_path / name, text).divergence)
+    single, half = losses
+    assert 0 < half < 1.5 * single + 1e-6
+
+
+def test_a_device_that_torch_does_not_reach_is_refused_before_any_work(folders, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(made_up_text(30), encoding="utf-8")
+    for options, message in (
+        ({"device": "abacus"}, "device must be one that torch computes on here"),
+        ({"device": "meta"}, "device must be one that torch computes on here"),
+        ({"dtype": "int8"}, "dtype must be one of 'float32'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            tnlib_adapters.compress(folders["llama"], tmp_path / "out", keep=0.5, calibrate=text, **options)
+        with pytest.raises(ArgumentError, match=message):
+            tnlib_adapters.evaluate(folders["llama"], folders["llama"], text, **options)
+    with pytest.raises(ArgumentError, match="those of a model that runs on a text"):
+        tnlib_adapters.compress(folders["llama"], tmp_path / "out", keep=0.5, device="cuda")
+    assert not (tmp_path / "out").exists()

@@ -26,12 +26,17 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword 
 
 
 class Streams:
-    """Residual streams of batches, or gradients at them, in files of a folder: one file per name, in float32."""
+    """Residual streams of batches, or gradients at them, in files of a folder: one file per name.
 
-    def __init__(self, folder: Path, batches: Sequence[Batch], width: int) -> None:
+    Numbers are stored in bfloat16 if `dtype`, that of the blocks, is bfloat16, otherwise in float32: gradients of deep
+    models are outside the range of float16.
+    """
+
+    def __init__(self, folder: Path, batches: Sequence[Batch], width: int, dtype: torch.dtype = torch.float32) -> None:
         self.folder, self.batches, self._width = folder, batches, width
+        self._dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self._shapes = [tuple(batch.ids.shape) for batch in batches]
-        sizes = [4 * width * texts * tokens for texts, tokens in self._shapes]
+        sizes = [self._dtype.itemsize * width * texts * tokens for texts, tokens in self._shapes]
         self._starts = [sum(sizes[:k]) for k in range(len(sizes))]
 
     @classmethod
@@ -50,14 +55,16 @@ class Streams:
         file = self.folder / f"{name}.partial"
         with file.open("r+b" if file.exists() else "w+b") as opened:
             opened.seek(self._starts[k])
-            opened.write(stream.detach().float().cpu().contiguous().numpy().data)
+            stored = stream.detach().to(self._dtype).cpu().contiguous()
+            opened.write(stored.flatten().view(torch.uint8).numpy().data)
 
     def read(self, name: str, k: int) -> Tensor:
-        """Return the stream of the k-th batch, (texts, tokens, width)."""
+        """Return the stream of the k-th batch, (texts, tokens, width), in float32 on the device of the batch."""
         texts, tokens = self._shapes[k]
-        count = texts * tokens * self._width
-        values = np.fromfile(self.folder / name, np.float32, count, offset=self._starts[k])
-        return torch.from_numpy(values.reshape(texts, tokens, self._width)).to(self.batches[k].ids.device)
+        n_bytes = self._dtype.itemsize * texts * tokens * self._width
+        stored = np.fromfile(self.folder / name, np.uint8, n_bytes, offset=self._starts[k])
+        values = torch.from_numpy(stored).view(self._dtype).view(texts, tokens, self._width)
+        return values.to(self.batches[k].ids.device).float()
 
     def finish(self, name: str) -> None:
         """Declare the streams of all batches stored."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tnlib_adapters.instrument.block_passes import Streams
@@ -22,7 +23,7 @@ class ChunkedStreams(Streams):
 
     Parameters
     ----------
-    folder, batches, width
+    folder, batches, width, dtype
         As in `Streams`; the chunks are in folders of `folder`.
     n_first
         Batches that form chunks of their own, the first ones; at most 8 chunks, and 8 of the other batches.
@@ -33,11 +34,18 @@ class ChunkedStreams(Streams):
         Ranges of the batches of every chunk, and the streams of these alone.
     """
 
-    def __init__(self, folder: Path, batches: Sequence[Batch], width: int, n_first: int) -> None:
-        super().__init__(folder, batches, width)
+    def __init__(
+        self,
+        folder: Path,
+        batches: Sequence[Batch],
+        width: int,
+        n_first: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(folder, batches, width, dtype)
         ranges = [*_split(0, n_first), *_split(n_first, len(batches))]
         self.chunks = [
-            (own, ChunkStreams(folder / f"chunk-{c}", batches[own.start : own.stop], width))
+            (own, ChunkStreams(folder / f"chunk-{c}", batches[own.start : own.stop], width, dtype))
             for c, own in enumerate(ranges)
         ]
         self._starts_of_chunks = [own.start for own in ranges]
@@ -73,8 +81,8 @@ class ChunkedStreams(Streams):
 class ChunkStreams(Streams):
     """Streams of one chunk, in a folder of its own; two processes may write the same ones at the same time."""
 
-    def __init__(self, folder: Path, batches: Sequence[Batch], width: int) -> None:
-        super().__init__(folder, batches, width)
+    def __init__(self, folder: Path, batches: Sequence[Batch], width: int, dtype: torch.dtype) -> None:
+        super().__init__(folder, batches, width, dtype)
         self._own = secrets.token_hex(8)
 
     def write(self, name: str, k: int, stream: Tensor) -> None:

@@ -109,7 +109,12 @@ def collect_calibration(
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(spill, origin, file)
     files.is_complete()  # raises if it is of another model
-    spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "chunks": f"{len(streams.chunks)}"})
+    stored = {
+        "streams": digest_of_tokens(streams.batches),
+        "chunks": f"{len(streams.chunks)}",
+        "dtype": f"{model.dtype}",
+    }
+    spill.claim(origin | stored)
     run = _Run(weights, model, places, sample, streams, files, parts_of, workspace or Workspace())
     parts = run.parts(progress) if run.cluster is None else run.parts_of_workers(run.cluster, progress)
     descend_by = None if run.cluster is None else partial(descend_by_workers, run.cluster, run.job(run.cluster))
@@ -241,7 +246,8 @@ def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) 
     from tnlib_adapters.instrument.chunked_streams import ChunkedStreams
 
     n_first = len(sample_batches(batches, _TOKENS_OF_STATISTICS))
-    return ChunkedStreams(spill.folder, sample_batches(batches, _TOKENS_OF_FIT), model.sizes.d_model, n_first)
+    in_fit, width = sample_batches(batches, _TOKENS_OF_FIT), model.sizes.d_model
+    return ChunkedStreams(spill.folder, in_fit, width, n_first, model.dtype)
 
 
 def calibrated_parts(

@@ -130,7 +130,7 @@ class RunningChunks:
             return Batch(ids, mask, is_padded=not bool(mask.all()))
 
         batches = [batch(b) for b in range(len(stored) // len(_PARTS_OF_BATCH))]
-        return ChunkedStreams(self._job.spill, batches, d_model, self._job.n_observed)
+        return ChunkedStreams(self._job.spill, batches, d_model, self._job.n_observed, placement.dtype)
 
     def calls(self, c: int) -> list[list[Call]]:
         """Return the further arguments of every block by batch of a chunk, and store the input of the first block."""

@@ -177,7 +177,7 @@ def factor_bytes(shapes: Shapes, request: Request) -> float:
 
 
 def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens) -> int:
-    """Return the bytes of streams and statistics that are kept between blocks."""
+    """Return the bytes of streams, statistics and, in a folder of the caller, decompositions between blocks."""
     if not request.fits_model:
         return 0
     per_token = _FLOAT * shapes.width
@@ -187,7 +187,9 @@ def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens) -> int:
     blocks = range(len(shapes.blocks))
     moments = _FLOAT * sum(n * n for k in blocks for n in moment_widths(shapes, k, with_slopes=True))
     moments += _FLOAT * sum(2 * width**2 + vocab for vocab, width in shapes.tables)
-    return int(streams + max(gradients, truncated) + moments)
+    resumed = request.spill_folder is not None  # from decompositions
+    components = sum(_factors((m, n)) - _FLOAT * m * n for m, n in shapes.all_weights()) if resumed else 0.0
+    return int(streams + max(gradients, truncated) + moments + components)
 
 
 def temporary_bytes(shapes: Shapes, request: Request, limits: Limits) -> int:
