@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 _LONGEST = 1000  # characters of a message
 
 
@@ -16,6 +18,7 @@ class TnlibError(Exception):
         if len(line) > _LONGEST:
             line = f"{line[: _LONGEST - 305]} ... {line[-300:]}"
         super().__init__(line)
+        self.args = (line,)  # OSError takes those of __new__
 
 
 class ArgumentError(TnlibError, ValueError):
@@ -34,6 +37,10 @@ class MissingFileError(FileFormatError, FileNotFoundError):
     """A file or folder does not exist."""
 
     __str__ = Exception.__str__  # OSError would look for an errno
+
+    def __new__(cls, *args: Any) -> Self:
+        """Return the error; that of ValueError would be found first, by libraries that call it to unpickle."""
+        return OSError.__new__(cls, *args)
 
 
 class ConvergenceWarning(UserWarning):

@@ -164,6 +164,8 @@ class Request:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise if this model cannot be compressed with these options."""
         check_uncompressed("compress", checkpoint)
+        if self.what != "mlp":
+            check_attention("compress", checkpoint, self.method)
         check_runs("compress", checkpoint, self.method)
         wiring = checkpoint.wiring
         if self.calibrate is not None:
@@ -174,8 +176,6 @@ class Request:
                     f"compress: calibration_tokens must be at most {context}, the context of this model, got "
                     f"{self.calibration_tokens}; lower it."
                 )
-        if self.what != "mlp":
-            check_attention("compress", checkpoint, self.method)
         experts = next((layer.experts for layer in wiring.layers if layer.experts), None)
         if self.what != "attention" and experts is not None:
             raise ArgumentError(
