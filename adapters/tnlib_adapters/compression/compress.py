@@ -29,7 +29,7 @@ from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, open_source, request_placement
+from tnlib_adapters.compression.source_model import SourceModel, check_finite, open_source, request_placement
 from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
@@ -315,7 +315,4 @@ def _check_finite(checkpoint: Checkpoint, request: Request, progress: Progress) 
     """Refuse NaN and inf in the tensors that are copied, before any work; the others are checked as they are read."""
     factorised = compressed_weights(checkpoint, request.what, with_text=request.calibrate is not None)
     tensors = [info for name, info in checkpoint.folder.tensors.items() if name not in factorised]
-    for done, info in enumerate(tensors):
-        progress("checking weights", done, len(tensors))
-        info.read_finite()
-    progress("checking weights", len(tensors), len(tensors))
+    check_finite(tensors, progress)

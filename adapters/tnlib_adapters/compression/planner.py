@@ -32,7 +32,7 @@ from tnlib_adapters.compression.request import (
     check_uncompressed,
     quiet,
 )
-from tnlib_adapters.compression.sizes import count_attention, count_matrix
+from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
 
@@ -136,8 +136,6 @@ def factorise(
     row, workspace = TABLE[method], workspace or Workspace()
     layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
     names = names_of(checkpoint, what, with_text=inputs is not None)
-    n_before = sum(count_attention(checkpoint)) if layers else 0
-    n_before += sum(count_matrix(checkpoint, name) for name in names)
     rotary = has_rotary_or_norms(checkpoint)
     make: dict[str, Callable[[Checkpoint], Factorised]] = {
         module: partial(_layer, row, k=k, inputs=inputs, rotary=rotary) for k, module in enumerate(layers)
@@ -152,7 +150,7 @@ def factorise(
     return Factorisation(
         method,
         parts,
-        n_before,
+        count_compressed(checkpoint, what, with_text=inputs is not None),
         measure,
         predicts_error=predicts,
         weights=weights,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -121,10 +120,6 @@ class Request:
             object.__setattr__(self, "keep", check_keep("compress", self.keep))
         if self.max_error is not None:
             object.__setattr__(self, "max_error", _check_error(self.max_error))
-        if self.layout in SMALLER_MODELS:
-            raise ArgumentError(
-                f"compress: the cost of layout {self.layout!r} is not estimated; pass 'factored' or 'dense'."
-            )
         for name, known in (("layout", LAYOUTS), ("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
+from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.write import replaced_names
 from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, widest_float
 
@@ -33,6 +34,13 @@ def count_matrix(checkpoint: Checkpoint, name: str) -> int:
     matrix, tensors = checkpoint.wiring.matrices[name], checkpoint.folder.tensors
     bias = tensors.get(matrix.bias or "")
     return tensors[matrix.weight].size + (0 if bias is None else bias.size)
+
+
+def count_compressed(checkpoint: Checkpoint, what: str, *, with_text: bool) -> int:
+    """Return the numbers in the weights and biases of the part that `what` selects."""
+    layers, names = checkpoint.wiring.projection_layers(what), names_of(checkpoint, what, with_text=with_text)
+    attention = sum(info.size for k in layers for info in attention_tensors(checkpoint, k))
+    return attention + sum(count_matrix(checkpoint, name) for name in names)
 
 
 def stored_bytes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import check_spill_folder, check_statistics_file
 from tnlib_adapters.compression.calibration.text import hold_out, read_text
 from tnlib_adapters.compression.limits import Limits
-from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.request import Progress, Request
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -118,6 +119,14 @@ def open_source(
             check_text_path("compress", "OUT", target)
     request.check(checkpoint)
     return CheckedSource(checkpoint, calibration, held_out)
+
+
+def check_finite(tensors: Sequence[TensorInfo], progress: Progress) -> None:
+    """Raise `FileFormatError` if a tensor holds NaN or inf."""
+    for done, info in enumerate(tensors):
+        progress("checking weights", done, len(tensors))
+        info.read_finite()
+    progress("checking weights", len(tensors), len(tensors))
 
 
 class _Vector(TensorInfo):

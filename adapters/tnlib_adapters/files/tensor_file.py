@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,17 @@ def write_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[st
             values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
             out.write(np.ascontiguousarray(values).data)
             yield entry.name
+
+
+def write_whole_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file that appears whole, or replaces the previous one, or not at all."""
+    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+    try:
+        for _ in write_tensor_file(hidden, entries, metadata or {}):
+            pass
+        hidden.replace(file)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:

@@ -144,6 +144,12 @@ def as_tensor(values: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(values, np.float32)).to(device)
 
 
+def as_array(tensor: Tensor) -> Array:
+    """Return a tensor of any device as an array; one on the host is not copied."""
+    array: Array = tensor.cpu().numpy()
+    return array
+
+
 def in_double_precision(x: Tensor) -> Tensor:
     """Return x in double precision, on the host if its device has none."""
     return x.cpu().double() if x.device.type == "mps" else x.double()

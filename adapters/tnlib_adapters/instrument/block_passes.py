@@ -80,7 +80,7 @@ class _Entered(Exception):
 
 
 class Frame:
-    """What a model computes before and after its blocks, with the weights of at most one block in memory."""
+    """Computations of a model before and after its blocks, with the weights of at most one block in memory."""
 
     def __init__(self, model: RunningModel) -> None:
         self.model = model

@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
-from tnlib_adapters.instrument.block import Block, Weights, as_tensor, in_double_precision
+from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor, in_double_precision
 from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
 from tnlib_adapters.instrument.stored_weights import Group
@@ -168,6 +168,7 @@ def fit_layers(
     n_steps: int,
     first: int = 0,
     seed: int = 0,
+    refit: Refit | None = None,
     descend_by: Descend | None = None,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
@@ -190,8 +191,8 @@ def fit_layers(
         one before it must be saved: the streams from which it was fitted are deleted.
     seed
         Seed of the order of the batches.
-    descend_by
-        In place of the gradient descent in this process.
+    refit, descend_by
+        In place of the refit of W_O, and of the gradient descent in this process.
     progress
         Called as progress(stage, done, total).
     """
@@ -199,16 +200,18 @@ def fit_layers(
     for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
         model.load(k)
         # without names for the weights, which would stay in memory while the next block is fitted
-        yield _fit_block(Block(model, k), both, start(k), order, descend_by or descend).each(lambda a: a.cpu().numpy())
+        yield _fit_block(Block(model, k), both, start(k), order, refit or _refit_output, descend_by or descend).each(
+            as_array
+        )
 
 
 def _fit_block(
-    block: Block, streams: FitStreams, start: Products, order: Sequence[int], descend_by: Descend
+    block: Block, streams: FitStreams, start: Products, order: Sequence[int], refit: Refit, descend_by: Descend
 ) -> Products:
     """Return the fitted weights of a block, and store the streams after it."""
     best = start.each(lambda a: as_tensor(a, block.model.device))
     if best.parts:  # otherwise nothing of the block is truncated
-        refitted = _refit_output(block, streams, best) if "o" in best.factors else best
+        refitted = refit(block, streams, best)
         descended = descend_by(block, streams, refitted, order)
         halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
         release_free_memory()
@@ -239,7 +242,9 @@ def blocks_to_fit(
 
 
 def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
-    """Return `start` with the last factor of W_O and its bias refitted."""
+    """Return `start` with the last factor of W_O and its bias refitted, if W_O is truncated."""
+    if "o" not in start.factors:
+        return start
     o, truncated, k = block.layer.projections["o"].module, block.weights(start), block.k
     *first, old = start.factors["o"]
     wrote: dict[int, Tensor] = {}
@@ -267,21 +272,27 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     return replace(start, factors={**start.factors, "o": (*first, new.to(old))}, output_bias=bias)
 
 
+Refit = Callable[[Block, FitStreams, Products], Products]
 # block, streams, factors and batches of the steps -> factors
 Descend = Callable[[Block, FitStreams, Products, Sequence[int]], Products]
 
 
-class MovingProducts:
-    """Factors that move, in units of their root mean squares."""
+def _root_mean_square(a: Tensor) -> Tensor:
+    """Return the root mean square of the entries."""
+    return a.square().mean().sqrt() if a.numel() else a
 
-    def __init__(self, start: Products) -> None:
+
+class MovingProducts:
+    """Factors that move, in units that `scale` returns for each."""
+
+    def __init__(self, start: Products, scale: Callable[[Tensor], Tensor] = _root_mean_square) -> None:
         self._start = start
-        self._scales = start.each(lambda a: a.square().mean().sqrt() if a.numel() else a)
+        self._scales = start.each(scale)
         self._moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
 
     @property
     def moves(self) -> list[Tensor]:
-        """The moves, in units of the root mean squares."""
+        """The moves, in these units."""
         return self._moves.parts
 
     def moved(self) -> Products:
@@ -289,9 +300,15 @@ class MovingProducts:
         return self._start.each(lambda a, scale, move: a + scale * move, self._scales, self._moves)
 
 
-def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
-    """Return the factors after one step of Adam on every batch of `order`, in units of their root mean squares."""
-    moving = MovingProducts(start)
+def descend(
+    block: Block,
+    streams: FitStreams,
+    start: Products,
+    order: Sequence[int],
+    scale: Callable[[Tensor], Tensor] = _root_mean_square,
+) -> Products:
+    """Return the factors after one step of Adam on every batch of `order`, in units that `scale` returns for each."""
+    moving = MovingProducts(start, scale)
     adam(block, streams, moving.moves, lambda: block.weights(moving.moved()), RATE, order)
     return moving.moved().each(Tensor.detach)
 

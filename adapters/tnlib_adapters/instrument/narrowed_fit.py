@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.factors.projections import NAMES, Products
-from tnlib_adapters.instrument.block import Block, as_tensor, in_double_precision
+from tnlib_adapters.instrument.block import Block, in_double_precision
 from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.layer_fit import FitStreams, adam, blocks_to_fit
+from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers
 from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
 
 _RIDGE = 0.03  # relative to the second moment of each input
-_RATE = 0.03  # learning rate, relative to the root mean square of a weight
 
 
 def fit_narrowed(
@@ -33,35 +31,21 @@ def fit_narrowed(
     n_steps: int,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
-    """Yield the fitted weights of every layer, one batch of the text a step.
+    """Yield the fitted weights of every layer.
 
-    Parameters
-    ----------
-    model
-        Model with its original weights.
-    streams
-        For the streams of the calibration batches between layers.
-    start
-        Function from a layer index to its zero-padded weights, one matrix each.
-    n_steps
-        Number of gradient steps per layer.
-    progress
-        Called as progress(stage, done, total).
+    Parameters are those of `fit_layers`; `start` returns zero-padded weights, one matrix each.
     """
-    both = FitStreams(model, streams)
-    for k, order in blocks_to_fit(both, n_steps, 0, 0, progress):
-        model.load(k)
-        block, best = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
-        refitted = best
-        for name in _writers(block, best):
-            refitted = _refit(block, both, refitted, name)
-        descended = _descend(block, both, refitted, order)
-        halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
-        candidates = (descended, halfway, refitted, best)
-        errors = both.errors(block, (block.weights(products) for products in candidates))
-        best = candidates[int(np.argmin(errors))]
-        both.advance(block, block.weights(best))
-        yield best.each(lambda a: a.cpu().numpy())
+    return fit_layers(
+        model, streams, start, n_steps=n_steps, refit=_refit_writers, descend_by=_descend, progress=progress
+    )
+
+
+def _refit_writers(block: Block, streams: FitStreams, start: Products) -> Products:
+    """Return `start` with the matrices that write the stream refitted one after the other."""
+    refitted = start
+    for name in _writers(block, start):
+        refitted = _refit(block, streams, refitted, name)
+    return refitted
 
 
 def _writers(block: Block, products: Products) -> list[str]:
@@ -98,12 +82,5 @@ def _refit(block: Block, streams: FitStreams, start: Products, name: str) -> Pro
 
 
 def _descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
-    """Return the weights after one step of Adam on every batch of `order`, in units of their root mean squares."""
-    scales = start.each(lambda a: (a != 0) * a[a != 0].square().mean().sqrt().nan_to_num())
-    moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
-
-    def _moved() -> Products:
-        return start.each(lambda a, scale, move: a + scale * move, scales, moves)
-
-    adam(block, streams, moves.parts, lambda: block.weights(_moved()), _RATE, order)
-    return _moved().each(Tensor.detach)
+    """Return the weights after the steps of `descend`; entries that are 0 stay 0."""
+    return descend(block, streams, start, order, lambda a: (a != 0) * a[a != 0].square().mean().sqrt().nan_to_num())

@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the weights of a running model are, and their dtype."""
+    """Device and dtype of the weights of a running model."""
 
     device: torch.device = torch.device("cpu")  # noqa: RUF009  immutable
     dtype: torch.dtype = torch.float32
@@ -38,7 +38,7 @@ def placement_of(function: str, device: str, dtype: str) -> Placement:
     try:
         torch_device = torch.device(device)
         torch.zeros(1, device=torch_device).cpu()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ArgumentError(
             f"{function}: device must be one that torch computes on here, such as 'cpu', got {device!r} "
             f"({str(error).splitlines()[0]}); name another, or leave it out."

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +78,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the parameters and persistent buffers of a model are stored.
+    """Stored tensors of the parameters and persistent buffers of a model.
 
     Parameters
     ----------
@@ -295,7 +294,7 @@ class StoredWeights:
             group = next((k for k, path in enumerate(of_blocks) if name.startswith(path)), OUTSIDE)
             self._names[group].append(name)
         self.n_bytes = {group: sum(4 * self._empty[n].numel() for n in own) for group, own in self._names.items()}
-        self._loaded, self._paused = OrderedDict[int, None](), False
+        self._loaded, self._paused = dict[int, None](), False
         self._place_others()
         if self.fit_in_memory:
             for group in self._names:

@@ -32,8 +32,6 @@ from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, who
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.files.tensor_file import Entry, write_tensor_file
 
-_CACHE = 2**29  # bytes of factors in memory
-
 
 @dataclass(frozen=True)
 class Adapter:
@@ -106,7 +104,7 @@ def extract_adapter(
     for checkpoint in (difference.base, difference.tuned):
         check_target("extract_adapter", target, checkpoint.folder.path, force=force)
     with scratch_folder(target) as scratch:
-        factors, spectra = _decompose(difference, Workspace(_CACHE, scratch), progress)
+        factors, spectra = _decompose(difference, Workspace(folder=scratch), progress)
         outside = difference.squares_outside()
         total = sum(float(np.sum(s**2)) for s in spectra.values()) + sum(outside.values())
         if total == 0:
@@ -118,7 +116,7 @@ def extract_adapter(
             _check_reachable(discarded, max_error, total, outside)
             costs = {module: sum(difference.of_weight(module).shape) for module in spectra}
             ranks = ranks_within(spectra, costs, discarded)
-        stored = {m: (factors[f"{m}.A"][:r], factors[f"{m}.B"][:, :r]) for m, r in ranks.items()}
+        stored = {m: (factors[f"{m}.A"][:r].copy(), factors[f"{m}.B"][:, :r].copy()) for m, r in ranks.items()}
         lacking = sum(outside.values())
         for module, (a, b) in stored.items():
             lacking += float(np.sum(np.square(difference.of_weight(module) - b.astype(np.float64) @ a)))  # out [r] in

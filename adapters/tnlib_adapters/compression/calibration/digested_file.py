@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_tensor_file
+from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_whole_tensor_file
 
 _DIGEST = "digest"
 
 
 def write_digested(file: Path, metadata: Mapping[str, str], entries: Sequence[Entry]) -> None:
     """Write a file atomically, replacing the previous one."""
-    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
-    try:
-        for _ in write_tensor_file(hidden, entries, {**metadata, _DIGEST: _digest(metadata, entries)}):
-            pass
-        hidden.replace(file)
-    finally:
-        hidden.unlink(missing_ok=True)
+    write_whole_tensor_file(file, entries, {**metadata, _DIGEST: _digest(metadata, entries)})
 
 
 def is_as_written(file: Path) -> bool:

@@ -11,15 +11,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.calibrate import (
-    by_block,
-    collect_calibration,
-    n_before,
-    saved,
-    spill_of,
-    steps_of_model,
-    streams_of_fit,
-)
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, spill_of, streams_of_fit
+from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
@@ -35,7 +28,7 @@ from tnlib_adapters.compression.methods.quantized import (
     RoundedProduct,
 )
 from tnlib_adapters.compression.request import Progress, quiet
-from tnlib_adapters.compression.sizes import attention_tensors, float_width
+from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections
@@ -81,7 +74,7 @@ def factorise_quantized(
     return Factorisation(
         "quantized",
         calibration.parts,
-        n_before(checkpoint, what),
+        count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
         fit=fit,
         in_bits=True,

@@ -24,8 +24,6 @@ from tnlib_adapters.compression.methods.out_of_core import with_arrays
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tnlib_adapters.instrument.block import Block
     from tnlib_adapters.instrument.layer_fit import FitStreams
     from tnlib_adapters.instrument.partial_descent import PartialDescent
@@ -80,7 +78,7 @@ def descend_by_workers(
 
     Small blocks, and single texts, are fitted in this process.
     """
-    from tnlib_adapters.instrument.block import as_tensor
+    from tnlib_adapters.instrument.block import as_array, as_tensor
     from tnlib_adapters.instrument.layer_fit import descend
     from tnlib_adapters.instrument.partial_descent import parts_of_batch
 
@@ -90,7 +88,7 @@ def descend_by_workers(
     if work < _LEAST_WORK or max(n_parts, default=1) == 1:
         return descend(block, streams, start, order)
     state_every = max(1, min(_MOST_STEPS, _MOST_BYTES // max(1, 4 * n_numbers)))
-    shared = SharedDescent(job, block.k, store_part(job, start.each(_on_host)), order, state_every)
+    shared = SharedDescent(job, block.k, store_part(job, start.each(as_array)), order, state_every)
     shared.folder.mkdir()
     products: Products = with_arrays(cluster.run([*_tasks(shared, n_parts)])["end"])
     shutil.rmtree(shared.folder)
@@ -120,7 +118,9 @@ def store_gradient(shared: SharedDescent, step: int, part: int) -> None:
 
 def finish_descent(shared: SharedDescent) -> Any:
     """Return the factors after all steps, see `store_part`."""
-    return store_part(shared.job, _descent_at(shared, len(shared.order)).products().each(_on_host))
+    from tnlib_adapters.instrument.block import as_array
+
+    return store_part(shared.job, _descent_at(shared, len(shared.order)).products().each(as_array))
 
 
 _descents: dict[tuple[str, int], PartialDescent] = {}  # of this process; at most one
@@ -179,11 +179,6 @@ def _remove_before(shared: SharedDescent, step: int) -> None:
     for file in shared.folder.glob("*.npy"):
         if int(file.stem.split("-")[1]) < step:
             file.unlink(missing_ok=True)
-
-
-def _on_host(tensor: Tensor) -> Array:
-    array: Array = tensor.cpu().numpy()
-    return array
 
 
 def _save(file: Path, array: Array) -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tnlib._typing import Array
-from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_tensor_file
+from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_whole_tensor_file
 
 
 def write_in_place(file: Path, entries: Sequence[Entry]) -> dict[str, TensorInfo]:
     """Write tensors into a file that appears whole, and return where they are."""
-    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
-    try:
-        for _ in write_tensor_file(hidden, entries, {}):
-            pass
-        hidden.replace(file)
-    finally:
-        hidden.unlink(missing_ok=True)
+    write_whole_tensor_file(file, entries)
     return read_header(file)[0]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
@@ -16,6 +17,7 @@ from tnlib_adapters.compression.cost.decomposition_timing import time_decomposit
 from tnlib_adapters.compression.cost.memory import peak_memory_of, spill_bytes, temporary_bytes
 from tnlib_adapters.compression.cost.passes import Times, Tokens, seconds_by_stage
 from tnlib_adapters.compression.cost.shapes import Shapes, shapes_of
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_component, widest_input
@@ -150,6 +152,7 @@ def estimate_cost(
     (133120, 157184)
     """
     started = time.perf_counter()
+    _check_layout(layout)
     request = Request.of(
         keep=keep,
         max_error=max_error,
@@ -199,6 +202,13 @@ def estimate_cost(
     )
 
 
+def _check_layout(layout: str) -> None:
+    if layout in SMALLER_MODELS:
+        raise ArgumentError(
+            f"estimate_cost: the cost of layout {layout!r} is not estimated; pass 'factored' or 'dense'."
+        )
+
+
 def limits_of(opened: CheckedSource, request: Request) -> Limits:
     """Return the limits with which a compression stays within `max_memory`; the defaults if it is None.
 
@@ -217,11 +227,12 @@ def limits_of(opened: CheckedSource, request: Request) -> Limits:
 def n_steps(request: Request, n_batches: int, *, fit_in_memory: bool) -> int:
     """Return the steps of the fit of a block on batches of a text; 0 without a fit."""
     from tnlib_adapters.compression.calibration import calibrate, quantize
+    from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 
     if not request.fits_model:
         return 0
     most = quantize._STEPS if request.in_bits else calibrate._STEPS
-    return calibrate.fit_steps(most, n_batches, fit_in_memory=fit_in_memory)
+    return fit_steps(most, n_batches, fit_in_memory=fit_in_memory)
 
 
 @dataclass(frozen=True)
@@ -235,7 +246,7 @@ class _Text:
     @classmethod
     def of(cls, opened: CheckedSource, request: Request) -> _Text:
         """Read the text of a request; raise if it is too short."""
-        from tnlib_adapters.compression.calibration import calibrate, whitening
+        from tnlib_adapters.compression.calibration import collect_calibration, whitening
         from tnlib_adapters.instrument.layer_fit import n_held_out
         from tnlib_adapters.instrument.running_model import open_without_weights
 
@@ -245,9 +256,9 @@ class _Text:
             check_tokens("compress", batches, widest_component(opened.checkpoint, request.what), "components")
         else:
             check_tokens("compress", batches, widest_input(opened.checkpoint, request.what))
-        n_statistics = calibrate._TOKENS_OF_STATISTICS if request.fits_model else whitening._TOKENS
+        n_statistics = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening._TOKENS
         statistics = sample_batches(batches, n_statistics)
-        fit = sample_batches(batches, calibrate._TOKENS_OF_FIT) if request.fits_model else []
+        fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT) if request.fits_model else []
         held_out = model.batches(opened.held_out)
         tokens = Tokens(
             statistics=_count(statistics),

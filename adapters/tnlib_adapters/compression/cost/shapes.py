@@ -9,7 +9,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.sizes import count_attention, count_matrix
+from tnlib_adapters.compression.sizes import count_compressed
 
 Shape = tuple[int, int]
 
@@ -100,7 +100,7 @@ def shapes_of(checkpoint: Checkpoint, request: Request) -> Shapes:
     return Shapes(
         n_parameters=sum(info.size for info in tensors.values()),
         n_bytes=sum(info.end - info.begin for info in tensors.values()),
-        n_before=sum(count_attention(checkpoint)[k] for k in layers) + sum(count_matrix(checkpoint, n) for n in names),
+        n_before=count_compressed(checkpoint, request.what, with_text=with_text),
         bytes_before=sum(info.end - info.begin for info in compressed),
         width=d_model,
         n_heads=sizes.n_heads,

@@ -10,13 +10,8 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS, Layout
 from tnlib_adapters.compression.request import Request
 
-_READ = (
-    "keep",
-    "calibrate",
-    "calibration_tokens",
-    "device",
-    "dtype",
-)  # options of `Request` that these layouts have too
+# options of `Request` that these layouts have too
+_READ = ("keep", "calibrate", "calibration_tokens", "device", "dtype")
 
 
 @dataclass(frozen=True)

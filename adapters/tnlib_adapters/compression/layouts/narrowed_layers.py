@@ -63,9 +63,7 @@ class NarrowedLayers:
     def __init__(self, checkpoint: Checkpoint, widths: Widths, workspace: Workspace) -> None:
         self._checkpoint, self._widths, self._before = checkpoint, widths, widths_of(checkpoint)
         self._arrays = StoredArrays(workspace)
-        self._plane_losses = np.zeros(
-            checkpoint.sizes.d_head // 2
-        )  # without each rotary plane, of all layers and heads
+        self._plane_losses = np.zeros(checkpoint.sizes.d_head // 2)  # without a rotary plane of all layers and heads
         self.planes: RotaryPlanes | None = None  # None: all columns of queries and keys
 
     @property

@@ -12,7 +12,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.calibrate import steps_of_model, streams_of_fit
+from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF_STATISTICS, streams_of_fit
+from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
 from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill
 from tnlib_adapters.compression.calibration.text import calibration_summary, check_tokens, sample_batches
@@ -25,16 +26,20 @@ from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspa
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import Report
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress
-from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source, request_placement
+from tnlib_adapters.compression.source_model import (
+    CheckedSource,
+    SourceModel,
+    check_finite,
+    open_source,
+    request_placement,
+)
 from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_note
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import Entry, widest_float
 
-_TOKENS_OF_STATISTICS = 32_768
 _STEPS = 400  # optimizer steps per layer
-_CACHE = 2**29  # bytes of layers in memory
 
 
 def write_smaller(
@@ -56,11 +61,11 @@ def write_smaller(
     opened = open_source(request.source, source, target, force=force)
     checkpoint = opened.checkpoint
     smaller: SmallerModel = request.layout.resolve()(checkpoint, request)
-    _check_finite(checkpoint, progress)
+    check_finite(list(checkpoint.folder.tensors.values()), progress)
     placement = request_placement(request.source)
     original = SourceModel(checkpoint, request.source.calibration_tokens, placement=placement)
     with scratch_folder(target) as scratch:
-        workspace = Workspace(_CACHE, scratch)
+        workspace = Workspace(folder=scratch)
         layers = NarrowedLayers(checkpoint, smaller.widths, workspace)
         tensors = [StoredArrays(workspace) for _ in range(checkpoint.n_layers)]
         for k, products in enumerate(_fitted(layers, original, opened, progress)):
@@ -104,7 +109,7 @@ def _fitted(
     model = source.original
     batches, spill = model.batches(text), Spill()
     check_tokens("compress", batches, layers.widest_input)
-    streams, sample = streams_of_fit(model, batches, spill), sample_batches(batches, _TOKENS_OF_STATISTICS)
+    streams, sample = streams_of_fit(model, batches, spill), sample_batches(batches, TOKENS_OF_STATISTICS)
     places = layers.places(model)
     collect(model, places, sample, progress, components=layers.gated, streams=streams, save=layers.choose)
     layers.choose_planes()
@@ -127,12 +132,3 @@ def _entries(checkpoint: Checkpoint, smaller: SmallerModel, layers: Sequence[Sto
 
             entries[replaced[-1].file.name].append(lazy_entry(name, dtype, arrays[name].shape, _make))
     return entries
-
-
-def _check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
-    """Refuse NaN and inf before any work."""
-    tensors = list(checkpoint.folder.tensors.values())
-    for done, info in enumerate(tensors):
-        progress("checking weights", done, len(tensors))
-        info.read_finite()
-    progress("checking weights", len(tensors), len(tensors))

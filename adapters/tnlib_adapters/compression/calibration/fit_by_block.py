@@ -1,0 +1,45 @@
+"""Fit of a model block by block: its steps, its blocks, and the blocks that an interrupted run has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.running_model import RunningModel
+
+
+def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
+    """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
+    return most if fit_in_memory else min(most, n_batches)
+
+
+def steps_of_model(model: RunningModel, streams: Streams, most: int) -> int:
+    """Return `fit_steps` of a running model."""
+    return fit_steps(most, len(streams.batches), fit_in_memory=model.fits_in_memory)
+
+
+def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+    """Yield the fitted weights of all blocks: those that are saved, then those of `fit` from the next block on."""
+    n_done = files.resume()
+    for k in range(n_done):
+        yield from files.read(k)
+    for k, fitted in enumerate(fit(n_done), n_done):
+        files.save(k, fitted)
+        yield from fitted
+
+
+def by_block(wiring: Wiring, parts: Iterable[str]) -> tuple[list[list[str]], list[str]]:
+    """Return the parts in every block, its attention first, and those outside the blocks."""
+    known = list(parts)
+    of_blocks = [
+        [module, *(matrix.name for matrix in (*layer.latent_matrices, *layer.feed_forward_matrices))]
+        for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True)
+    ]
+    inside = [[name for name in own if name in known] for own in of_blocks]
+    return inside, [name for name in known if not any(name in own for own in inside)]
