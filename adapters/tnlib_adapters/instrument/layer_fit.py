@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tnlib._typing import Array
@@ -241,24 +241,36 @@ def blocks_to_fit(
     progress("fitting layers", n, n)
 
 
+def inputs_and_targets(
+    block: Block, streams: FitStreams, module: nn.Module, weights: Weights
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the inputs of a linear module and its targets, (tokens, width) each, for every batch of the fit.
+
+    Inputs are those after truncated blocks, with these weights of the block; targets are the outputs in the original.
+    """
+    wrote: dict[int, Tensor] = {}
+    read: dict[int, Tensor] = {}
+    for b in streams.fitted:
+        with output_of(module, wrote, 0), stopping_after(module):
+            block.run(streams.original(block.k, b), streams.call(block.k, b))
+        with input_of(module, read, 0), stopping_after(module):
+            block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights)
+        valid = streams.valid(b)
+        x, target = (own[0].reshape(*valid.shape, -1)[valid] for own in (read, wrote))
+        yield x, target
+
+
 def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
     """Return `start` with the last factor of W_O and its bias refitted, if W_O is truncated."""
     if "o" not in start.factors:
         return start
-    o, truncated, k = block.layer.projections["o"].module, block.weights(start), block.k
+    o = block.layer.projections["o"].module
     *first, old = start.factors["o"]
-    wrote: dict[int, Tensor] = {}
-    read: dict[int, Tensor] = {}
     n = 0
     xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
-    for b in streams.fitted:
-        with output_of(o, wrote, 0), stopping_after(o):
-            block.run(streams.original(k, b), streams.call(k, b))
-        with input_of(o, read, 0), stopping_after(o):
-            block.run(streams.truncated(k, b), streams.call(k, b), truncated)
-        valid = streams.valid(b)
-        z = in_double_precision(reduce(torch.matmul, first, read[0][valid].float()))  # t [w], [w] r
-        target = in_double_precision(wrote[0][valid])
+    for x, wrote in inputs_and_targets(block, streams, o, block.weights(start)):
+        z = in_double_precision(reduce(torch.matmul, first, x.float()))  # t [w], [w] r
+        target = in_double_precision(wrote)
         n += z.shape[0]
         xx, xy, sx, sy = xx + z.T @ z, xy + z.T @ target, sx + z.sum(0), sy + target.sum(0)
     has_bias = start.output_bias is not None

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tnlib_adapters.factors.projections import NAMES, Products
 from tnlib_adapters.instrument.block import Block, in_double_precision
 from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers
-from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
+from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers, inputs_and_targets
+from tnlib_adapters.instrument.running_model import RunningModel, find_module
 
 _RIDGE = 0.03  # relative to the second moment of each input
 
@@ -58,19 +58,12 @@ def _writers(block: Block, products: Products) -> list[str]:
 def _refit(block: Block, streams: FitStreams, start: Products, name: str) -> Products:
     """Return `start` with the weight of this name refitted; its bias stays."""
     module: nn.Module = block.layer.projections["o"].module if name in NAMES else find_module(block.model.model, name)
-    weights, k, (old,) = block.weights(start), block.k, start.factors[name]
-    wrote: dict[int, Tensor] = {}
-    read: dict[int, Tensor] = {}
+    (old,) = start.factors[name]
     bias = getattr(module, "bias", None)
     new = in_double_precision(old)
     xx, xy = new.new_zeros(len(old), len(old)), torch.zeros_like(new)
-    for b in streams.fitted:
-        with output_of(module, wrote, 0), stopping_after(module):
-            block.run(streams.original(k, b), streams.call(k, b))
-        with input_of(module, read, 0), stopping_after(module):
-            block.run(streams.truncated(k, b), streams.call(k, b), weights)
-        valid = streams.valid(b)
-        z, target = (in_double_precision(x[0].reshape(*valid.shape, -1)[valid]) for x in (read, wrote))
+    for pair in inputs_and_targets(block, streams, module, block.weights(start)):
+        z, target = map(in_double_precision, pair)
         xx += z.T @ z  # [t]
         xy += z.T @ (target if bias is None else target - bias.to(target))
     used = torch.diag(xx) > 0
