@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,26 @@ def test_a_killed_worker_changes_no_bit(stage: str, at: int, workers: Any, text:
     before = {nanny.pid for nanny in workers.workers.values()}
     compress(LLAMA, tmp_path / "killed", **options, progress=killing(workers, stage, at))
     assert {nanny.pid for nanny in workers.workers.values()} != before
+    assert_same_bits(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_fit")
+def test_a_worker_that_is_killed_in_a_descent_changes_no_bit(workers: Any, text: Path, tmp_path: Path) -> None:
+    options = {"what": "all", "keep": 0.5, "calibrate": text, "cluster": workers.scheduler_address}
+    compress(LLAMA, tmp_path / "whole", **options)
+    killed = list[int]()
+
+    def kill() -> None:
+        while not list(tmp_path.rglob("descent-1/gradient-3-*.npy")):
+            time.sleep(0.001)
+        killed.append(next(iter(workers.workers.values())).pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    compress(LLAMA, tmp_path / "killed", **options)
+    assert killed
     assert_same_bits(tmp_path / "whole", tmp_path / "killed")
 
 

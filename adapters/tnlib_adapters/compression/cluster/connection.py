@@ -120,6 +120,12 @@ class Cluster:
         self.run_id, self._n_submitted = secrets.token_hex(8), 0
         self._warming: list[Any] = []
 
+    @property
+    def n_workers(self) -> int:
+        """Number of workers, at least 1."""
+        with self._connected():
+            return max(1, len(self._client.nthreads()))
+
     def check_sees(self, *files: Path) -> None:
         """Raise unless every worker sees these files.
 
@@ -167,8 +173,7 @@ class Cluster:
         waiting, results, futures = _Waiting(tasks), dict[str, Any](), dict[str, Any]()
         totals, counts = Counter(task.stage for task in tasks), Counter[str]()
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        with self._connected():
-            at_once = _AHEAD * max(1, len(self._client.nthreads()))
+        at_once = _AHEAD * self.n_workers
         while waiting or futures:
             with self._connected():
                 while len(futures) < at_once and (task := waiting.pop()) is not None:

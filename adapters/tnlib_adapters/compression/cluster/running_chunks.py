@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.component_files import ComponentFile
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Places
 
+T = TypeVar("T")
 _BATCHES, _PARTS_OF_BATCH = "batches", ("ids", "mask")
 
 
@@ -82,7 +83,7 @@ class TextJob(Job):
     def sum(self, names: Sequence[str]) -> dict[str, Array]:
         """Return the sums of the arrays of files: pairs, then pairs of pairs, as rounding errors grow least."""
         files = [self.read(name) for name in names]
-        return {key: _tree_sum(files, key) for key in files[0]}
+        return {key: tree_sum(lambda own, key=key: own[key], files) for key in files[0]}
 
 
 class RunningChunks:
@@ -182,9 +183,16 @@ class RunningChunks:
 _running: dict[str, RunningChunks] = {}  # of this process; at most one
 
 
-def _tree_sum(files: Sequence[Mapping[str, Array]], key: str) -> Array:
-    if len(files) == 1:
-        return files[0][key]
-    half = (len(files) + 1) // 2
-    total: Array = _tree_sum(files[:half], key) + _tree_sum(files[half:], key)
+def tree_sum(read: Callable[[T], Array], items: Sequence[T]) -> Array:
+    """Return the sum of the arrays that `read` returns of at least one item: pairs, then pairs of pairs."""
+    if len(items) == 1:
+        return read(items[0])
+    first, second = halves(items)
+    total: Array = tree_sum(read, first) + tree_sum(read, second)
     return total
+
+
+def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Return the items whose sums `tree_sum` adds in the end."""
+    half = (len(items) + 1) // 2
+    return items[:half], items[half:]
