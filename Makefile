@@ -4,6 +4,7 @@
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
+#   make engines  build llama.cpp once into ENGINES, in minutes, and pass the tests that run layouts in it
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
 #   make docs    build the pages into out/docs
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-slow fuzz check docs bench study clean
+.PHONY: demo test test-slow fuzz engines check docs bench study clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -42,6 +43,24 @@ test-slow: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(FUZZ_SECONDS)
+
+# Its converter is in the source package alone. The folder outlives checkouts: the build takes minutes.
+ENGINES ?= $(HOME)/.cache/tnlib-engines
+LLAMA_CPP_VERSION := 0.3.36
+LLAMA_CPP := llama_cpp_python-$(LLAMA_CPP_VERSION)
+engines: export OMP_NUM_THREADS = 1
+engines: export LLAMA_CPP_SOURCE = $(ENGINES)/$(LLAMA_CPP)
+engines: $(VENV)/.installed-test $(ENGINES)/$(LLAMA_CPP)/.built
+	$(PIP) sentencepiece diskcache jinja2
+	$(PIP) --no-deps --no-index --find-links $(ENGINES) llama-cpp-python
+	$(BIN)/python -m pytest --quiet -m engines tests/engines
+
+$(ENGINES)/$(LLAMA_CPP)/.built: | $(BIN)/python
+	mkdir -p $(ENGINES)
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest $(ENGINES) llama-cpp-python==$(LLAMA_CPP_VERSION)
+	tar -xzf $(ENGINES)/$(LLAMA_CPP).tar.gz -C $(ENGINES)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(ENGINES) $(ENGINES)/$(LLAMA_CPP).tar.gz
+	touch $@
 
 PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py
 test-plain: $(VENV)/.installed

@@ -1,0 +1,94 @@
+"""Layouts in llama.cpp: a trained Llama, made smaller, converted by its own script, generates as in transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make engines")
+pytest.importorskip("sentencepiece", reason="the converter of llama.cpp is not installed: make engines")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from engines.sentencepiece_llama import train  # noqa: E402
+from tnlib_adapters import compress  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.engines]
+
+CONVERTER = Path(os.environ.get("LLAMA_CPP_SOURCE", "")) / "vendor" / "llama.cpp" / "convert_hf_to_gguf.py"
+GENERATE = """
+import json, sys
+import llama_cpp
+file, prompts, count = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+model = llama_cpp.Llama(file, n_ctx=128, n_threads=1, type_k=0, type_v=0, verbose=False)
+for prompt in prompts:
+    model.reset()
+    tokens = model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0)
+    print(json.dumps([next(tokens) for _ in range(count)]))
+"""
+COUNT = 64
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained Llama with a tokenizer that the converter knows, and the text that it was trained on beside it."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    train(folder)
+    return folder
+
+
+def prompts(folder: Path) -> list[list[int]]:
+    """Tokens of the beginnings of some sentences."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return [tokenizer(text)["input_ids"] for text in ("Return the", "The file is", "If the argument")]
+
+
+def in_transformers(folder: Path) -> list[list[int]]:
+    """Greedy continuations of the prompts."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    options: dict[str, Any] = {"max_new_tokens": COUNT, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = []
+    for prompt in prompts(folder):
+        x = torch.tensor([prompt])
+        found.append(model.generate(x, attention_mask=torch.ones_like(x), **options)[0, len(prompt) :].tolist())
+    return found
+
+
+def converted(folder: Path, *options: str) -> Path:
+    """The folder as a GGUF file in single precision."""
+    file = folder.with_suffix(".gguf")
+    command = [sys.executable, str(CONVERTER), str(folder), "--outfile", str(file), "--outtype", "f32", *options]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return file
+
+
+def in_llama_cpp(folder: Path) -> list[list[int]]:
+    """The same continuations, in a process of its own: llama.cpp ends it where a model does not fit."""
+    command = [sys.executable, "-c", GENERATE, str(converted(folder)), json.dumps(prompts(folder)), str(COUNT)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_original_generates_the_same(source: Path) -> None:
+    assert in_llama_cpp(source) == in_transformers(source)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        ("narrow", {"head_dim": 8, "intermediate_size": 112}),
+        ("mla", {"kv_lora_rank": 20, "qk_rope_head_dim": 8}),
+    ],
+)
+def test_a_layout_generates_the_same(layout: str, sizes: dict[str, int], source: Path, tmp_path: Path) -> None:
+    out = tmp_path / layout
+    compress(source, out, layout=layout, sizes=sizes, calibrate=source.with_name("calibration.txt"))
+    generated = in_transformers(out)
+    assert in_llama_cpp(out) == generated
+    assert generated != in_transformers(source)
