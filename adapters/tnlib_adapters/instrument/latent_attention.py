@@ -71,13 +71,15 @@ class LatentAttention:
         texts, tokens, _width = x.shape
         heads = (texts, tokens, shape.n_heads, -1)
         turning = self._rotation(tokens, x)
-        plain, rotated = (x @ self.query.to(x)).view(heads).split([shape.d_plain, shape.n_rotated], -1)
-        latent, shared = (x @ self.down.to(x)).split([shape.rank, shape.n_rotated], -1)
-        keys, values = (latent @ self.up.to(x)).view(heads).split([shape.d_plain, shape.d_value], -1)
-        shared = _rotate(shared[:, :, None], turning).expand(-1, -1, shape.n_heads, -1)
-        q, k = torch.cat([plain, _rotate(rotated, turning)], -1), torch.cat([keys, shared], -1)
+        queries, both = (x @ self.query.to(x)).view(heads), x @ self.down.to(x)
+        keys = (both[..., : shape.rank] @ self.up.to(x)).view(heads)
+        shared = _rotate(both[:, :, None, shape.rank :], turning).expand(-1, -1, shape.n_heads, -1)
+        q = torch.cat([queries[..., : shape.d_plain], _rotate(queries[..., shape.d_plain :], turning)], -1)
+        k, v = torch.cat([keys[..., : shape.d_plain], shared], -1), keys[..., shape.d_plain :]
         y = nn.functional.scaled_dot_product_attention(
-            *(a.transpose(1, 2) for a in (q, k, values)),
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
             attn_mask=attention_mask,
             is_causal=attention_mask is None,
             scale=shape.scale,
@@ -112,8 +114,8 @@ class LatentBlock(Block):
     def weights(self, products: Products, *, factored: bool = False) -> Weights:
         """Return the latent attention and the parameters of the block for products of tensors."""
         matrices = products.modules()
-        latent = [matrices.pop(name) for name in (QUERY, DOWN, UP)]
+        query, down, up = (matrices.pop(name) for name in (QUERY, DOWN, UP))
         output = self.layer.projections["o"].module
         parameters: Mapping[str, Any] = self.of_weights(Projections({"o": products.product("o")}, {}), matrices)
         attention = next(name for name, module in self.layer.block.named_modules() if output in module.children())
-        return {attention: LatentAttention(self.shape, *latent, output), **parameters}
+        return {attention: LatentAttention(self.shape, query, down, up, output), **parameters}

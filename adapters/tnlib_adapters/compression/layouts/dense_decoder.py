@@ -64,7 +64,7 @@ def no_experts(n_neurons: int | None) -> dict[str, Any]:
 def norm_eps(checkpoint: Checkpoint) -> float | None:
     """Return eps of the norms of the stream."""
     norm = checkpoint.wiring.layers[0].attention.norm
-    return norm and norm.required_eps("compress")
+    return None if norm is None else norm.required_eps("compress")
 
 
 def decoder_tensors(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:

@@ -10,7 +10,12 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.layouts.latent_factors import KeyMoments, frequency_groups, latent_factors
+from tnlib_adapters.compression.layouts.latent_factors import (
+    KeyMoments,
+    LatentFactors,
+    frequency_groups,
+    latent_factors,
+)
 from tnlib_adapters.compression.layouts.smaller_model import rope_of
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
@@ -116,22 +121,26 @@ class LatentLayers:
     def _start(self, k: int, base: float) -> Products:
         from tnlib_adapters.instrument.latent_attention import DOWN, QUERY, UP
 
-        checkpoint, sizes, projections = self._checkpoint, self._checkpoint.sizes, self._checkpoint.projections(k)
-        moments = KeyMoments(
-            self._moments[f"{k}.x"][: sizes.d_model, : sizes.d_model],
-            self._moments[f"{k}.k"],
-            self._moments[f"{k}.v"],
-        )
-        groups = frequency_groups(self._radians, self._frequencies(base))
-        factors = latent_factors(projections, sizes, moments, groups, self._rank)
+        checkpoint, sizes = self._checkpoint, self._checkpoint.sizes
+        factors, output = self._factors(k, base), checkpoint.projections(k).weights["o"]
         layer = checkpoint.wiring.layers[k]
         scale = layer.attention.scale * (sizes.d_head + self._n_rotated) ** 0.5  # that of the wider queries
         matrices = {
             QUERY: scale * factors.query.reshape(sizes.d_model, -1),
             DOWN: factors.down,
-            UP: factors.up.reshape(self._rank, -1),
-            "o": projections.weights["o"],
+            UP: factors.up.reshape(len(factors.up), -1),
+            "o": output,
             **{linear.name: read_weight(checkpoint, linear.name)[0] for linear in layer.feed_forward_matrices},
         }
-        dtype = projections.weights["o"].dtype
-        return Products({name: (matrix.astype(dtype),) for name, matrix in matrices.items()})
+        return Products({name: (matrix.astype(output.dtype),) for name, matrix in matrices.items()})
+
+    def _factors(self, k: int, base: float) -> LatentFactors:
+        groups = frequency_groups(self._radians, self._frequencies(base))
+        return latent_factors(
+            self._checkpoint.projections(k), self._checkpoint.sizes, self._layer_moments(k), groups, self._rank
+        )
+
+    def _layer_moments(self, k: int) -> KeyMoments:
+        d_model = self._checkpoint.sizes.d_model
+        inputs, keys, values = (self._moments[f"{k}.{name}"] for name in "xkv")
+        return KeyMoments(inputs[:d_model, :d_model], keys, values)
