@@ -223,7 +223,7 @@ REASONS = {
     "deepseek_v3": "latent vectors",
     "gptj": "adjacent columns",
     "gpt2_lm": "no rotary embeddings",
-    "t5": "no causal language model",
+    "llama_base": "no causal language model",
 }
 
 
