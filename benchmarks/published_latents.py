@@ -114,7 +114,7 @@ class _PublishedLayers(LatentLayers):
             u, s, vh = np.linalg.svd(root @ both, full_matrices=False)
             return np.linalg.solve(root, u[:, :rank] * s[:rank]), vh[:rank]
         norms = [np.sqrt(np.einsum("di,de,ei->i", w, moments, w)).mean() for w in (keys, values)]
-        scale = np.repeat([norms[0] / norms[1], 1.0], [keys.shape[1], values.shape[1]])
+        scale = np.repeat([norms[0] / norms[1] or 1.0, 1.0], [keys.shape[1], values.shape[1]])
         balanced = both / scale
         basis = np.linalg.eigh(_damped(balanced.T @ moments @ balanced, _DAMPING["TransMLA"]))[1][:, ::-1][:, :rank]
         return balanced @ basis, basis.T * scale

@@ -33,6 +33,7 @@ from tnlib_adapters.instrument.latent_attention import LatentAttention, LatentSh
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers_models import inputs, outputs, random_model  # noqa: E402
 
+from benchmarks.published_latents import PAPERS, convert  # noqa: E402
 from tnlib import ArgumentError  # noqa: E402
 
 SIZES = {"kv_lora_rank": 5, "qk_rope_head_dim": 4}
@@ -110,8 +111,12 @@ def test_latent_attention_computes_what_the_truncation_does(
     assert evaluate(source, out, text).cache_bytes == (before, 4 * sizes.n_layers * 9)
 
 
-def test_one_key_head_is_held_exactly(text: Path, tmp_path: Path) -> None:
-    """All planes of one key head rotate in the shared key, and a latent as wide as its values holds these."""
+@pytest.mark.parametrize("paper", [None, *PAPERS])
+def test_one_key_head_is_held_exactly(paper: str | None, text: Path, tmp_path: Path) -> None:
+    """All planes of one key head rotate in the shared key, and a latent as wide as its values holds these.
+
+    So it is by the conversions of the benchmark.
+    """
     torch.manual_seed(0)
     config = random_model("llama").config
     config.num_key_value_heads = 1
@@ -119,7 +124,10 @@ def test_one_key_head_is_held_exactly(text: Path, tmp_path: Path) -> None:
     source = save_with_tokenizer(model, tmp_path / "in")
     width = open_checkpoint(source).sizes.d_head
     sizes = {"kv_lora_rank": width, "qk_rope_head_dim": width}
-    compress(source, tmp_path / "out", layout="mla", sizes=sizes, calibrate=text)
+    if paper is None:
+        compress(source, tmp_path / "out", layout="mla", sizes=sizes, calibrate=text)
+    else:
+        convert(source, tmp_path / "out", paper, sizes, text)
     assert stated(tmp_path / "out")["rope_theta"] == pytest.approx(1e4)
     assert_close(outputs(loaded(tmp_path / "out"), inputs(model)), outputs(model, inputs(model)), np.float32, 84)
 

@@ -95,8 +95,8 @@ def compress(
         model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
         `max_error` do not apply. "mimo": a MiMoV2FlashForCausalLM whose values are narrower than queries and keys;
         `keep` is the fraction of W_V and W_O. "narrow": the same architecture with a smaller `head_dim` and
-        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers; needs a text. "mla": a DeepseekV3ForCausalLM with
-        one latent vector for the keys and values of all heads; needs a text and `sizes`.
+        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers; needs a text. "mla": a
+        DeepseekV3ForCausalLM with one latent vector for the keys and values of all heads; needs a text and `sizes`.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every

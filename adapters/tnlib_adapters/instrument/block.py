@@ -38,7 +38,7 @@ class FactoredMap:
 
 
 class Computation(Protocol):
-    """What a module computes in place of its own forward pass."""
+    """Replacement of the forward pass of a module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the module."""

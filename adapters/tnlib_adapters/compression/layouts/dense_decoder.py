@@ -32,9 +32,9 @@ _KEPT = (
 
 def decoder_config(checkpoint: Checkpoint, neurons: int | None) -> dict[str, Any]:
     """Return the content of config.json outside the attention, with this number of neurons."""
-    attention, sizes = checkpoint.wiring.layers[0].attention, checkpoint.sizes
+    attention, sizes, original = checkpoint.wiring.layers[0].attention, checkpoint.sizes, dict(checkpoint.config)
     return {
-        **{key: value for key, value in checkpoint.config.items() if key in _KEPT},
+        **{key: value for key, value in original.items() if key in _KEPT},
         "vocab_size": checkpoint.folder.tensors[checkpoint.wiring.embedding.table.weight].shape[0],
         "hidden_size": sizes.d_model,
         "intermediate_size": neurons,
