@@ -4,7 +4,8 @@
 
 Needs a Debian system with its manuals. Calibrates on the 2,400 sentences of `benchmarks.calibrated` with text "both",
 and compares predictions on its test sentences: 300 of the manuals and 300 of the Python reference. Prints a Markdown
-table row by row; --write puts it into docs/serving.md. Takes twenty minutes on one thread.
+table row by row; --write puts it into docs/serving.md. Beside `mla` are conversions after two papers
+(`published_latents.py`). Takes half an hour on one thread.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.sizes import cache_bytes
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
+from benchmarks.published_latents import PAPERS, convert
 from benchmarks.texts import sentences
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
-HEADINGS = {"mimo": "## Narrower values: `--layout mimo`", "narrow": "## Smaller sizes: `--layout narrow`"}
+HEADINGS = {
+    "mimo": "## Narrower values: `--layout mimo`",
+    "narrow": "## Smaller sizes: `--layout narrow`",
+    "mla": "## One latent for keys and values: `--layout mla`",
+}
 # options of `compress`, and whether a text is read
 CASES: dict[str, list[tuple[dict[str, int], bool]]] = {
     "mimo": [({"v_head_dim": r}, by_text) for r in (12, 8, 4) for by_text in (False, True)],
@@ -33,19 +39,26 @@ CASES: dict[str, list[tuple[dict[str, int], bool]]] = {
         ({"head_dim": 12, "intermediate_size": 240}, True),
         ({"head_dim": 8, "intermediate_size": 160}, True),
     ],
+    "mla": [({"kv_lora_rank": r, "qk_rope_head_dim": 8}, True) for r in (10, 24)],
 }
 TEXT = "2,400 sentences"
 COLUMNS = ("sizes", "text", "numbers of the weights kept", "KV cache, bytes a token")
 
 
-def row_of(layout: str, sizes: dict[str, int], calibration: Path | None, tests: list[Path]) -> list[str]:
-    """Return the cells of one row."""
+def row_of(
+    layout: str, sizes: dict[str, int], calibration: Path | None, tests: list[Path], paper: str | None = None
+) -> list[str]:
+    """Return the cells of one row, of a layout or of a published conversion to it."""
     source = folder_of("llama")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        report = tnlib_adapters.compress(source, out, layout=layout, sizes=sizes, calibrate=calibration)
+        if paper is None or calibration is None:
+            report = tnlib_adapters.compress(source, out, layout=layout, sizes=sizes, calibrate=calibration)
+        else:
+            report = convert(source, out, paper, sizes, calibration)
         measured = [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
-    cells = [", ".join(f"{key} {size}" for key, size in sizes.items()), "none" if calibration is None else TEXT]
+    by = "" if paper is None else f", by {paper}"
+    cells = [", ".join(f"{key} {size}" for key, size in sizes.items()) + by, "none" if calibration is None else TEXT]
     cells += [f"{report.kept:.2f}", f"{report.cache_bytes['after']:,} of {report.cache_bytes['before']:,}"]
     for measures in measured:
         cells += [f"{measures['perplexity, after']:.2f}", f"{measures['divergence (nats a token)']:.4f}"]
@@ -85,8 +98,10 @@ def main(layouts: tuple[str, ...], write: bool) -> None:
             table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
             table.append(f"| {' | '.join(row_of_original(tests))} |")
             for sizes, by_text in CASES[layout]:
-                table.append(f"| {' | '.join(row_of(layout, sizes, calibration if by_text else None, tests))} |")
-                print(table[-1], flush=True)
+                text = calibration if by_text else None
+                for paper in (*PAPERS, None) if layout == "mla" else (None,):
+                    table.append(f"| {' | '.join(row_of(layout, sizes, text, tests, paper))} |")
+                    print(table[-1], flush=True)
             if write:
                 write_table(layout, table)
 

@@ -95,7 +95,8 @@ def compress(
         model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
         `max_error` do not apply. "mimo": a MiMoV2FlashForCausalLM whose values are narrower than queries and keys;
         `keep` is the fraction of W_V and W_O. "narrow": the same architecture with a smaller `head_dim` and
-        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers. Needs a text.
+        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers; needs a text. "mla": a
+        DeepseekV3ForCausalLM with one latent vector for the keys and values of all heads; needs a text and `sizes`.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
@@ -130,7 +131,8 @@ def compress(
         the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
     sizes
         Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `v_head_dim` of
-        "mimo", `head_dim` and `intermediate_size` of "narrow"; those left out stay.
+        "mimo", `head_dim` and `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and
+        `qk_rope_head_dim` of "mla".
     cluster
         Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
         passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The

@@ -59,7 +59,7 @@ class Products:
         """Multiply out the projections of the attention."""
         weights, biases = {}, {}
         for name in (name for name in NAMES if name in self.factors):
-            product = self._product(name)
+            product = self.product(name)
             n_in = sizes.widths["o"] if name == "o" else sizes.d_model
             weights[name] = product[:n_in]
             if name in self.biased:
@@ -68,7 +68,7 @@ class Products:
 
     def modules(self) -> dict[str, Any]:
         """Multiply out the weights outside the attention."""
-        return {name: self._product(name) for name in self.factors if name not in NAMES}
+        return {name: self.product(name) for name in self.factors if name not in NAMES}
 
     def beside(self, modules: Mapping[str, tuple[Any, ...]]) -> Products:
         """Return the products with those of modules outside the attention added."""
@@ -91,7 +91,8 @@ class Products:
         bias = [] if self.output_bias is None else [self.output_bias]
         return [matrix for matrices in self.factors.values() for matrix in matrices] + bias
 
-    def _product(self, name: str) -> Any:
+    def product(self, name: str) -> Any:
+        """Return a weight, multiplied out."""
         return reduce(operator.matmul, self.factors[name])
 
 

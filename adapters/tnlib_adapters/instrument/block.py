@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,18 @@ class FactoredMap:
         return any(factor.requires_grad for factor in self.factors)
 
 
-Weights = Mapping[str, Tensor | FactoredMap]  # parameters of a block, and linear modules in factors, by name below it
+class Computation(Protocol):
+    """Replacement of the forward pass of a module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the module."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """True if gradients flow to a weight."""
+
+
+Weights = Mapping[str, Tensor | Computation]  # parameters of a block, and other computations of modules, by name below
 
 
 @dataclass(frozen=True)
@@ -105,17 +116,17 @@ class Block:
         self.model.load(self.k)
         args, kwargs = call
         values = dict(weights or {})
-        maps = {name: own for name, own in values.items() if isinstance(own, FactoredMap)}
+        maps = {name: own for name, own in values.items() if not isinstance(own, Tensor)}
         parameters = {name: own.to(self.model.dtype) for name, own in values.items() if isinstance(own, Tensor)}
         with torch.set_grad_enabled(any(own.requires_grad for own in values.values())), self._computing(maps):
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     @contextmanager
-    def _computing(self, maps: Mapping[str, FactoredMap]) -> Iterator[None]:
-        """Let linear modules compute these maps inside."""
-        modules: list[Any] = [self.layer.block.get_submodule(name) for name in maps]
-        for module, own in zip(modules, maps.values(), strict=True):
+    def _computing(self, computations: Mapping[str, Computation]) -> Iterator[None]:
+        """Let modules compute these inside."""
+        modules: list[Any] = [self.layer.block.get_submodule(name) for name in computations]
+        for module, own in zip(modules, computations.values(), strict=True):
             module.forward = own
         try:
             yield

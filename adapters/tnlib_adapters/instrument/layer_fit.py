@@ -170,6 +170,7 @@ def fit_layers(
     seed: int = 0,
     refit: Refit | None = None,
     descend_by: Descend | None = None,
+    make_block: Callable[[RunningModel, int], Block] = Block,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
     """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
@@ -193,6 +194,8 @@ def fit_layers(
         Seed of the order of the batches.
     refit, descend_by
         In place of the refit of W_O, and of the gradient descent in this process.
+    make_block
+        Returns the k-th block; its weights are those of truncated products.
     progress
         Called as progress(stage, done, total).
     """
@@ -200,9 +203,9 @@ def fit_layers(
     for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
         model.load(k)
         # without names for the weights, which would stay in memory while the next block is fitted
-        yield _fit_block(Block(model, k), both, start(k), order, refit or _refit_output, descend_by or descend).each(
-            as_array
-        )
+        yield _fit_block(
+            make_block(model, k), both, start(k), order, refit or _refit_output, descend_by or descend
+        ).each(as_array)
 
 
 def _fit_block(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
@@ -23,7 +26,7 @@ from tnlib_adapters.files.tensor_file import STORED_AS, widest_float
 def report_layout(
     before: Checkpoint,
     after: Checkpoint,
-    smaller: SmallerModel,
+    smaller: SmallerModel[Any],
     request: LayoutRequest,
     evaluation: Evaluation | None,
     started: float,
@@ -64,11 +67,21 @@ def _compare(before: Checkpoint, after: Checkpoint, what: str) -> tuple[list[Lay
     layers, heads = [], []
     for k in range(before.n_layers):
         original, narrow = before.attention(k), after.attention(k)
-        reports, qk, ov = compare_layer(k, original, _rescaled(narrow, original.scale))
+        reports, qk, ov = compare_layer(k, original, _rescaled(_without_norm(narrow), original.scale))
         worst = max(max(head.qk_error, head.ov_error) for head in reports)
         layers.append(LayerReport(k, qk, ov, worst, _numbers(before, k, what), _numbers(after, k, what)))
         heads += reports
     return layers, heads
+
+
+def _without_norm(layer: Attention) -> Attention:
+    """Return a layer whose latent vectors are far below the eps of their norm: that divides by the root of eps."""
+    norm = layer.latent_norm
+    if norm is None:
+        return layer
+    root = np.sqrt(norm.eps)
+    divisors = np.where(np.arange(layer.W_K.shape[-1]) < norm.n_rotated, 1.0, root)
+    return replace(layer, W_K=layer.W_K / divisors, W_V=layer.W_V / root, latent_norm=None)
 
 
 def _rescaled(layer: Attention, scale: float) -> Attention:

@@ -54,6 +54,11 @@ class LayoutRequest:
                 f"{'neither' if keep is None else 'both'}; pass for example keep=0.5 (--keep 0.5), or sizes="
                 f"{{{row.sizes[0]!r}: 64}} (--size {row.sizes[0]}=64)."
             )
+        if row.sizes_required and keep is not None:
+            raise ArgumentError(
+                f"compress: keep must be left out with layout {layout!r}, because {row.sizes_required}, got {keep!r}; "
+                f"pass sizes ({', '.join(f'--size {key}=N' for key in row.sizes)})."
+            )
         for key, value in named.items():
             _check_size(row, key, value)
         if row.text_required and options["calibrate"] is None:

@@ -32,6 +32,8 @@ class Layout:
         "module:class".
     text_required
         True if the sizes cannot be chosen without calibration data.
+    sizes_required
+        Reason why `keep` does not apply; "" if it does.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Layout:
     sizes: tuple[str, ...]
     make: str
     text_required: bool = False
+    sizes_required: str = ""
 
     @property
     def help(self) -> str:
@@ -68,6 +71,15 @@ SMALLER_MODELS: Mapping[str, Layout] = {
             sizes=("head_dim", "intermediate_size"),
             make=f"{_HERE}.narrow:NarrowModel",
             text_required=True,
+        ),
+        Layout(
+            name="mla",
+            writes="a DeepseekV3ForCausalLM with one latent vector for keys and values",
+            takes="Llama, Mistral and their like without biases and QK norm",
+            sizes=("kv_lora_rank", "qk_rope_head_dim"),
+            make=f"{_HERE}.mla:MlaModel",
+            text_required=True,
+            sizes_required="it makes the KV cache smaller, not the weights",
         ),
     )
 }

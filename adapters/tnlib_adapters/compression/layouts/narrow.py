@@ -15,6 +15,7 @@ from tnlib_adapters.compression.layouts.layout_request import LayoutRequest, che
 from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers, Widths, widths_of
 from tnlib_adapters.compression.layouts.rotary_planes import RotaryPlanes
 from tnlib_adapters.compression.layouts.smaller_model import HEADS_OF_OTHER_KINDS, first_reason, refuse, rope_of
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.sizes import attention_tensors, count_matrix
 from tnlib_adapters.factors.projections import Products, put_together
 from tnlib_adapters.files.tensor_file import TensorInfo
@@ -29,11 +30,15 @@ class NarrowModel:
         if any(layer.attention.latent for layer in checkpoint.wiring.layers):
             refuse("narrow", checkpoint, "its keys and values are made from latent vectors")
         self._checkpoint, self._before = checkpoint, widths_of(checkpoint)
-        self.widths = self._requested(request)
-        if self.widths.head < self._before.head:
+        self._widths = self._requested(request)
+        if self._widths.head < self._before.head:
             self._check_heads()
-        heads, neurons = self.widths.head < self._before.head, self.widths.neurons != self._before.neurons
+        heads, neurons = self._widths.head < self._before.head, self._widths.neurons != self._before.neurons
         self.what = "layers" if heads and neurons else "mlp" if neurons else "attention"
+
+    def layers(self, workspace: Workspace) -> NarrowedLayers:
+        """Return the layers, to be chosen and fitted."""
+        return NarrowedLayers(self._checkpoint, self._widths, workspace)
 
     def _requested(self, request: LayoutRequest) -> Widths:
         """Return the widths of a request; for a fraction, heads first, and as many neurons as the rest admits."""
@@ -64,8 +69,8 @@ class NarrowModel:
 
     def config(self, layers: NarrowedLayers) -> dict[str, Any]:
         """Return the content of config.json: that of the original with other sizes and rotary frequencies."""
-        changed: dict[str, Any] = {_HEAD: self.widths.head} if self.widths.head < self._before.head else {}
-        changed |= {_NEURONS: self.widths.neurons} if self.widths.neurons != self._before.neurons else {}
+        changed: dict[str, Any] = {_HEAD: self._widths.head} if self._widths.head < self._before.head else {}
+        changed |= {_NEURONS: self._widths.neurons} if self._widths.neurons != self._before.neurons else {}
         return {**self._checkpoint.config, **changed, **self._rope(layers.planes)}
 
     def copied(self) -> Mapping[str, TensorInfo]:
@@ -75,6 +80,10 @@ class NarrowModel:
         matrices = [matrix for layer in layers for matrix in layer.feed_forward_matrices]
         changed |= {name for matrix in matrices for name in (matrix.weight, matrix.bias) if name}
         return {name: info for name, info in tensors.items() if name not in changed}
+
+    def scaled(self) -> Mapping[str, float]:
+        """Return the factors of copied tensors."""
+        return {}
 
     def tensors(self, k: int, layers: NarrowedLayers, products: Products) -> dict[str, Array]:
         """Return the tensors of the attention and the feed-forward layer of layer k under their names."""
@@ -88,7 +97,7 @@ class NarrowModel:
 
     def _narrow_attention(self, k: int) -> Any:
         """Return the wiring of the attention of the narrow model, with its own scale of the scores."""
-        changed = {_HEAD: self.widths.head} if self.widths.head < self._before.head else {}
+        changed = {_HEAD: self._widths.head} if self._widths.head < self._before.head else {}
         return self._with_config(changed).wiring.layers[k].attention
 
     def _with_config(self, changed: Mapping[str, Any]) -> Checkpoint:

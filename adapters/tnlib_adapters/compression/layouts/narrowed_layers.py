@@ -7,6 +7,7 @@ become those of the narrow layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,11 @@ from tnlib_adapters.compression.methods.calibrated import with_bias_row
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import NAMES, Products, Projections
 
 if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import RunningModel
     from tnlib_adapters.instrument.weight_inputs import Places
 
@@ -123,10 +126,13 @@ class NarrowedLayers:
             arrays |= {f"{k}.neurons": kept, f"{k}.down": rows.astype(down.dtype)}
         self._arrays.add(arrays)
 
-    def choose_planes(self) -> None:
-        """Choose the rotary planes, the same of all layers, after all layers are chosen."""
+    def fit(self, model: RunningModel, streams: Streams, n_steps: int, progress: Progress) -> Iterator[Products]:
+        """Choose the rotary planes, the same of all layers, and yield the fitted zero-padded weights."""
+        from tnlib_adapters.instrument.narrowed_fit import fit_narrowed
+
         if self.narrows_heads:
             self.planes = choose_planes(self._plane_losses, self._widths.head // 2)
+        return fit_narrowed(model, streams, self.start, n_steps=n_steps, progress=progress)
 
     def start(self, k: int) -> Products:
         """Return the zero-padded weights of a layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,32 +12,69 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import AttentionWiring, LayerWiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers, Widths
+from tnlib_adapters.compression.calibration.statistics import ComponentsOf, Statistics
+from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.tensor_file import TensorInfo
 
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.weight_inputs import Places
 
-class SmallerModel(Protocol):
+
+class SmallerLayers(Protocol):
+    """Layers of a smaller model: chosen layer by layer from their statistics, then fitted."""
+
+    @property
+    def widest_input(self) -> int:
+        """Largest number of inputs whose second moments are inverted."""
+
+    @property
+    def gated(self) -> ComponentsOf | None:
+        """Function that returns the components on which gates are measured, None for none."""
+
+    def places(self, model: RunningModel) -> Places:
+        """Return the weights whose inputs and output gradients `choose` reads."""
+
+    def choose(self, k: int, statistics: Statistics | None) -> None:
+        """Choose what layer k keeps; without statistics, from its weights."""
+
+    def start(self, k: int) -> Products:
+        """Return the weights of layer k, as chosen."""
+
+    def fit(self, model: RunningModel, streams: Streams, n_steps: int, progress: Progress) -> Iterator[Products]:
+        """Yield the fitted weights of every layer, after all are chosen."""
+
+
+Layers = TypeVar("Layers", bound=SmallerLayers)
+
+
+class SmallerModel(Protocol[Layers]):
     """A layout for one checkpoint, made from it and a `LayoutRequest`.
 
     Attributes
     ----------
-    widths
-        Of its layers.
     what
         Part of the model that becomes smaller, a key of `SUBJECTS` of the report.
     """
 
-    widths: Widths
     what: str
 
-    def config(self, layers: NarrowedLayers) -> dict[str, Any]:
+    def layers(self, workspace: Workspace) -> Layers:
+        """Return the layers, to be chosen and fitted."""
+
+    def config(self, layers: Layers) -> dict[str, Any]:
         """Return the content of config.json."""
 
     def copied(self) -> Mapping[str, TensorInfo]:
         """Return the tensors that are copied, by their new names."""
 
-    def tensors(self, k: int, layers: NarrowedLayers, products: Products) -> dict[str, Array]:
+    def scaled(self) -> Mapping[str, float]:
+        """Return the factors of copied tensors, by their new names, where they are not 1."""
+
+    def tensors(self, k: int, layers: Layers, products: Products) -> dict[str, Array]:
         """Return the other tensors of layer k, by their names."""
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from tnlib_adapters.compression.calibration.text import calibration_summary, che
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.layouts.layout_report import report_layout
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
-from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers
-from tnlib_adapters.compression.layouts.smaller_model import SmallerModel
+from tnlib_adapters.compression.layouts.smaller_model import SmallerLayers, SmallerModel
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import Report
@@ -37,7 +37,7 @@ from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.tensor_file import Entry, widest_float
+from tnlib_adapters.files.tensor_file import Entry, TensorInfo, widest_float
 
 _STEPS = 400  # optimizer steps per layer
 
@@ -60,13 +60,13 @@ def write_smaller(
     started, target = time.perf_counter(), as_path("compress", "out", out)
     opened = open_source(request.source, source, target, force=force)
     checkpoint = opened.checkpoint
-    smaller: SmallerModel = request.layout.resolve()(checkpoint, request)
+    smaller: SmallerModel[Any] = request.layout.resolve()(checkpoint, request)
     check_finite(list(checkpoint.folder.tensors.values()), progress)
     placement = request_placement(request.source)
     original = SourceModel(checkpoint, request.source.calibration_tokens, placement=placement)
     with scratch_folder(target) as scratch:
         workspace = Workspace(folder=scratch)
-        layers = NarrowedLayers(checkpoint, smaller.widths, workspace)
+        layers = smaller.layers(workspace)
         tensors = [StoredArrays(workspace) for _ in range(checkpoint.n_layers)]
         for k, products in enumerate(_fitted(layers, original, opened, progress)):
             tensors[k].add({name: np.ascontiguousarray(a) for name, a in smaller.tensors(k, layers, products).items()})
@@ -93,9 +93,9 @@ def write_smaller(
 
 
 def _fitted(
-    layers: NarrowedLayers, source: SourceModel, opened: CheckedSource, progress: Progress
+    layers: SmallerLayers, source: SourceModel, opened: CheckedSource, progress: Progress
 ) -> Iterator[Products]:
-    """Choose what the layers keep, and yield their zero-padded weights: with a text, fitted on it."""
+    """Choose what the layers keep, and yield their weights: with a text, fitted on it."""
     n_layers, text = opened.checkpoint.n_layers, opened.calibration
     if text is None:
         for k in range(n_layers):
@@ -104,24 +104,24 @@ def _fitted(
         progress("factorising", n_layers, n_layers)
         yield from map(layers.start, range(n_layers))
         return
-    from tnlib_adapters.instrument.narrowed_fit import fit_narrowed
-
     model = source.original
     batches, spill = model.batches(text), Spill()
     check_tokens("compress", batches, layers.widest_input)
     streams, sample = streams_of_fit(model, batches, spill), sample_batches(batches, TOKENS_OF_STATISTICS)
     places = layers.places(model)
     collect(model, places, sample, progress, components=layers.gated, streams=streams, save=layers.choose)
-    layers.choose_planes()
-    n_steps = steps_of_model(model, streams, _STEPS)
-    yield from fit_narrowed(model, streams, layers.start, n_steps=n_steps, progress=progress)
+    yield from layers.fit(model, streams, steps_of_model(model, streams, _STEPS), progress)
 
 
-def _entries(checkpoint: Checkpoint, smaller: SmallerModel, layers: Sequence[StoredArrays]) -> dict[str, list[Entry]]:
+def _entries(
+    checkpoint: Checkpoint, smaller: SmallerModel[Any], layers: Sequence[StoredArrays]
+) -> dict[str, list[Entry]]:
     """Return the tensors of every weight file: each new tensor is in the file of what it replaces."""
     entries: dict[str, list[Entry]] = {file.name: [] for file in checkpoint.folder.files}
+    scaled = smaller.scaled()
     for name, info in smaller.copied().items():
-        entries[info.file.name].append(Entry(name, info.dtype, info))
+        entry = _scaled_entry(name, info, scaled[name]) if name in scaled else Entry(name, info.dtype, info)
+        entries[info.file.name].append(entry)
     for layer, arrays in zip(checkpoint.wiring.layers, layers, strict=True):
         replaced = [checkpoint.folder.tensors[linear.weight] for linear in layer.attention.matrices]
         dtype = widest_float(replaced)
@@ -132,3 +132,10 @@ def _entries(checkpoint: Checkpoint, smaller: SmallerModel, layers: Sequence[Sto
 
             entries[replaced[-1].file.name].append(lazy_entry(name, dtype, arrays[name].shape, _make))
     return entries
+
+
+def _scaled_entry(name: str, info: TensorInfo, factor: float) -> Entry:
+    """Return a tensor times a factor, made when its turn comes to be written."""
+    return lazy_entry(
+        name, info.dtype, info.shape, lambda _: encode_in_range(name, factor * info.read_finite(), info.dtype)
+    )
