@@ -30,7 +30,6 @@ def fit_latent(
     Parameters are those of `fit_layers`; `start` returns the weights of latent attention of this shape, W_O, and the
     matrices of the feed-forward layer, one matrix each.
     """
-
     latent_block = partial(LatentBlock, shape=shape)
     return fit_layers(
         model, streams, start, n_steps=n_steps, refit=refit_writers, make_block=latent_block, progress=progress
