@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from tnlib_adapters.factors.projections import Products
-from tnlib_adapters.instrument.block import Block, as_tensor
+from tnlib_adapters.instrument.block import as_tensor
 from tnlib_adapters.instrument.block_passes import Frame, Streams
 from tnlib_adapters.instrument.latent_attention import LatentBlock, LatentShape
 from tnlib_adapters.instrument.layer_fit import fit_layers, n_held_out
@@ -29,10 +30,7 @@ def fit_latent(
     Parameters are those of `fit_layers`; `start` returns the weights of latent attention of this shape, W_O, and the
     matrices of the feed-forward layer, one matrix each.
     """
-
-    def latent_block(model: RunningModel, k: int) -> Block:
-        return LatentBlock(model, k, shape)
-
+    latent_block = partial(LatentBlock, shape=shape)
     return fit_layers(
         model, streams, start, n_steps=n_steps, refit=refit_writers, make_block=latent_block, progress=progress
     )

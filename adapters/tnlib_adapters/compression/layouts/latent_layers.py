@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,10 +87,7 @@ class LatentLayers:
         bases, divergences = self._bases(), list[float]()
         for done, base in enumerate(bases if len(bases) > 1 else ()):
             progress("choosing rotary frequencies", done, len(bases))
-
-            def start(k: int, base: float = base) -> Products:
-                return self._start(k, base)
-
+            start = partial(self._start, base=base)
             divergences.append(truncated_divergence(model, streams, self.shape(base), start))
         self.base = bases[int(np.argmin(divergences))] if divergences else bases[0]
         return fit_latent(model, streams, self.shape(self.base), self.start, n_steps=n_steps, progress=progress)
