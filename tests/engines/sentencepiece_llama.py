@@ -38,7 +38,7 @@ def docstrings() -> list[str]:
     lines = list[str]()
     for name in ("argparse", "ast", "csv", "decimal", "difflib", "email.message", "fractions", "heapq", "inspect",
                  "json", "logging", "optparse", "pathlib", "pickle", "shutil", "socket", "ssl", "statistics",
-                 "subprocess", "tarfile", "threading", "typing", "unittest.mock", "zipfile"):  # fmt: skip
+                 "subprocess", "tarfile", "threading", "unittest.mock", "zipfile"):  # fmt: skip
         module = import_module(name)
         for owner in (module, *vars(module).values()):
             for part in (owner, *vars(owner).values()) if inspect.isclass(owner) else (owner,):
