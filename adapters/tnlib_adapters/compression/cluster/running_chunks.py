@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,7 +84,7 @@ class TextJob(Job):
     def sum(self, names: Sequence[str]) -> dict[str, Array]:
         """Return the sums of the arrays of files: pairs, then pairs of pairs, as rounding errors grow least."""
         files = [self.read(name) for name in names]
-        return {key: tree_sum(lambda own, key=key: own[key], files) for key in files[0]}
+        return {key: tree_sum(itemgetter(key), files) for key in files[0]}
 
 
 class RunningChunks:
