@@ -14,6 +14,7 @@ is first cut in the middle by a sample of its rows (`_split_by_sampling`), after
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
-from tnlib._typing import Array
+from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.format import TensorTrain
 from tnlib.linalg.canonical_basis import canonical_basis_change
@@ -32,6 +33,7 @@ from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core.session import open_session
 
 # Rows of the matrix whose left singular vectors are computed at once: the smaller number first, the larger one where
 # more than half of the singular vectors are needed, so that little is gained.
@@ -42,15 +44,27 @@ _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 @single_threaded_blas
 @refuse_foreign_keywords
-def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[TensorTrain]:
+def tt_svd(
+    x: npt.ArrayLike | SlicedArray,
+    *,
+    rtol: float | None = None,
+    max_rank: int | None = None,
+    memory: float | None = None,
+    spill: str | os.PathLike[str] | None = None,
+) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
 
     Parameters
     ----------
     x
-        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
+        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component; a numpy.memmap, a zarr array, an h5py
+        dataset or anything with `shape`, `dtype` and slicing may exceed memory.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
+    memory
+        Bytes that the decomposition of an array that is read by slices may hold; a quarter of the free memory if None.
+    spill
+        Folder for intermediate files, from which the same call resumes after a kill; a temporary one if None.
 
     Returns
     -------
@@ -74,7 +88,14 @@ def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None 
     (1, 2, 2, 2, 1)
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
-    value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+    session = open_session("tt_svd", "x", x, memory, spill, {"rtol": rtol, "max_rank": max_rank})
+    if session is None:
+        value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+    else:
+        from tnlib.formats.train.tt_svd_out_of_core import decompose_source
+
+        with session as (passes, source):
+            value, budget = decompose_source(passes, source, [(k,) for k in range(len(source.shape))], rtol, max_rank)
     return report("tt_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
 
 
@@ -94,13 +115,13 @@ def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> lis
     """
     *legs, last = x.shape
     norm = None if budget.records else budget.norm
-    cores, rest = _split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
+    cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
     return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
 
 
-def _split_legs(
+def split_legs(
     x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
 ) -> tuple[list[Array], Array]:
     """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
@@ -138,9 +159,9 @@ def _split_by_sampling(
     if columns is None:
         return None
     with budget.trial() as trial:
-        head, _ = _split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
+        head, _ = split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
         # r [(l n0 ... nk)] (n(k+1) ... t)
-        projected, discarded = project(_merge_cores(head), flat, size=norm, negligible=budget.negligible)
+        projected, discarded = project(merge_cores(head), flat, size=norm, negligible=budget.negligible)
         return (head, projected) if trial.commit_measured(discarded) else None
 
 
@@ -157,17 +178,17 @@ def _split_by_gram_matrix(
             break
     if budget.admits(left.error_estimate, max_rank):
         with budget.trial() as trial:
-            cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
+            cores = isometries(left, len(rest), legs[:count], budget, max_rank)
             if trial.is_resolved(left.error_estimate):
                 if left.error_estimate == 0.0 or trial.discarded == 0.0:
                     trial.commit()
-                    return cores, adjoint_times(_merge_cores(cores), flat[None])[0]
-                projected, discarded = project(_merge_cores(cores), flat, size=norm, negligible=budget.negligible)
+                    return cores, adjoint_times(merge_cores(cores), flat[None])[0]
+                projected, discarded = project(merge_cores(cores), flat, size=norm, negligible=budget.negligible)
                 if trial.commit_measured(discarded):  # measured, it is free of the error estimate
                     return cores, projected
     left = left_svd(flat[None], exact=True)
-    cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
-    return cores, adjoint_times(_merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
+    cores = isometries(left, len(rest), legs[:count], budget, max_rank)
+    return cores, adjoint_times(merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
 
 
 def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:
@@ -181,7 +202,7 @@ def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int
     return [basis.reshape(len(rest), leg, rank)], basis.conj().T @ flat
 
 
-def _isometries(
+def isometries(
     svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
 ) -> list[Array]:
     """Return the left-isometric cores (l, n, r) of `legs` from the left SVD of their matrix (l legs, others)."""
@@ -193,7 +214,7 @@ def _isometries(
     for n in legs:
         flat = rest.reshape(left * n, -1)
         cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget, max_rank))
-        rest = _merge_cores(cores[-1:]).conj().T @ flat
+        rest = merge_cores(cores[-1:]).conj().T @ flat
         left = len(rest)
     return cores
 
@@ -205,7 +226,7 @@ def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: int |
     return change.columns(u).reshape(left, -1, rank)  # l n r
 
 
-def _merge_cores(cores: Sequence[Array]) -> Array:
+def merge_cores(cores: Sequence[Array]) -> Array:
     """Return isometric cores (l, n, r) ... (r', n', r'') as one matrix (l n ... n', r'')."""
     out = cores[0].reshape(-1, cores[0].shape[-1])
     for core in cores[1:]:
