@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -52,9 +53,13 @@ class ArraySource:
             )
         self.dtype = as_numbers(function, parameter, np.zeros(1, x.dtype)).dtype
         self.exponent = 0
-        chunks = getattr(x, "chunks", None)
+        chunks: Any = getattr(x, "chunks", None)
         aligned = isinstance(chunks, tuple) and len(chunks) == len(self.shape) and all(map(_is_size, chunks))
         self.chunks: tuple[int, ...] = tuple(map(int, chunks)) if aligned else (1,) * len(self.shape)
+
+    def view(self, change: Callable[[Any], Any]) -> ArraySource:
+        """Return the source of `change(x)`, a view of the array."""
+        return open_source(self.function, self.parameter, change(self._x))
 
     @property
     def size(self) -> int:
@@ -73,7 +78,10 @@ class ArraySource:
 
     def identity(self) -> dict[str, Any]:
         """Return what distinguishes this array from others, as JSON."""
-        return {"shape": list(self.shape), "dtype": str(self.dtype), "kind": type(self._x).__name__}
+        found = {"shape": list(self.shape), "dtype": str(self.dtype), "kind": type(self._x).__name__}
+        file = getattr(getattr(self._x, "file", None), "filename", None)  # h5py
+        place = f"{file}:{self._x.name}" if file else str(getattr(self._x, "store_path", ""))  # zarr
+        return found | ({"path": place} if place else {})
 
     def read(self, tile: Tile) -> Array:
         """Return the entries of a tile, in any memory order."""
@@ -103,7 +111,7 @@ class ArraySource:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and value > 0
+    return isinstance(value, int | np.integer) and bool(value > 0)
 
 
 class ArrayInMemory(ArraySource):
@@ -133,6 +141,8 @@ class MappedFile(ArraySource):
         self._position = offset - offset % mmap.ALLOCATIONGRANULARITY + x.__array_interface__["data"][0] - start
         self._end = self._position + sum((n - 1) * max(0, step) for n, step in zip(x.shape, x.strides, strict=True))
         self._file = _open_same_file(x, self._position)
+        if self._file is not None:
+            weakref.finalize(self, os.close, self._file)
 
     @property
     def axes_by_stride(self) -> tuple[int, ...]:
@@ -144,13 +154,13 @@ class MappedFile(ArraySource):
         found = super().identity() | {"position": self._position}
         if self._file is None:
             return found
-        status = os.fstat(self._file.fileno())
+        status = os.fstat(self._file)
         return found | {"path": str(self._x.filename), "bytes": status.st_size, "changed": status.st_mtime_ns}
 
     def _fetch(self, index: tuple[slice, ...]) -> Array:
-        if self._file is not None and os.fstat(self._file.fileno()).st_size < self._end + self._x.itemsize:
+        if self._file is not None and os.fstat(self._file).st_size < self._end + self._x.itemsize:
             # reading the map beyond the end of its file would kill the process
-            raise self._unreadable(index, f"the end of the file after {os.fstat(self._file.fileno()).st_size} bytes")
+            raise self._unreadable(index, f"the end of the file after {os.fstat(self._file).st_size} bytes")
         widths = [part.stop - part.start for part in index]
         runs = _contiguous_axes(self._x, widths)
         if self._file is None or math.prod(widths[a] for a in runs) * self._x.itemsize < _SHORTEST_RUN:
@@ -165,7 +175,7 @@ class MappedFile(ArraySource):
 
     def _read_runs(self, index: tuple[slice, ...], widths: Sequence[int], runs: Sequence[int]) -> Array:
         """Read the runs along the axes `runs`, from slow to fast, one for each index of the other axes."""
-        file = self._file
+        file = cast(int, self._file)
         outer = [a for a in self.axes_by_stride if a not in runs and widths[a] > 1]
         rest = [a for a in range(len(widths)) if a not in runs and a not in outer]
         order = [*rest, *outer, *runs]
@@ -202,29 +212,42 @@ def _contiguous_axes(x: Array, widths: Sequence[int]) -> list[int]:
     return runs
 
 
-def _open_same_file(x: Any, position: int) -> Any:
-    """Return the file of a map, None where it cannot replace the map: no name, private changes, another file."""
+def _open_same_file(x: Any, position: int) -> int | None:
+    """Return a descriptor of the file of a map, None where it cannot replace the map: private changes, another file."""
     if x.filename is None or x.mode == "c" or not Path(x.filename).is_file():
         return None
-    file = open(x.filename, "rb", buffering=0)  # noqa: SIM115 (closed with the source)
+    file = os.open(x.filename, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     start = bytearray(x.itemsize)
-    same = _read_at(file, memoryview(start), position) == len(start)
-    return file if same and bytes(start) == x[(0,) * x.ndim].tobytes() else None
+    if _read_at(file, memoryview(start), position) == len(start) and bytes(start) == x[(0,) * x.ndim].tobytes():
+        return file
+    os.close(file)
+    return None
 
 
-def _read_at(file: Any, buffer: memoryview, position: int) -> int:
-    """Fill `buffer` from a position of the file; return the bytes that there were."""
+def _read_at(file: int, buffer: memoryview, position: int) -> int:
+    """Fill `buffer` from a position of the file; return the number of bytes that there were."""
     done = 0
     while done < len(buffer):
         if hasattr(os, "preadv"):
-            count = os.preadv(file.fileno(), [buffer[done:]], position + done)
-        else:
-            file.seek(position + done)
-            count = file.readinto(buffer[done:])
-        if not count:
+            count = os.preadv(file, [buffer[done:]], position + done)
+        else:  # Windows
+            os.lseek(file, position + done, os.SEEK_SET)
+            part = os.read(file, len(buffer) - done)
+            count = len(part)
+            buffer[done : done + count] = part
+        if count == 0:
             break
         done += count
     return done
+
+
+def matrix_shape(source: ArraySource) -> tuple[int, int]:
+    """Return the shape of a source with two legs, and refuse any other."""
+    if len(source.shape) != 2:
+        raise ArgumentError(
+            f"{source.function}: {source.parameter} must have 2 legs, got shape {source.shape}; reshape it first."
+        )
+    return source.shape[0], source.shape[1]
 
 
 def open_source(function: str, parameter: str, x: Any) -> ArraySource:

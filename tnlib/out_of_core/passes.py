@@ -1,7 +1,7 @@
 """Passes over an array: one function for every tile, and the sum of its results over a fixed tree.
 
 A tile is read while the one before it is in work. Its result is a dictionary of arrays. Results are combined pairwise,
-those of neighbouring tiles first, so that the order of the sums depends on the tiles alone and not on who computes them.
+those of neighbouring tiles first, so that the order of the sums depends on the tiles alone and not on the workers.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ def _refuse_infinite(source: ArraySource, tile: Tile, a: Array) -> None:
     try:
         refuse_infinite(source.function, source.parameter, a)
     except ArgumentError as problem:
-        raise ArgumentError(
-            f"{str(problem).partition(';')[0]} of {_words(tile)}; replace NaN and inf first."
-        ) from None
+        raise ArgumentError(f"{str(problem).partition(';')[0]} of {_words(tile)}; replace NaN and inf first.") from None
 
 
 def _words(tile: Tile) -> str:

@@ -43,7 +43,8 @@ class SourceRows:
             return self._read[number]
         index = dict(zip(self._leading, map(int, np.unravel_index(number, self._grid)), strict=True))
         tile: Tile = tuple((index[a], index[a] + 1) if a in index else (0, n) for a, n in enumerate(self._source.shape))
-        return rows_of(self._source.read(tile), self._kept)[0]
+        row: Array = rows_of(self._source.read(tile), self._kept)[0]
+        return row
 
     def set_scale(self) -> float:
         """Set the exponent of the source by a sample of rows, and return an estimate of its norm at that scale.
@@ -67,10 +68,11 @@ def rows_of(a: Array, kept: Sequence[int]) -> Array:
     return np.moveaxis(a, kept, range(-len(kept), 0)).reshape(-1, columns)
 
 
-def times_rows(
-    passes: Passes, source: ArraySource, kept: Sequence[int], rows: Array
-) -> tuple[Array | None, float]:
-    """Return A V^H (m, l) of orthonormal `rows` V (l, n), and norm(A); None where a tile leaves the range of squares."""
+def times_rows(passes: Passes, source: ArraySource, kept: Sequence[int], rows: Array) -> tuple[Array | None, float]:
+    """Return A V^H (m, l) of orthonormal `rows` V (l, n), and norm(A).
+
+    The product is None where the squares of a tile leave the range of numbers.
+    """
     leading = [a for a in range(len(source.shape)) if a not in kept]
     out = passes.new_array((*(source.shape[a] for a in leading), len(rows)), rows.dtype)
 

@@ -22,9 +22,7 @@ def tiles_of(source: ArraySource, whole: Collection[int], target: int, limit: in
     else:
         return None
     order = source.axes_by_stride
-    ranges = [
-        [(i, min(i + widths[a], source.shape[a])) for i in range(0, source.shape[a], widths[a])] for a in order
-    ]
+    ranges = [[(i, min(i + widths[a], source.shape[a])) for i in range(0, source.shape[a], widths[a])] for a in order]
     position = {a: k for k, a in enumerate(order)}
     return [tuple(bounds[position[a]] for a in range(len(order))) for bounds in itertools.product(*ranges)]
 

@@ -7,8 +7,8 @@ span the row space of A, and two passes compute
 
 of which C and P fit in memory. The error of the cut is norm(A)^2 - norm(P)^2, or is measured in a third pass.
 
-Any other array is split from the left. The Gram matrix of the first legs, or their triangular factor, gives their
-cores, in one pass; a second pass projects the array onto them. Both are repeated with the projected array until it fits.
+Any other array is split from the left. In one pass the Gram matrix of the first legs, or their triangular factor, gives
+their cores; a second pass projects the array onto them. Both are repeated with the projected array until it fits.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_svd import isometries, merge_cores, split_legs
-from tnlib.linalg.gram_svd import gram_resolution
+from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
 from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
-from tnlib.out_of_core.leg_reduction import LegSVD, project_legs, svd_of_legs
+from tnlib.out_of_core.leg_reduction import LegSVD, project_legs
+from tnlib.out_of_core.leg_truncation import first_svd, scaled_svd
 from tnlib.out_of_core.passes import Passes
 from tnlib.out_of_core.row_space import SourceRows, project_columns, times_rows
-from tnlib.out_of_core.scale import set_scale
+from tnlib.out_of_core.split_matrix import with_paired_legs
 
-_ROWS = (64, 512)  # of the first matrices that are tried, as in memory
-_RESOLVED = 4.5  # times the error of a Gram spectrum
 _SMALLEST_SAVING = 0.9  # of the array that a projection may leave
 
 
@@ -50,6 +48,19 @@ def decompose_source(
         cores = _split_from_the_left(passes, source, legs, budget, max_rank)
     cores = [core.astype(source.dtype, copy=False) for core in cores]
     return TensorTrain.from_sweep(cores, len(cores) - 1, source.exponent), budget
+
+
+def decompose_matrix(
+    passes: Passes,
+    source: ArraySource,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    rtol: float | None,
+    max_rank: int | None,
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its truncations."""
+    paired = source.view(lambda a: with_paired_legs(a, rows, columns))
+    return decompose_source(passes, paired, [(2 * k, 2 * k + 1) for k in range(len(rows))], rtol, max_rank)
 
 
 def _split_in_the_middle(
@@ -133,7 +144,7 @@ def _split_first_legs(
                 if exact or trial.commit_measured(discarded):
                     return cores, projected
                 passes.discard(projected)
-        found = _scaled_svd(passes, current, axes, budget, exact=True)
+        found = scaled_svd(passes, current, axes, budget, exact=True)
 
 
 def _svd_of_first_legs(
@@ -151,27 +162,14 @@ def _svd_of_first_legs(
             f"{current.function}: memory must hold a Gram matrix of the {rows[0]:,} rows of leg 0, got "
             f"{passes.limit.total:,} bytes; raise memory, or split this leg."
         )
-    counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*_ROWS, largest) if most <= largest})
+    counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*ROWS, largest) if most <= largest})
     for count in counts:
         m = rows[count - 1]
-        # TODO-free rule: a Gram matrix where its error is clear of the tolerance
-        exact = max_rank is None and _RESOLVED * gram_resolution(m) * budget.norm > budget.threshold
-        found = _scaled_svd(passes, current, range(groups[count][0]), budget, exact=exact)
+        found = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
         kept = int(np.count_nonzero(found.svd.s > budget.threshold))
         if 2 * min(kept, m if max_rank is None else max_rank) <= m:
             break
     return count, found
-
-
-def _scaled_svd(
-    passes: Passes, current: ArraySource, axes: Sequence[int], budget: TruncationBudget, *, exact: bool
-) -> LegSVD:
-    """Return `svd_of_legs`; the first one determines the scale of the source and the norm of the budget."""
-    found = svd_of_legs(passes, current, axes, exact=exact)
-    if not budget.records and current.exponent == 0:
-        found = set_scale(current, found)
-        budget.norm = found.norm
-    return found
 
 
 def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: TruncationBudget) -> None:
