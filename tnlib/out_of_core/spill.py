@@ -25,6 +25,7 @@ from tnlib._validate import as_path
 
 _REQUEST = "request.json"
 _LOCK = "lock"
+_MADE = "made"  # in a folder that did not exist before
 
 
 class Spill:
@@ -47,26 +48,33 @@ class Spill:
         self._function = function
         self._folder = None if folder is None else as_path(function, "spill", folder)
         self._request = json.dumps(request, sort_keys=True)
-        self._made = False  # the folder, by this run
+        self._made = False  # a temporary folder
         self._lock: Any = None
         self.is_resumable = folder is not None
 
     def __enter__(self) -> Self:
         if self._folder is not None:
-            self._take_folder(self._folder)
+            try:
+                self._take_folder(self._folder)
+            except BaseException:
+                self._unlock()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._unlock()
         if self._folder is None or (kind is not None and self.is_resumable):
             return
-        if self._made:
+        if self._made or (self._folder / _MADE).exists():
             shutil.rmtree(self._folder, ignore_errors=True)
             return
         for file in self._folder.iterdir():
             if file.name.startswith(("array-", "pass-")) or file.name in (_REQUEST, _LOCK):
                 file.unlink()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def load(self, name: str) -> dict[str, Array] | None:
         """Return the arrays stored under a name, None where there are none."""
@@ -108,11 +116,11 @@ class Spill:
         if not folder.exists():
             with self._disk(0):
                 folder.mkdir()
-            self._made = True
+                (folder / _MADE).touch()
         elif not folder.is_dir():
             raise ArgumentError(f"{self._function}: spill must be a folder, got the file {folder}; pass another name.")
         request = folder / _REQUEST
-        if not request.is_file() and any(folder.iterdir()):
+        if not request.is_file() and any(file.name not in (_MADE, _LOCK) for file in folder.iterdir()):
             raise ArgumentError(
                 f"{self._function}: spill must be an empty folder or that of an interrupted run, got {folder} with "
                 "other files; pass another one."
