@@ -206,13 +206,13 @@ def _past_memory(results: Results) -> Iterator[str]:
 
     found = results.data["past memory"]
     yield from ("## Past memory", "")
-    yield from textwrap.wrap(
-        f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, rtol "
-        f"{RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file are timed in the "
-        "same process; each pair starts with the file not in the page cache. The peak is that of the whole process, "
-        "libraries included.",
-        120,
+    words = (
+        f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, rtol {RTOL:g}, ",
+        f"`memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file are timed in the ",
+        "same process; before each pair the system is told to drop the file from the page cache. The peak is that of the ",
+        "whole process, libraries included.",
     )
+    yield from textwrap.wrap("".join(words), 120)
     yield ""
     rows = (
         (f"{one['bytes'] / 2**30:g} GiB", _seconds(sum(one["reads"])), _seconds(one["seconds"]),

@@ -314,7 +314,7 @@ def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
 @click.option("--max-rank", type=int, metavar="R", help="Cap on every rank; not for cp.")
 @click.option("--rank", type=int, metavar="R", help="Number of components of cp.")
 @click.option("--memory", type=_Bytes(), metavar="BYTES",
-              help="Bytes that the decomposition may hold, such as 4G; a quarter of the free memory if left out.")  # fmt: skip
+              help="Bytes that it may hold, such as 4G; a quarter of the free memory if left out.")  # fmt: skip
 @click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Folder for intermediate files, from which the same command resumes after a kill.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
