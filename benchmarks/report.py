@@ -207,10 +207,10 @@ def _past_memory(results: Results) -> Iterator[str]:
     found = results.data["past memory"]
     yield from ("## Past memory", "")
     words = (
-        f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, rtol {RTOL:g}, ",
-        f"`memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file are timed in the ",
-        "same process; before each pair the system is told to drop the file from the page cache. The peak is that of the ",
-        "whole process, libraries included.",
+        f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, ",
+        f"rtol {RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file ",
+        "are timed in the same process; before each pair the system is told to drop the file from the page cache. ",
+        "The peak is that of the whole process, libraries included.",
     )
     yield from textwrap.wrap("".join(words), 120)
     yield ""
