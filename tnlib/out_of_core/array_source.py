@@ -78,10 +78,10 @@ class ArraySource:
 
     def identity(self) -> dict[str, Any]:
         """Return what distinguishes this array from others, as JSON."""
-        found = {"shape": list(self.shape), "dtype": str(self.dtype), "kind": type(self._x).__name__}
+        description = {"shape": list(self.shape), "dtype": str(self.dtype), "kind": type(self._x).__name__}
         file = getattr(getattr(self._x, "file", None), "filename", None)  # h5py
         place = f"{file}:{self._x.name}" if file else str(getattr(self._x, "store_path", ""))  # zarr
-        return found | ({"path": place} if place else {})
+        return description | ({"path": place} if place else {})
 
     def read(self, tile: Tile) -> Array:
         """Return the entries of a tile, in any memory order."""
@@ -151,11 +151,11 @@ class MappedFile(ArraySource):
 
     def identity(self) -> dict[str, Any]:
         """Return path, size and time of the last change too."""
-        found = super().identity() | {"position": self._position}
+        description = super().identity() | {"position": self._position}
         if self._file is None:
-            return found
+            return description
         status = os.fstat(self._file)
-        return found | {"path": str(self._x.filename), "bytes": status.st_size, "changed": status.st_mtime_ns}
+        return description | {"path": str(self._x.filename), "bytes": status.st_size, "changed": status.st_mtime_ns}
 
     def _fetch(self, index: tuple[slice, ...]) -> Array:
         if self._file is not None and os.fstat(self._file).st_size < self._end + self._x.itemsize:

@@ -22,10 +22,10 @@ def truncate_legs(
     passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
 ) -> tuple[Array, Array]:
     """Return orthonormal columns E (q, r) for the next truncation of `budget`, and the projected array (r, others)."""
-    found = first_svd(passes, source, legs, budget, max_rank)
+    spectrum = first_svd(passes, source, legs, budget, max_rank)
     while True:
         with budget.trial() as trial:
-            svd = found.svd
+            svd = spectrum.svd
             rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
             exact = svd.error_estimate == 0.0
             if exact or not trial.records[0].ambiguous:
@@ -39,7 +39,7 @@ def truncate_legs(
                 if exact or trial.commit_measured(discarded):
                     return basis, projected
                 passes.discard(projected)
-        found = scaled_svd(passes, source, legs, budget, exact=True)
+        spectrum = scaled_svd(passes, source, legs, budget, exact=True)
 
 
 def first_svd(
@@ -55,8 +55,8 @@ def scaled_svd(
     passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, *, exact: bool
 ) -> LegSVD:
     """Return `svd_of_legs`; the first one determines the scale of the source and the norm of the budget."""
-    found = svd_of_legs(passes, source, legs, exact=exact)
+    spectrum = svd_of_legs(passes, source, legs, exact=exact)
     if not budget.records and source.exponent == 0:
-        found = set_scale(source, found)
-        budget.norm = found.norm
-    return found
+        spectrum = set_scale(source, spectrum)
+        budget.norm = spectrum.norm
+    return spectrum

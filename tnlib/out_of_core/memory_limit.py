@@ -59,13 +59,13 @@ def as_memory(function: str, memory: Any) -> MemoryLimit:
 
 def free_memory() -> int:
     """Return the bytes that this process may still take: of the machine, and of its control group."""
-    found = []
+    candidates = []
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+        candidates += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
     with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
         group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    if not found and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return max(1 << 20, min(found, default=_UNKNOWN))
+        candidates.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    if not candidates and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        candidates.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return max(1 << 20, min(candidates, default=_UNKNOWN))

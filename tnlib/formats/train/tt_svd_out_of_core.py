@@ -126,13 +126,13 @@ def _split_first_legs(
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few legs and the projected array (r, other axes)."""
     bond = current.shape[0] if groups[0][0] > 0 else 1
-    count, found = _svd_of_first_legs(passes, current, groups, budget, max_rank)
+    count, spectrum = _svd_of_first_legs(passes, current, groups, budget, max_rank)
     sizes = [math.prod(current.shape[a] for a in axes) for axes in groups[:count]]
     axes = range(groups[count][0])
     while True:
         with budget.trial() as trial:
-            cores = isometries(found.svd, bond, sizes, budget, max_rank)
-            exact = found.svd.error_estimate == 0.0
+            cores = isometries(spectrum.svd, bond, sizes, budget, max_rank)
+            exact = spectrum.svd.error_estimate == 0.0
             if exact or not any(record.ambiguous for record in trial.records):
                 basis = merge_cores(cores)
                 _refuse_no_saving(current, len(basis), basis.shape[1], budget)
@@ -144,7 +144,7 @@ def _split_first_legs(
                 if exact or trial.commit_measured(discarded):
                     return cores, projected
                 passes.discard(projected)
-        found = scaled_svd(passes, current, axes, budget, exact=True)
+        spectrum = scaled_svd(passes, current, axes, budget, exact=True)
 
 
 def _svd_of_first_legs(
@@ -165,17 +165,17 @@ def _svd_of_first_legs(
     counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*ROWS, largest) if most <= largest})
     for count in counts:
         m = rows[count - 1]
-        found = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
-        kept = int(np.count_nonzero(found.svd.s > budget.threshold))
+        spectrum = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
+        kept = int(np.count_nonzero(spectrum.svd.s > budget.threshold))
         if 2 * min(kept, m if max_rank is None else max_rank) <= m:
             break
-    return count, found
+    return count, spectrum
 
 
 def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: TruncationBudget) -> None:
     if rank > _SMALLEST_SAVING * rows:
-        asked: Any = "the numerical rank" if budget.rtol is None else f"rtol={budget.rtol:g}"
+        criterion: Any = "the numerical rank" if budget.rtol is None else f"rtol={budget.rtol:g}"
         raise ArgumentError(
-            f"{current.function}: {current.parameter} must have low ranks, or fit in memory; {asked} keeps {rank:,} of "
+            f"{current.function}: {current.parameter} must have low ranks, or fit in memory; {criterion} keeps {rank:,} of "
             f"{rows:,} singular values of its first legs; raise rtol, cap the rank, or raise memory."
         )
