@@ -176,6 +176,6 @@ def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: Trunca
     if rank > _SMALLEST_SAVING * rows:
         criterion: Any = "the numerical rank" if budget.rtol is None else f"rtol={budget.rtol:g}"
         raise ArgumentError(
-            f"{current.function}: {current.parameter} must have low ranks, or fit in memory; {criterion} keeps {rank:,} of "
-            f"{rows:,} singular values of its first legs; raise rtol, cap the rank, or raise memory."
+            f"{current.function}: {current.parameter} must have low ranks, or fit in memory; {criterion} "
+            f"keeps {rank:,} of {rows:,} singular values of its first legs; raise rtol, cap the rank, or raise memory."
         )
