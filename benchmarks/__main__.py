@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import accuracy, growth, large_models, machine, memory, report, speed, startup
+from benchmarks import accuracy, growth, large_models, machine, memory, past_memory, report, speed, startup
 from benchmarks.cases import SCALES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +23,7 @@ PARTS = {
     "startup": startup.measure,
     "speed": speed.measure,
     "memory": memory.measure,
+    "past memory": past_memory.measure,
     "growth": growth.measure,
     "accuracy": accuracy.measure,
     "large": large_models.measure,

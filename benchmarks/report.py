@@ -56,6 +56,8 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from _growth(results, shown.get("growth", ""))
     if results.data.get("memory"):
         yield from _memory(results)
+    if results.data.get("past memory"):
+        yield from _past_memory(results)
     if results.data.get("large"):
         yield from large_models.section(results.data["large"])
     if results.data.get("startup"):
@@ -197,6 +199,28 @@ def _memory(results: Results) -> Iterator[str]:
         for one in results.data["memory"]
     )  # fmt: skip
     yield from table(("function", "case", "dtype", "input", "on top", "fraction"), rows)
+
+
+def _past_memory(results: Results) -> Iterator[str]:
+    from benchmarks.past_memory import NOISE, RANK, RTOL
+
+    found = results.data["past memory"]
+    yield from ("## Past memory", "")
+    words = (
+        f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, ",
+        f"rtol {RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file ",
+        "are timed in the same process; before each pair the system is told to drop the file from the page cache. ",
+        "The peak is that of the whole process, libraries included.",
+    )
+    yield from textwrap.wrap("".join(words), 120)
+    yield ""
+    rows = (
+        (f"{one['bytes'] / 2**30:g} GiB", _seconds(sum(one["reads"])), _seconds(one["seconds"]),
+         _ratio(one["seconds"] / sum(one["reads"])), _megabytes(one["peak"]), f"{one['error']:.2g}", str(one["rank"]))
+        for one in found
+    )  # fmt: skip
+    columns = ("file", "two plain reads (s)", "tt_svd (s)", "ratio", "peak memory", "error", "largest rank")
+    yield from table(columns, rows)
 
 
 def _startup(results: Results) -> Iterator[str]:

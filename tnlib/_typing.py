@@ -10,6 +10,21 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 
 
+class SlicedArray(Protocol):
+    """An array that is read by slices: a zarr array, an h5py dataset."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of entries along every leg."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the entries."""
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return the part that a tuple of slices selects, as an array."""
+
+
 class FormatProtocol(Protocol):
     """A tensor in factored form; see `tnlib._format.Format`."""
 

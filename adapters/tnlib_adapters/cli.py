@@ -44,6 +44,7 @@ Examples:
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
   tnlib adapter BASE TUNED OUT --rank 16
+  tnlib decompose X.npy OUT.safetensors --rtol 1e-6
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
 """
 
@@ -302,6 +303,42 @@ def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
     from tnlib_adapters.compression.report.terminal import show_adapter
 
     show_adapter(extracted, out)
+
+
+@main.command()
+@click.argument("source", metavar="FILE")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--format", type=click.Choice(("tt", "tucker", "svd", "cp")), default="tt", show_default=True,
+              help="Tensor train, Tucker, SVD of a matrix, or CP.")  # fmt: skip
+@click.option("--rtol", type=float, metavar="E", help="Relative Frobenius error of the whole.")
+@click.option("--max-rank", type=int, metavar="R", help="Cap on every rank; not for cp.")
+@click.option("--rank", type=int, metavar="R", help="Number of components of cp.")
+@click.option("--memory", type=_Bytes(), metavar="BYTES",
+              help="Bytes that it may hold, such as 4G; a quarter of the free memory if left out.")  # fmt: skip
+@click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Folder for intermediate files, from which the same command resumes after a kill.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+def decompose(source: str, out: Path, **options: Any) -> None:
+    """Decompose the array in FILE, which may exceed memory, and write the result to OUT for tnlib.load.
+
+    FILE is X.npy, the folder X.zarr, or X.h5:/path/of/the/dataset.
+    """
+    with _command() as progress:
+        from tnlib_adapters.files.decomposed_files import decompose_file
+
+        fit = decompose_file(source, out, **options, progress=progress)
+    click.echo(fit)
+
+
+@main.command()
+@click.argument("file", metavar="FILE")
+def info(file: str) -> None:
+    """Print shape, ranks and size of an array file or of a file that decompose wrote."""
+    with _command():
+        from tnlib_adapters.files.decomposed_files import describe_file
+
+        text = describe_file(file)
+    click.echo(text)
 
 
 def _folder(source: str) -> Path:

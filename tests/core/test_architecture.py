@@ -22,6 +22,7 @@ LAYERS = [
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],
     ["tnlib.linalg"],
+    ["tnlib.out_of_core"],
     ["tnlib.drawing"],
     ["tnlib.formats", "tnlib.formats.degenerate"],
     ["tnlib.formats.train"],

@@ -35,7 +35,9 @@ PINNED = {
     "load": ["path"],
     "draw": ["value"],
 }
-MAY_GROW = {"canonicalize", "vidal", "schmidt_values", "entropy", "inner", "draw"}  # by keywords with defaults
+# by keywords with defaults
+MAY_GROW = {"svd", "tt_svd", "ttm_svd", "tucker", "cp", "canonicalize", "vidal", "schmidt_values", "entropy", "inner"}
+MAY_GROW |= {"draw"}
 
 FORMATS = {
     "SVD": ["u", "s", "vh"],

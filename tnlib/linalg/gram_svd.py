@@ -41,12 +41,24 @@ def left_svd(a: Array, *, exact: bool) -> LeftSVD:
     if m > slabs * n or (exact and (a.size < _SHORT or 2 * m > slabs * n)):
         u, s, _ = thin_svd(a[0] if slabs == 1 else a.transpose(1, 0, 2).reshape(m, -1))  # m (p n)
         return LeftSVD(u, s, 0.0)
-    values, vectors = np.linalg.eigh(gram(a))
-    if exact:
-        return LeftSVD(*_decompose_in_basis(a, vectors), 0.0)
+    total = gram(a)
+    if not exact:
+        return svd_of_gram(total)
+    _, vectors = np.linalg.eigh(total)
+    return LeftSVD(*_decompose_in_basis(a, vectors), 0.0)
+
+
+def svd_of_gram(total: Array) -> LeftSVD:
+    """Return left singular vectors and values of A from its Gram matrix A A^H (m, m) in double precision."""
+    values, vectors = np.linalg.eigh(total)
     s = np.sqrt(np.maximum(values[::-1], 0.0))
-    error_estimate = math.sqrt(4 * m * np.finfo(np.float64).eps) * math.sqrt(s @ s)
+    error_estimate = gram_resolution(len(s)) * math.sqrt(s @ s)
     return LeftSVD(vectors[:, ::-1], s, error_estimate)
+
+
+def gram_resolution(m: int) -> float:
+    """Return the error of tails of singular values from a Gram matrix of size `m`, relative to the norm."""
+    return math.sqrt(4 * m * np.finfo(np.float64).eps)
 
 
 def _decompose_in_basis(a: Array, basis: Array) -> tuple[Array, Array]:

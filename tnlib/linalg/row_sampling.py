@@ -11,7 +11,7 @@ from tnlib.linalg.gram import times_adjoint
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.truncation import tail_norms
 
-_LEAST_ROWS = 64
+LEAST_ROWS = 64
 _ROWS_PER_RANK = 3
 _RESOLVED = 4.0  # times the error estimate of the sample's Gram spectrum
 _FAINT, _ROUNDOFF = 3e-7, 1e-14  # relative: smaller singular values of the sample are rounding errors
@@ -25,16 +25,19 @@ def sampled_range(a: Array, *, limit: float) -> Array | None:
     no low rank within the Frobenius norm `limit`. The caller must verify the result: rows outside the sample may
     matter.
     """
-    rows = _sampled_rows(a, limit)
+    rows = sampled_rows(a, limit=limit, most=len(a))
     return None if rows is None else times_adjoint(a, rows)  # m [n] l
 
 
-def _sampled_rows(a: Array, limit: float) -> Array | None:
-    """Return orthonormal rows (l, n) that span a sample of rows within `limit`, or None if l were not small."""
+def sampled_rows(a: Array, *, limit: float, most: int) -> Array | None:
+    """Return orthonormal rows (l, n) that span a sample of rows within `limit`, or None if l were not small.
+
+    `a` (m, n) is anything from which rows can be taken by an array of indices, `most` of them at a time.
+    """
     m, n = a.shape
     rng = np.random.default_rng(0)  # the same input gives the same output
-    count = _LEAST_ROWS
-    while 2 * count <= m:
+    count = LEAST_ROWS
+    while 2 * count <= m and count <= most:
         sample = a[np.sort(rng.choice(m, count, replace=False))].astype(np.result_type(a.dtype, np.float64), copy=False)
         scale = math.sqrt(m / count)  # the norms of the sample times this estimate those of the matrix
         svd, floor = _decompose(sample, limit / scale)

@@ -105,8 +105,13 @@ def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
 
 def in_range(a: Array, length: float) -> bool:
     """Test if the Frobenius norm `length` alone implies `exponent_of(a) == 0`."""
-    safe = _safe(a.dtype)
-    return math.sqrt(a.size) / safe < length < min(safe, _SAFE_NORM)
+    return in_safe_range(length, a.size, a.dtype)
+
+
+def in_safe_range(length: float, size: int, dtype: np.dtype[Any]) -> bool:
+    """Test if an array of `size` entries of this Frobenius norm needs no scaling."""
+    safe = _safe(dtype)
+    return math.sqrt(size) / safe < length < min(safe, _SAFE_NORM)
 
 
 def _safe(dtype: np.dtype[Any]) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,10 +14,11 @@ from numpy.typing import ArrayLike
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
 from tnlib._keywords import refuse_foreign_keywords
-from tnlib._typing import Array
+from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of
 from tnlib.formats.cp.als import Iterate, als, cp_residual, unit_columns
 from tnlib.formats.cp.constrained import CONSTRAINTS, constrained_cp
+from tnlib.formats.cp.cp_out_of_core import TuckerCore, core_of_source
 from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
@@ -25,6 +28,7 @@ from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
 from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.out_of_core.session import open_session
 
 _STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
 _ALTERNATING_SWEEPS = 30  # before Gauss-Newton steps take over
@@ -40,7 +44,7 @@ _START_NOISE = 0.1  # length of the random columns added to unit vectors
 @single_threaded_blas
 @refuse_foreign_keywords
 def cp(
-    x: ArrayLike,
+    x: ArrayLike | SlicedArray,
     rank: int,
     *,
     rtol: float | None = None,
@@ -48,13 +52,16 @@ def cp(
     n_starts: int = 1,
     rng: np.random.Generator | int | None = None,
     constraint: str | None = None,
+    memory: float | None = None,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Fit[CP]:
     """Fit a sum of `rank` rank-one tensors to `x`; `fit.error` is norm(x - fit.value.full()) / norm(x).
 
     Parameters
     ----------
     x
-        (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component.
+        (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component. Of an array that exceeds memory, as in
+        `tt_svd`, the CP of its Tucker core is computed.
     rank
         Number R of components; it may exceed the rank of the tensor.
     rtol
@@ -67,6 +74,9 @@ def cp(
     constraint
         Constraint on every column of every factor, for real data: "nonnegative", "monotone" (no entry below the one
         before it), "unimodal" (rising to one place and falling from there) or None. The iterations are tensorly's.
+        None for an array that exceeds memory.
+    memory, spill
+        Of an array that exceeds memory: as in `tt_svd`.
 
     Returns
     -------
@@ -88,29 +98,53 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    scaled, exponent, size = prepare("cp", "x", x)
-    if scaled.ndim < 2:
-        raise ArgumentError(f"cp: x must have at least two legs, got shape {scaled.shape}; a vector has no components.")
-    if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
-        known = ", ".join(f'"{name}"' for name in CONSTRAINTS)
-        raise ArgumentError(f"cp: constraint must be None or one of {known}, got {constraint!r}; choose one of them.")
-    if constraint is not None and np.iscomplexobj(scaled):
-        raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
+    session = open_session("cp", "x", x, memory, spill, {"rank": rank})
+    if session is not None:
+        with session as (passes, source):
+            _check_constraint(constraint, source.dtype, source.shape, in_memory=False)
+            tucker = core_of_source(passes, source, rank)
+            scaled, exponent, size = tucker.core, source.exponent, tucker.norm
+            dtype = source.dtype
+    else:
+        scaled, exponent, size = prepare("cp", "x", x)
+        dtype, tucker = scaled.dtype, None
+        _check_constraint(constraint, dtype, scaled.shape)
 
     starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng))
-    target = max(rtol or 0.0, roundoff(scaled.dtype)) * size
-    if constraint is None or size == 0:  # zero meets every constraint
+    target = max(rtol or 0.0, roundoff(dtype)) * size
+    if tucker is not None:
+        best = _on_core(tucker, starts, n_iter=n_iter, target=target)
+    elif constraint is None or size == 0:  # zero meets every constraint
         best = _unconstrained(scaled, size, rank, starts, n_iter=n_iter, target=target)
     else:
         run = partial(constrained_cp, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
-    rounded = [factor.astype(scaled.dtype) for factor in best.factors]
-    weights, factors = normalize_components(np.ones(rank, scaled.dtype), rounded, signs=constraint is None)
-    weights = weights.astype(scaled.real.dtype)
-    residual = _rounded_residual(scaled, size, best.residual, weights, factors)
+    rounded = [factor.astype(dtype) for factor in best.factors]
+    weights, factors = normalize_components(np.ones(rank, dtype), rounded, signs=constraint is None)
+    weights = weights.astype(np.finfo(dtype).dtype)
+    if tucker is None:
+        residual = _rounded_residual(scaled, size, best.residual, weights, factors)
+    else:
+        residual = tucker.residual(weights, factors)
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
     return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, stationary=best.stationary)
+
+
+def _check_constraint(
+    constraint: str | None, dtype: np.dtype[Any], shape: tuple[int, ...], *, in_memory: bool = True
+) -> None:
+    if len(shape) < 2:
+        raise ArgumentError(f"cp: x must have at least two legs, got shape {shape}; a vector has no components.")
+    if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
+        known = ", ".join(f'"{name}"' for name in CONSTRAINTS)
+        raise ArgumentError(f"cp: constraint must be None or one of {known}, got {constraint!r}; choose one of them.")
+    if constraint is not None and dtype.kind == "c":
+        raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
+    if constraint is not None and not in_memory:
+        raise ArgumentError(
+            f"cp: constraint must be None for an array that exceeds memory, got {constraint!r}; raise memory."
+        )
 
 
 def _rounded_residual(x: Array, size: float, residual: float, weights: Array, factors: Sequence[Array]) -> float:
@@ -141,6 +175,16 @@ def _unconstrained(
     factors = [basis @ factor for basis, factor in zip(bases, on_core.factors, strict=True)]  # n [r'] R
     last = als(x, size, factors, n_iter=n_iter - on_core.n_iter, target=target, slow=_STATIONARY)
     return last._replace(n_iter=last.n_iter + on_core.n_iter)
+
+
+def _on_core(
+    tucker: TuckerCore, starts: Callable[[Array], Iterator[list[Array]]], *, n_iter: int, target: float
+) -> Iterate:
+    """Iterate on a core alone, and return the factors of the whole array."""
+    core_target = math.sqrt(max(0.0, target**2 - tucker.discarded**2))
+    run = partial(_iterate, tucker.core, norm(tucker.core), n_iter=n_iter, target=core_target)
+    best = _best(run, starts(tucker.core), core_target)
+    return best._replace(factors=tucker.expand(best.factors), residual=math.hypot(best.residual, tucker.discarded))
 
 
 def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target: float) -> Iterate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,18 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format, as_stored, refuse_too_large, set_fields
 from tnlib._keywords import refuse_foreign_keywords
-from tnlib._typing import Array
+from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.formats.matrix.balance import scaled_product_svd
 from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.formats.matrix.svd_out_of_core import svd_of_source
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core.session import open_session
 
 _RESOLUTION = 1e-4  # relative difference of singular values that the subspace iteration resolves
 
@@ -31,22 +34,27 @@ _RESOLUTION = 1e-4  # relative difference of singular values that the subspace i
 @single_threaded_blas
 @refuse_foreign_keywords
 def svd(
-    a: npt.ArrayLike,
+    a: npt.ArrayLike | SlicedArray,
     *,
     left: int | Sequence[int] | None = None,
     rtol: float | None = None,
     max_rank: int | None = None,
+    memory: float | None = None,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Fit[SVD]:
     """Decompose `a` so that norm(a - fit.value.full()) <= rtol * norm(a), with the smallest rank.
 
     Parameters
     ----------
     a
-        (m, n), or any number of legs if `left` is passed; real or complex, 32 or 64 bits a component.
+        (m, n), or any number of legs if `left` is passed; real or complex, 32 or 64 bits a component. It may exceed
+        memory, as in `tt_svd`.
     left
         Legs that form the rows; the others, in order, form the columns.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
+    memory, spill
+        Of an array that exceeds memory: as in `tt_svd`.
 
     Returns
     -------
@@ -63,16 +71,43 @@ def svd(
     (array([4.]), 0.6)
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
-    x, exponent, norm = prepare("svd", "a", a)
-    if left is None and x.ndim != 2:
-        raise ArgumentError(
-            f"svd: a must be a matrix unless left= names the legs that form its rows, got shape {x.shape}; pass left."
-        )
-    rows = (0,) if left is None else as_legs("svd", "left", left, x.ndim)
-    columns = [k for k in range(x.ndim) if k not in rows]
-    row_shape, column_shape = [x.shape[k] for k in rows], [x.shape[k] for k in columns]
+    options = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
+    session = open_session("svd", "a", a, memory, spill, options)
+    if session is None:
+        x, exponent, norm = prepare("svd", "a", a)
+        shape = x.shape
+        rows, columns = _split_legs(left, shape)
+        matrix = x.transpose(*rows, *columns).reshape(math.prod(shape[k] for k in rows), -1)
+        (u, s, vh), budget = _truncated_svd(matrix, norm, rtol, max_rank)
+    else:
+        with session as (passes, source):
+            shape = source.shape
+            rows, columns = _split_legs(left, shape)
+            (u, s, vh), budget = svd_of_source(passes, source, rows, rtol, max_rank)
+            exponent = source.exponent
+    row_shape, column_shape = [shape[k] for k in rows], [shape[k] for k in columns]
+    u, vh = u.astype(budget.dtype, copy=False), vh.astype(budget.dtype, copy=False)
+    s = s.astype(np.finfo(budget.dtype).dtype, copy=False)
+    change = canonical_basis_change(u, s, u.dtype, diagonal=True)
+    u, vh = change.columns(u).reshape(*row_shape, -1), change.rows(vh).reshape(-1, *column_shape)
+    value = SVD(u, restore("svd", "a", s, exponent), vh, rows)
+    return report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes())
 
-    matrix = x.transpose(*rows, *columns).reshape(math.prod(row_shape), -1)
+
+def _split_legs(left: int | Sequence[int] | None, shape: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    """Return the legs that form the rows, and the others."""
+    if left is None and len(shape) != 2:
+        raise ArgumentError(
+            f"svd: a must be a matrix unless left= names the legs that form its rows, got shape {shape}; pass left."
+        )
+    rows = (0,) if left is None else as_legs("svd", "left", left, len(shape))
+    return rows, [k for k in range(len(shape)) if k not in rows]
+
+
+def _truncated_svd(
+    matrix: Array, norm: float, rtol: float | None, max_rank: int | None
+) -> tuple[tuple[Array, Array, Array], TruncationBudget]:
+    """Return u (m, r), s (r,) and vh (r, n) of a matrix of this norm, and the truncation."""
     budget = TruncationBudget(norm, rtol, [min(matrix.shape)], matrix.dtype)
     leading = None
     if max_rank is not None and rtol is None:  # with a tolerance the rank is not known beforehand
@@ -83,12 +118,7 @@ def svd(
     else:
         u, s, vh, discarded = leading
         rank = budget.truncate(s, max_rank=max_rank, discarded=discarded, resolution=_RESOLUTION)
-    u, vh = u[:, :rank].astype(budget.dtype, copy=False), vh[:rank].astype(budget.dtype, copy=False)
-    s = s[:rank].astype(matrix.real.dtype, copy=False)
-    change = canonical_basis_change(u, s, u.dtype, diagonal=True)
-    u, vh = change.columns(u).reshape(*row_shape, -1), change.rows(vh).reshape(-1, *column_shape)
-    value = SVD(u, restore("svd", "a", s, exponent), vh, rows)
-    return report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes())
+    return (u[:, :rank], s[:rank], vh[:rank]), budget
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,52 +5,52 @@ From the left, each step leaves
     |>--|>--|>--(rest)          |>  left-isometric core
     |   |   |   | | |
 
-so the last core is the centre and carries the norm. Two things make it fast on large arrays. A truncation from the left
-needs only the left singular vectors of its matrix A, which A A^H determines: any small matrix with the same A A^H may
-be decomposed instead (`left_svd`), so several legs are split off in one pass over the data. And an array of low ranks
-is first cut in the middle by a sample of its rows (`_split_by_sampling`), after which nothing large is left.
+so the last core is the centre and carries the norm (`leg_splitting.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
 
-import numpy as np
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
-from tnlib._typing import Array
+from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.format import TensorTrain
-from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.gram_svd import LeftSVD, left_svd
-from tnlib.linalg.projection import adjoint_times, project
-from tnlib.linalg.row_sampling import sampled_range
+from tnlib.formats.train.leg_splitting import split_legs
+from tnlib.formats.train.tt_svd_out_of_core import decompose_source
 from tnlib.linalg.scaling import Prepared, prepare
-from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
-
-# Rows of the matrix whose left singular vectors are computed at once: the smaller number first, the larger one where
-# more than half of the singular vectors are needed, so that little is gained.
-_ROWS = (64, 512)
-_SHORT = 1 << 12  # entries up to which SVDs leg by leg are the fastest
-_SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
+from tnlib.out_of_core.session import open_session
 
 
 @single_threaded_blas
 @refuse_foreign_keywords
-def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[TensorTrain]:
+def tt_svd(
+    x: npt.ArrayLike | SlicedArray,
+    *,
+    rtol: float | None = None,
+    max_rank: int | None = None,
+    memory: float | None = None,
+    spill: str | os.PathLike[str] | None = None,
+) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
 
     Parameters
     ----------
     x
-        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
+        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component; a numpy.memmap, a zarr array, an h5py
+        dataset or anything with `shape`, `dtype` and slicing may exceed memory.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
+    memory
+        Bytes that the decomposition of an array that is read by slices may hold; a quarter of the free memory if None.
+    spill
+        Folder for intermediate files, from which the same call resumes after a kill; a temporary one if None.
 
     Returns
     -------
@@ -74,7 +74,12 @@ def tt_svd(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None 
     (1, 2, 2, 2, 1)
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
-    value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+    session = open_session("tt_svd", "x", x, memory, spill, {"rtol": rtol, "max_rank": max_rank})
+    if session is None:
+        value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+    else:
+        with session as (passes, source):
+            value, budget = decompose_source(passes, source, [(k,) for k in range(len(source.shape))], rtol, max_rank)
     return report("tt_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
 
 
@@ -94,120 +99,7 @@ def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> lis
     """
     *legs, last = x.shape
     norm = None if budget.records else budget.norm
-    cores, rest = _split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
+    cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
     return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
-
-
-def _split_legs(
-    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
-) -> tuple[list[Array], Array]:
-    """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
-    cores: list[Array] = []
-    rest = x
-    while legs:
-        if rest.size <= _SHORT:
-            head, rest = _split_by_svd(rest, legs[0], budget, max_rank)
-        elif (sampled := _split_by_sampling(rest, legs, budget, max_rank, norm)) is not None:
-            head, rest = sampled
-        else:
-            head, rest = _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
-        cores += head
-        legs, norm = legs[len(head) :], None
-    return cores, rest
-
-
-def _split_by_sampling(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
-) -> tuple[list[Array], Array] | None:
-    """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
-
-    With few columns C = A V^H instead of A, V V^H = 1, and E E^H the projection that the cores of C make,
-
-        norm(A - E E^H A)^2  =  norm(C - E E^H C)^2 + norm((1 - E E^H) (A - C V))^2,
-
-    so the sweep over C accounts for nearly all of the error, and the second term is measured.
-    """
-    if rest.size < _SAMPLED_SIZE or (budget.rtol is None and max_rank is not None):
-        return None  # with a cap alone the error is to be the smallest, not one within bounds
-    rows = [len(rest) * math.prod(legs[: k + 1]) for k in range(len(legs))]
-    half = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))  # a tall matrix samples cheaper
-    flat = rest.reshape(rows[half], -1)
-    columns = sampled_range(flat, limit=budget.threshold)
-    if columns is None:
-        return None
-    with budget.trial() as trial:
-        head, _ = _split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
-        # r [(l n0 ... nk)] (n(k+1) ... t)
-        projected, discarded = project(_merge_cores(head), flat, size=norm, negligible=budget.negligible)
-        return (head, projected) if trial.commit_measured(discarded) else None
-
-
-def _split_by_gram_matrix(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
-) -> tuple[list[Array], Array]:
-    """Return the cores of the first few `legs` and the rest."""
-    threshold = budget.threshold
-    for rows in _ROWS:
-        count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])
-        flat = rest.reshape(len(rest) * math.prod(legs[:count]), -1)
-        left = left_svd(flat[None], exact=False)
-        if 2 * np.count_nonzero(left.s > threshold) <= len(flat):
-            break
-    if budget.admits(left.error_estimate, max_rank):
-        with budget.trial() as trial:
-            cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
-            if trial.is_resolved(left.error_estimate):
-                if left.error_estimate == 0.0 or trial.discarded == 0.0:
-                    trial.commit()
-                    return cores, adjoint_times(_merge_cores(cores), flat[None])[0]
-                projected, discarded = project(_merge_cores(cores), flat, size=norm, negligible=budget.negligible)
-                if trial.commit_measured(discarded):  # measured, it is free of the error estimate
-                    return cores, projected
-    left = left_svd(flat[None], exact=True)
-    cores = _isometries(left, len(rest), legs[:count], budget, max_rank)
-    return cores, adjoint_times(_merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
-
-
-def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:
-    """Return the core of one leg and the rest."""
-    flat = rest.reshape(len(rest) * leg, -1)
-    u, s, _ = thin_svd(flat)
-    rank = budget.truncate(s, max_rank=max_rank)
-    u, s = u[:, :rank], s[:rank]
-    basis = canonical_basis_change(u, s, budget.dtype).columns(u)
-    # the product with the matrix itself is right to roundoff, as that of s and vh is not where values cluster
-    return [basis.reshape(len(rest), leg, rank)], basis.conj().T @ flat
-
-
-def _isometries(
-    svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
-) -> list[Array]:
-    """Return the left-isometric cores (l, n, r) of `legs` from the left SVD of their matrix (l legs, others)."""
-    if len(legs) == 1:
-        return [_isometry(svd, left, budget, max_rank)]
-    cores: list[Array] = []
-    exact = svd.error_estimate == 0.0
-    rest = svd.u * svd.s  # (l n0 ... nk) (others)
-    for n in legs:
-        flat = rest.reshape(left * n, -1)
-        cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget, max_rank))
-        rest = _merge_cores(cores[-1:]).conj().T @ flat
-        left = len(rest)
-    return cores
-
-
-def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: int | None) -> Array:
-    rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
-    u, s = svd.u[:, :rank], svd.s[:rank]
-    change = canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate > 0.0)
-    return change.columns(u).reshape(left, -1, rank)  # l n r
-
-
-def _merge_cores(cores: Sequence[Array]) -> Array:
-    """Return isometric cores (l, n, r) ... (r', n', r'') as one matrix (l n ... n', r'')."""
-    out = cores[0].reshape(-1, cores[0].shape[-1])
-    for core in cores[1:]:
-        out = (out @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1])  # (l n [r]) [r] n' r'
-    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,24 +12,30 @@ from tnlib._fit import Fit, report
 from tnlib._format import Format
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
+from tnlib._typing import SlicedArray
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
+from tnlib.formats.train.tt_svd_out_of_core import decompose_matrix
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.out_of_core.array_source import matrix_shape
+from tnlib.out_of_core.session import open_session
 
 
 @single_threaded_blas
 @refuse_foreign_keywords
 def ttm_svd(
-    a: npt.ArrayLike | Format,
+    a: npt.ArrayLike | Format | SlicedArray,
     row_shape: Sequence[int],
     col_shape: Sequence[int],
     *,
     rtol: float | None = None,
     max_rank: int | None = None,
+    memory: float | None = None,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Fit[TTMatrix]:
     """Decompose the matrix `a` into a TT-matrix so that norm(a - fit.value.full()) <= rtol * norm(a).
 
@@ -36,11 +43,14 @@ def ttm_svd(
     ----------
     a
         (prod m, prod n), real or complex, 32 or 64 bits a component; or KroneckerTerms, whose first legs must split
-        the positions and the others the features: that matrix is never multiplied out.
+        the positions and the others the features: that matrix is never multiplied out. It may exceed memory, as in
+        `tt_svd`.
     row_shape, col_shape
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): the legs that rows and columns split into, slowest first.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
+    memory, spill
+        Of a matrix that exceeds memory: as in `tt_svd`.
 
     Returns
     -------
@@ -65,10 +75,17 @@ def ttm_svd(
         rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, a.shape)
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
-        matrix, exponent, norm = prepare("ttm_svd", "a", a, ndim=2)
-        rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
-        paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
-        train, budget = decompose_prepared(paired, rtol, max_rank)
+        options = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
+        session = open_session("ttm_svd", "a", a, memory, spill, options)
+        if session is None:
+            matrix, exponent, norm = prepare("ttm_svd", "a", a, ndim=2)
+            rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
+            paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
+            train, budget = decompose_prepared(paired, rtol, max_rank)
+        else:
+            with session as (passes, source):
+                rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix_shape(source))
+                train, budget = decompose_matrix(passes, source, rows, columns, rtol, max_rank)
         pairs = zip(train.cores, rows, columns, strict=True)
         cores = [core.reshape(len(core), m, n, -1) for core, m, n in pairs]  # l m n r
         value = TTMatrix.from_sweep(cores, train.center, train.exponent)

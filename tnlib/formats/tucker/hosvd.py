@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
@@ -9,39 +10,46 @@ from numpy.typing import ArrayLike
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
+from tnlib._typing import SlicedArray
 from tnlib._validate import as_count, as_rtol, as_sizes_of_each
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
+from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.out_of_core.session import open_session
 
 
 @single_threaded_blas
 @refuse_foreign_keywords
 def tucker(
-    x: ArrayLike,
+    x: ArrayLike | SlicedArray,
     *,
     rtol: float | None = None,
     ranks: int | Sequence[int] | None = None,
     n_iter: int = 0,
     max_rank: int | Sequence[int] | None = None,
+    memory: float | None = None,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Fit[Tucker]:
     """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
 
     Parameters
     ----------
     x
-        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component.
+        (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component, in memory or not, as for `tt_svd`.
     rtol
         Relative Frobenius error of the whole. Without it and `max_rank`: the numerical multilinear ranks.
     ranks
         Another name of `max_rank`.
     n_iter
         Sweeps of higher-order orthogonal iteration after the first decomposition, at its ranks. They lower the
-        error, often by little.
+        error, often by little. Not for arrays that exceed memory.
     max_rank
         Cap on the rank of every leg, one number for all or one per leg; the smaller rank wins.
+    memory, spill
+        Of an array that exceeds memory: as in `tt_svd`.
 
     Returns
     -------
@@ -65,11 +73,24 @@ def tucker(
     ((2, 2, 2), 68)
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
-    scaled, exponent, norm = prepare("tucker", "x", x)
-    keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
-
-    core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
-    core, *factors = (a.astype(scaled.dtype, copy=False) for a in (core, *factors))
+    options = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
+    session = open_session("tucker", "x", x, memory, spill, options)
+    if session is None:
+        scaled, exponent, norm = prepare("tucker", "x", x)
+        dtype = scaled.dtype
+        keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
+        core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
+    else:
+        if n_iter:
+            raise ArgumentError(
+                f"tucker: n_iter must be 0 for an array that exceeds memory, got {n_iter}; every sweep would read it "
+                "once per leg, lower rtol instead."
+            )
+        with session as (passes, source):
+            keyword, caps = _as_caps(max_rank, ranks, len(source.shape))
+            core, factors, budget = st_hosvd_of_source(passes, source, rtol, caps)
+            dtype, exponent = source.dtype, source.exponent
+    core, *factors = (a.astype(dtype, copy=False) for a in (core, *factors))
     error = budget.error
     if n_iter and norm > 0:
         core, factors = orthogonal_iteration(scaled, factors, n_iter)

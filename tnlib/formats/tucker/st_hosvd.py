@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
@@ -24,21 +27,28 @@ def st_hosvd(
     size: float,
     rtol: float | None,
     max_ranks: Sequence[int | None],
-    bases: Sequence[Array] | None = None,
+    bases: Sequence[Array | None] | None = None,
+    *,
+    dtype: np.dtype[Any] | None = None,
+    shape: Sequence[int] | None = None,
 ) -> tuple[Array, list[Array], TruncationBudget]:
     """Return the core (r[0], ...) and orthonormal factors (n[k], r[k]) of `x` (n[0], ...), in range and of norm `size`.
 
     The result is in double precision. With `bases`, orthonormal columns (N[k], n[k]) that `x` holds coordinates in, the
-    factors are (N[k], r[k]), and their signs and bases are fixed there.
+    factors are (N[k], r[k]), and their signs and bases are fixed there. `dtype` and `shape` are those of the original
+    array, if they differ from those of its coordinates.
     """
-    budget = TruncationBudget(size, rtol, [min(n, x.size // n) for n in x.shape], x.dtype)
+    shape, dtype = shape or x.shape, dtype or x.dtype
+    sides = [min(n, math.prod(shape) // n) for n in shape]
+    budget = TruncationBudget(size, rtol, sides, dtype)
     core, factors = x, []
     for k, max_rank in enumerate(max_ranks):
         slabs = unfold_slabs(core, k)
         svd, rank = _truncated_svd(slabs, budget, max_rank)
         u, s = svd.u[:, :rank], svd.s[:rank]
-        columns = u if bases is None else bases[k] @ u  # Nk [nk] rk
-        change = canonical_basis_change(columns, s, x.dtype, squared=svd.error_estimate > 0.0)
+        basis = None if bases is None else bases[k]
+        columns = u if basis is None else basis @ u  # Nk [nk] rk
+        change = canonical_basis_change(columns, s, dtype, squared=svd.error_estimate > 0.0)
         factors.append(change.columns(columns))
         core = adjoint_times(change.columns(u), slabs)  # (r0 ...) rk [nk] (n(k+1) ...)
         core = core.reshape(*(factor.shape[1] for factor in factors), *x.shape[k + 1 :])

@@ -1,0 +1,401 @@
+"""Decompositions of arrays that are read by tiles: the contract, storages, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tnlib
+from tnlib.out_of_core.progress import observed_passes
+
+MEMORY = 1 << 20  # bytes
+SHAPE = (20, 24, 30, 8)
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "tt_svd": tnlib.tt_svd,
+    "tucker": tnlib.tucker,
+    "svd": lambda x, **options: tnlib.svd(x, left=1, **options),
+    "ttm_svd": lambda x, **options: tnlib.ttm_svd(
+        x.reshape(480, 240) if isinstance(x, np.ndarray) else x, (4, 6, 20), (5, 6, 8), **options
+    ),
+}
+
+
+def noisy(dtype: Any = np.float64, noise: float = 1e-3, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    """A Tucker tensor of ranks 3, 4, 5, 2 and norm 1 plus normally distributed noise."""
+    ranks = (3, 4, 5, 2)[: len(shape)]
+    x = oracles.random_tucker(shape, ranks, dtype, seed)
+    x = x / oracles.norm(x)
+    return (x + noise * oracles.normal(shape, dtype, seed + 50) / np.sqrt(x.size)).astype(dtype)
+
+
+def paired(dtype: Any = np.float64) -> np.ndarray:
+    """A matrix (480, 240), a TT-matrix of ranks 2 and 3 plus noise."""
+    train = oracles.random_train((20, 36, 160), [1, 2, 3, 1], dtype).reshape(4, 5, 6, 6, 20, 8)
+    x = train.transpose(0, 2, 4, 1, 3, 5).reshape(480, 240)
+    return (x + 1e-3 * oracles.normal(x.shape, dtype, 3) / np.sqrt(x.size)).astype(dtype)
+
+
+def check(name: str, x: np.ndarray, storage: Any, **options: Any) -> Any:
+    fit, warned = oracles.quietly(lambda: CALLS[name](storage, memory=MEMORY, **options))
+    oracles.assert_fit(fit, x, rtol=options.get("rtol"))
+    oracles.assert_gauge(fit.value)
+    oracles.assert_warned(fit, warned)
+    assert fit.certified
+    assert fit.value.dtype == (x.dtype if x.dtype.kind in "fc" else np.float64)
+    return fit
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+def test_the_contract_holds_for_every_dtype(name: str, dtype: np.dtype) -> None:
+    x = noisy(dtype)
+    for options in ({"rtol": 1e-2}, {"max_rank": 2}, {"rtol": 1e-2, "max_rank": 3}):
+        fit = check(name, x, x, **options)
+        assert fit.value.n_parameters < 0.2 * x.size
+
+
+@given(
+    noise=st.sampled_from([0.0, 1e-13, 1e-9, 1e-5, 1e-2]),
+    rtol=st.sampled_from([1e-13, 1e-11, 1e-8, 1e-6, 1e-3, 0.1]),
+    seed=st.integers(0, 100),
+    name=st.sampled_from(["tt_svd", "tucker", "svd"]),
+)
+def test_tolerances_down_to_roundoff(noise: float, rtol: float, seed: int, name: str) -> None:
+    x = noisy(noise=noise, seed=seed, shape=(16, 18, 60, 8))
+    if rtol <= noise:
+        rtol = 3 * noise
+    check(name, x, x, rtol=rtol)
+
+
+@pytest.mark.parametrize("c", [1e-300, 1e-200, 1e-100, 1e100, 1e200, 1e300])
+@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+def test_ranks_are_free_of_scale(name: str, c: float) -> None:
+    x = noisy()
+    fit, scaled = check(name, x, x, rtol=1e-2), check(name, c * x, c * x, rtol=1e-2)
+    assert scaled.value.ranks == fit.value.ranks
+    assert scaled.error == pytest.approx(fit.error, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["tt_svd", "tucker"])
+def test_tiles_of_very_different_scale(name: str) -> None:
+    x = np.zeros(SHAPE)
+    x[:4] = 1e-180 * noisy(shape=(4, *SHAPE[1:]))
+    x[-3:] = 1e180 * noisy(shape=(3, *SHAPE[1:]), seed=3)
+    check(name, x, x, rtol=1e-2)
+    check(name, x[:17].copy(), x[:17].copy(), rtol=1e-2)
+    check(name, np.zeros(SHAPE), np.zeros(SHAPE), rtol=1e-2)
+
+
+@pytest.mark.parametrize("options", [{"rtol": 0.01}, {"max_rank": 2}], ids=str)
+def test_matrices_with_paired_legs(options: dict[str, Any], tmp_path: Path) -> None:
+    x = paired()
+    want = tnlib.ttm_svd(x, (4, 6, 20), (5, 6, 8), **options)
+    h5py = pytest.importorskip("h5py")
+    np.save(tmp_path / "x.npy", x)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = x
+        for storage in (np.load(tmp_path / "x.npy", mmap_mode="r"), file["x"]):
+            fit = check("ttm_svd", x, storage, **options)
+            assert fit.value.ranks == want.value.ranks
+
+
+def test_cp_of_an_array_past_memory() -> None:
+    x = oracles.random_cp(SHAPE, 3) + 1e-3 * oracles.normal(SHAPE) / 340
+    fit = tnlib.cp(x, 3, memory=MEMORY // 2)
+    oracles.assert_fit(fit, x)
+    oracles.assert_gauge(fit.value)
+    assert fit.error < 1e-3
+    with oracles.refused(ValueError, "constraint", "memory"):
+        tnlib.cp(np.abs(x), 3, constraint="nonnegative", memory=MEMORY // 2)
+
+
+# ---------------------------------------------------------------------------------------------------------- storages
+
+
+class Sliced:
+    """Anything with shape, dtype and slicing; counts the entries that are read."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.shape, self.dtype, self.n_read = x, x.shape, x.dtype, 0
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        part = self.x[index]
+        self.n_read += part.size
+        return part
+
+
+def layouts(x: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
+    """Memory-mapped files of `x` in several layouts."""
+    larger = np.full([2 * n for n in x.shape], np.nan, x.dtype)
+    larger[::2, 1::2, : x.shape[2], ::2] = x
+    for name, a in (("C", x), ("F", np.asfortranarray(x)), ("larger", larger)):
+        np.save(folder / f"{name}.npy", a)
+    np.save(folder / "big-endian.npy", x.astype(x.dtype.newbyteorder(">")))
+    c = np.load(folder / "C.npy", mmap_mode="r")
+    np.save(folder / "transposed.npy", x.transpose(2, 0, 3, 1))
+    changed = np.load(folder / "C.npy", mmap_mode="c")
+    return {
+        "C": c,
+        "Fortran": np.load(folder / "F.npy", mmap_mode="r"),
+        "strided": np.load(folder / "larger.npy", mmap_mode="r")[::2, 1::2, : x.shape[2], ::2],
+        "transposed": np.load(folder / "transposed.npy", mmap_mode="r").transpose(1, 3, 0, 2),
+        "big-endian": np.load(folder / "big-endian.npy", mmap_mode="r"),
+        "writable": np.load(folder / "C.npy", mmap_mode="r+"),
+        "copy on write": changed,
+        "reversed": np.load(folder / "C.npy", mmap_mode="r")[::-1],
+    }
+
+
+@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+def test_every_layout_of_a_mapped_file(name: str, tmp_path: Path) -> None:
+    x = noisy()
+    want = CALLS[name](x, rtol=1e-2)
+    for layout, a in layouts(x, tmp_path).items():
+        dense = x[::-1] if layout == "reversed" else x
+        fit = check(name, dense, a, rtol=1e-2)
+        if layout != "reversed":
+            assert fit.value.ranks == want.value.ranks, layout
+
+
+def test_changes_of_a_private_map_are_read(tmp_path: Path) -> None:
+    x = noisy()
+    np.save(tmp_path / "x.npy", x)
+    a = np.load(tmp_path / "x.npy", mmap_mode="c")
+    a[3] += 1
+    changed = np.array(a)
+    check("tt_svd", changed, a, rtol=1e-2)
+    np.testing.assert_array_equal(a, changed)
+
+
+@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+def test_zarr_arrays(name: str, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    x = noisy(np.float32)
+    for chunks in ((20, 24, 30, 8), (7, 5, 11, 8)):
+        a = zarr.create_array(str(tmp_path / f"{chunks[0]}.zarr"), shape=SHAPE, chunks=chunks, dtype="f4")
+        a[...] = x
+        fit, _ = oracles.quietly(lambda a=a: CALLS[name](a, rtol=1e-2, memory=MEMORY // 2))
+        oracles.assert_fit(fit, x, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+def test_hdf5_datasets(name: str, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    x = noisy()
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["contiguous"] = x
+        file.create_dataset("chunked", data=x, chunks=(6, 6, 6, 6), compression="gzip")
+        file["integers"] = np.round(1e6 * x).astype(np.int32)
+        for key in file:
+            check(name, file[key][...], file[key], rtol=1e-2)
+
+
+def test_two_reads_of_an_array_of_low_ranks() -> None:
+    x = oracles.random_train((2,) * 18, [1, *[2] * 17, 1]) + 1e-4 * oracles.normal((2,) * 18) / 512
+    storage = Sliced(x)
+    fit = tnlib.tt_svd(storage, rtol=1e-2, memory=MEMORY)
+    oracles.assert_fit(fit, x, rtol=1e-2)
+    assert storage.n_read < 2.5 * x.size  # and a sample of rows
+    tucker = Sliced(noisy())
+    tnlib.tucker(tucker, rtol=1e-2, memory=MEMORY)
+    assert tucker.n_read == 2 * tucker.x.size
+
+
+def test_small_arrays_take_the_way_of_arrays_in_memory(tmp_path: Path) -> None:
+    x = noisy()
+    np.save(tmp_path / "x.npy", x)
+    a = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for name in ("tt_svd", "tucker", "svd"):
+        oracles.assert_same_bits(CALLS[name](a, rtol=1e-2).value, CALLS[name](x, rtol=1e-2).value)
+
+
+def test_repetition_does_not_change_a_bit() -> None:
+    x = noisy()
+    for name in ("tt_svd", "tucker", "svd"):
+        first, second = (CALLS[name](x, rtol=1e-2, memory=MEMORY) for _ in range(2))
+        oracles.assert_same_bits(first.value, second.value)
+        assert first.error == second.error
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_nan_is_named_by_its_chunk() -> None:
+    for value in (np.nan, np.inf):
+        x = noisy()
+        x[17, 3, 2, 1] = value
+        for name in ("tt_svd", "tucker", "svd"):
+            with oracles.refused(ValueError, name, "finite", "chunk [", str(value)):
+                CALLS[name](x, rtol=1e-2, memory=MEMORY)
+
+
+@pytest.mark.parametrize("memory", [-1, 0, 1000, float("nan"), float("inf")])
+def test_impossible_memory(memory: float) -> None:
+    with oracles.refused(ValueError, "tt_svd", "memory", "65536"):
+        tnlib.tt_svd(noisy(), memory=memory)
+
+
+def test_memory_that_does_not_suffice() -> None:
+    x = oracles.normal(SHAPE)
+    with oracles.refused(ValueError, "tt_svd", "raise rtol"):
+        tnlib.tt_svd(x, rtol=1e-6, memory=MEMORY // 4)
+    with oracles.refused(ValueError, "tucker", "memory"):
+        tnlib.tucker(x, rtol=1e-6, memory=MEMORY // 4)
+    with oracles.refused(ValueError, "svd", "memory", "Gram"):
+        tnlib.svd(x.reshape(480, 240), rtol=1e-6, memory=MEMORY // 4)
+    with oracles.refused(ValueError, "tucker", "n_iter"):
+        tnlib.tucker(x, max_rank=2, n_iter=1, memory=MEMORY // 4)
+
+
+def test_a_file_that_ends_in_the_middle(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, noisy())
+    a = np.load(path, mmap_mode="r")
+    os.truncate(path, path.stat().st_size // 2)
+    with oracles.refused(ValueError, "tt_svd", "readable to its end", "bytes"):
+        tnlib.tt_svd(a, rtol=1e-2, memory=MEMORY)
+
+
+class Changing(Sliced):
+    """An array of which another process changes a number after the first read."""
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        if self.n_read >= self.x.size:
+            self.x[11, 2, 3, 4] = 7
+        return super().__getitem__(index)
+
+
+def test_an_array_that_changes_in_the_middle() -> None:
+    with oracles.refused(ValueError, "tucker", "must not change", "chunk ["):
+        tnlib.tucker(Changing(noisy()), rtol=1e-2, memory=MEMORY)
+
+
+# ------------------------------------------------------------------------------------------------------------- spill
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt_after(count: int) -> Callable[[str, int, int], None]:
+    calls = iter(range(count))
+
+    def observer(stage: str, done: int, total: int) -> None:
+        if next(calls, None) is None:
+            raise Interrupted
+
+    return observer
+
+
+@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", noisy(shape=(60, 24, 30, 8)))
+    a, spill = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "spill"
+    options = {"rtol": 1e-2, "memory": 2 * MEMORY}
+    calls: list[str] = []
+    with observed_passes(lambda stage, done, total: calls.append(stage)):
+        want = CALLS[name](a, **options)
+    with observed_passes(interrupt_after(3 * len(calls) // 4)), pytest.raises(Interrupted):
+        CALLS[name](a, spill=spill, **options)
+    assert spill.is_dir()
+    resumed: list[str] = []
+    with observed_passes(lambda stage, done, total: resumed.append(stage)):
+        fit = CALLS[name](a, spill=spill, **options)
+    oracles.assert_same_bits(fit.value, want.value)
+    assert len(resumed) < len(calls)
+    assert not spill.exists()
+
+
+def test_a_spill_folder_of_another_call_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", noisy())
+    a, spill = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "spill"
+    with observed_passes(interrupt_after(2)), pytest.raises(Interrupted):
+        tnlib.tt_svd(a, rtol=1e-2, memory=MEMORY, spill=spill)
+    with oracles.refused(ValueError, "tt_svd", "spill", "other"):
+        tnlib.tt_svd(a, rtol=1e-3, memory=MEMORY, spill=spill)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").write_text("text")
+    with oracles.refused(ValueError, "tt_svd", "spill", "other files"):
+        tnlib.tt_svd(a, rtol=1e-2, memory=MEMORY, spill=other)
+    assert (other / "mine").read_text() == "text"
+
+
+def test_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    x = noisy()
+    tnlib.tucker(x, max_rank=(20, 24, 2, 8), memory=MEMORY // 2)
+    x[-1, -1] = np.nan
+    with oracles.refused(ValueError, "finite"):
+        tnlib.tucker(x, rtol=1e-2, memory=MEMORY)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys, numpy as np, tnlib
+from tnlib.out_of_core.progress import observed_passes
+calls = iter(range(int(sys.argv[2])))
+def kill(stage, done, total):
+    if next(calls, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+with observed_passes(kill):
+    tnlib.tucker(np.load(sys.argv[1], mmap_mode="r"), rtol=1e-2, memory=1 << 20, spill=sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiles", [10, 70, 100, 140])
+def test_a_killed_run_is_resumed(tiles: int, tmp_path: Path) -> None:
+    path, spill = tmp_path / "x.npy", tmp_path / "spill"
+    np.save(path, noisy(shape=(120, 24, 30, 8)))
+    a = np.load(path, mmap_mode="r")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(tiles), str(spill)], check=False)
+    assert done.returncode == -9
+    fit = tnlib.tucker(a, rtol=1e-2, memory=MEMORY, spill=spill)
+    oracles.assert_same_bits(fit.value, tnlib.tucker(a, rtol=1e-2, memory=MEMORY).value)
+    assert not spill.exists()
+
+
+PEAK = """
+import sys, numpy as np, tnlib
+from pathlib import Path
+tnlib.tt_svd(np.random.default_rng(0).standard_normal((8,) * 6), rtol=0.5)  # compiles
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+a = np.memmap(sys.argv[1], mode="r", dtype=float, shape=(2,) * 26)
+if sys.argv[2] == "tt_svd":
+    tnlib.tt_svd(a, rtol=1e-2, memory=2**26)
+else:
+    tnlib.tucker(a.reshape(64, 128, 8192), rtol=1e-2, memory=2**26)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux reports peaks")
+@pytest.mark.parametrize("name", ["tt_svd", "tucker"])
+def test_peak_memory_stays_within_the_limit(name: str, tmp_path: Path) -> None:
+    path, rng = tmp_path / "x.bin", np.random.default_rng(0)
+    left = np.kron(rng.standard_normal((64, 4)), rng.standard_normal((128, 1)))
+    right = rng.standard_normal((4, 1 << 13))
+    with path.open("wb") as out:  # 512 MB
+        for rows in np.array_split(left, 16):
+            (rows @ right).tofile(out)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PEAK, str(path), name], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 1.25 * 2**26

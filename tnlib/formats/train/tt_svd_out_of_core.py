@@ -1,0 +1,181 @@
+r"""TT-SVD of an array that exceeds memory.
+
+An array of low ranks is cut in the middle, as in memory: a sample of rows gives a few orthonormal rows V that nearly
+span the row space of A, and two passes compute
+
+    C = A V^H,        P = E^H A  with the isometry E of the train of C,
+
+of which C and P fit in memory. The error of the cut is norm(A)^2 - norm(P)^2, or is measured in a third pass.
+
+Any other array is split from the left. In one pass the Gram matrix of the first legs, or their triangular factor, gives
+their cores; a second pass projects the array onto them. Both are repeated with the projected array until it fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
+from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
+from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core.array_source import ArraySource
+from tnlib.out_of_core.leg_reduction import LegSVD, project_legs
+from tnlib.out_of_core.leg_truncation import first_svd, scaled_svd
+from tnlib.out_of_core.passes import Passes
+from tnlib.out_of_core.row_space import SourceRows, project_columns, times_rows
+from tnlib.out_of_core.split_matrix import with_paired_legs
+
+_SMALLEST_SAVING = 0.9  # of the array that a projection may leave
+
+
+def decompose_source(
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], rtol: float | None, max_rank: int | None
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the left-canonical train of a source and its truncations; leg k is that of the axes `legs[k]`."""
+    sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
+    sides = [min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]
+    budget = TruncationBudget(1.0, rtol, sides, source.dtype)  # the norm is known after the first pass
+    cores = _split_in_the_middle(passes, source, legs, budget, max_rank)
+    if cores is None:
+        source.exponent = 0  # that of a sample need not suit the whole
+        cores = _split_from_the_left(passes, source, legs, budget, max_rank)
+    cores = [core.astype(source.dtype, copy=False) for core in cores]
+    return TensorTrain.from_sweep(cores, len(cores) - 1, source.exponent), budget
+
+
+def decompose_matrix(
+    passes: Passes,
+    source: ArraySource,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    rtol: float | None,
+    max_rank: int | None,
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its truncations."""
+    paired = source.view(lambda a: with_paired_legs(a, rows, columns))
+    return decompose_source(passes, paired, [(2 * k, 2 * k + 1) for k in range(len(rows))], rtol, max_rank)
+
+
+def _split_in_the_middle(
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+) -> list[Array] | None:
+    """Return the cores, None where a sample of rows does not show low ranks or the projection misses the tolerance."""
+    if len(legs) < 2 or (budget.rtol is None and max_rank is not None):
+        return None
+    sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
+    half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
+    kept = [a for axes in legs[half:] for a in axes]
+    rows = SourceRows(source, kept)
+    most = passes.limit.array // (4 * 8 * rows.shape[1])
+    if most < LEAST_ROWS or rows.shape[0] < 2 * LEAST_ROWS:
+        return None
+    size = rows.set_scale()
+    basis = sampled_rows(rows, limit=budget.threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
+    if basis is None or 8 * len(basis) * max(rows.shape) > passes.limit.sums // 12:
+        return None
+    columns, budget.norm = times_rows(passes, source, kept, basis)
+    if columns is None:  # the scale of the sample is not that of the array
+        return None
+    with budget.trial() as trial:
+        head, _ = split_legs(columns.reshape(1, -1), sizes[:half], budget, max_rank)
+        rest, discarded = project_columns(
+            passes, source, kept, merge_cores(head), norm=budget.norm, negligible=budget.negligible
+        )
+        if not trial.commit_measured(discarded):
+            return None
+    tail, rest = split_legs(rest, sizes[half:-1], budget, max_rank)
+    return [*head, *tail, rest.reshape(-1, sizes[-1], 1)]
+
+
+def _split_from_the_left(
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+) -> list[Array]:
+    sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
+    cores: list[Array] = []
+    current, stored = source, None
+    groups = [tuple(axes) for axes in legs]  # of `current`, whose first axis is the bond after the first step
+    while not passes.limit.holds(8 * current.size):
+        head, projected = _split_first_legs(passes, current, groups, budget, max_rank)
+        if stored is not None:
+            passes.discard(stored)
+        current, stored = passes.as_source(source, projected), projected
+        cores += head
+        first = groups[len(head)][0] - 1  # all axes before it have become the bond
+        groups = [tuple(a - first for a in axes) for axes in groups[len(head) :]]
+    rest = np.asarray(current.read(tuple((0, n) for n in current.shape)))
+    bond = cores[-1].shape[-1] if cores else 1
+    if not cores:
+        budget.norm = float(np.linalg.norm(rest))
+    tail, rest = split_legs(rest.reshape(bond, -1), sizes[len(cores) : -1], budget, max_rank)
+    return [*cores, *tail, rest.reshape(-1, sizes[-1], 1)]
+
+
+def _split_first_legs(
+    passes: Passes,
+    current: ArraySource,
+    groups: Sequence[tuple[int, ...]],
+    budget: TruncationBudget,
+    max_rank: int | None,
+) -> tuple[list[Array], Array]:
+    """Return the cores of the first few legs and the projected array (r, other axes)."""
+    bond = current.shape[0] if groups[0][0] > 0 else 1
+    count, spectrum = _svd_of_first_legs(passes, current, groups, budget, max_rank)
+    sizes = [math.prod(current.shape[a] for a in axes) for axes in groups[:count]]
+    axes = range(groups[count][0])
+    while True:
+        with budget.trial() as trial:
+            cores = isometries(spectrum.svd, bond, sizes, budget, max_rank)
+            exact = spectrum.svd.error_estimate == 0.0
+            if exact or not any(record.ambiguous for record in trial.records):
+                basis = merge_cores(cores)
+                _refuse_no_saving(current, len(basis), basis.shape[1], budget)
+                projected, discarded = project_legs(
+                    passes, current, axes, basis, norm=budget.norm, discarded=trial.discarded
+                )
+                if exact:
+                    trial.commit()
+                if exact or trial.commit_measured(discarded):
+                    return cores, projected
+                passes.discard(projected)
+        spectrum = scaled_svd(passes, current, axes, budget, exact=True)
+
+
+def _svd_of_first_legs(
+    passes: Passes,
+    current: ArraySource,
+    groups: Sequence[tuple[int, ...]],
+    budget: TruncationBudget,
+    max_rank: int | None,
+) -> tuple[int, LegSVD]:
+    """Return a number of legs whose matrix has a low rank, or else the most that memory allows, and its left SVD."""
+    rows = [math.prod(current.shape[: axes[0]]) for axes in groups[1:]]
+    largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
+    if rows[0] > largest:
+        raise ArgumentError(
+            f"{current.function}: memory must hold a Gram matrix of the {rows[0]:,} rows of leg 0, got "
+            f"{passes.limit.total:,} bytes; raise memory, or split this leg."
+        )
+    counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*ROWS, largest) if most <= largest})
+    for count in counts:
+        m = rows[count - 1]
+        spectrum = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
+        kept = int(np.count_nonzero(spectrum.svd.s > budget.threshold))
+        if 2 * min(kept, m if max_rank is None else max_rank) <= m:
+            break
+    return count, spectrum
+
+
+def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: TruncationBudget) -> None:
+    if rank > _SMALLEST_SAVING * rows:
+        criterion: Any = "the numerical rank" if budget.rtol is None else f"rtol={budget.rtol:g}"
+        raise ArgumentError(
+            f"{current.function}: {current.parameter} must have low ranks, or fit in memory; {criterion} "
+            f"keeps {rank:,} of {rows:,} singular values of its first legs; raise rtol, cap the rank, or raise memory."
+        )
