@@ -28,6 +28,7 @@ PLAIN = {"method": "matrix", "what": "all", "keep": 0.5}
 CALIBRATED = {"method": "calibrated", "what": "all", "keep": 0.5}
 TEXT, SHORT_TEXT = 16 * 256, 2 * 256  # tokens, in windows of 256; a tenth more is held out
 LAYERS_OF_FILE = 4
+SMALL_MEMORY = 735_000_000  # bytes; less than the models of the growth need to stay in memory
 SMALL_CACHE = 2**26  # bytes; less than one layer of the models of the growth needs, so that no layer stays in memory
 
 
@@ -99,18 +100,28 @@ class Case:
 
 
 def cases(scale: str) -> list[Case]:
-    """Return the series over layers and the model of 1.1 billion parameters, without and with a text."""
+    """Return the series over layers, the model of 1.1 billion parameters, and two layers of one of 8 billion."""
     d, small = 512, scale == "small"
     series = [Llama(n, 64 if small else d, 8, 2, 176 if small else 1408, 1024 if small else 2048) for n in (4, 8, 16)]
     cache = {"cache_bytes": 2**18 if small else SMALL_CACHE}
-    texts = ((PLAIN, 0), (CALIBRATED, SHORT_TEXT if small else TEXT))
+    texts = (
+        (PLAIN | cache, 0),
+        (CALIBRATED | (cache if small else {"max_memory": SMALL_MEMORY}), SHORT_TEXT if small else TEXT),
+    )
     growth = [
-        Case(f"{model.n_layers} layers of {model.d_model}", model, arguments | cache, tokens, growth=True)
+        Case(f"{model.n_layers} layers of {model.d_model}", model, arguments, tokens, growth=True)
         for arguments, tokens in texts
         for model in series
     ]
-    billion = Llama(22, 2048, 32, 4, 5632, 32_000)
-    return growth if small else [*growth, *(Case("1.1 billion", billion, own, tokens) for own, tokens in texts)]
+    if small:
+        return growth
+    billion, layers_of_8 = Llama(22, 2048, 32, 4, 5632, 32_000), Llama(2, 4096, 32, 8, 14_336, 32_000)
+    return [
+        *growth,
+        Case("1.1 billion", billion),
+        Case("1.1 billion", billion, CALIBRATED, TEXT),
+        Case("2 layers of 8 billion", layers_of_8, CALIBRATED, TEXT),
+    ]
 
 
 def measure(scale: str, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -258,9 +269,10 @@ def section(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield from table(header, (_cells(row, row["copying"], row["svd"]) for row in plain))
         yield from _exponents(plain)
     if calibrated:
+        calibrated = [row | {"seconds": row["processor"]} for row in calibrated]
         yield from (ABOUT_CALIBRATED, "")
         header = ("model", "file", "peak memory", "processor (s)", "one pass (s)", "passes", "divergence")
-        yield from table(header, (_cells(row | {"seconds": row["processor"]}, row["pass"][1]) for row in calibrated))
+        yield from table(header, (_cells(row, row["pass"][1]) for row in calibrated))
         yield from _exponents(calibrated)
 
 
@@ -283,7 +295,8 @@ the default; what exceeds it is in temporary files."""
 ABOUT_CALIBRATED = f"""\
 The same with a text of {TEXT:,} tokens in windows of 256 (`--calibrate TEXT --what all --keep 0.5`). *One pass* runs
 the original on this text, block by block, in the same run; both times are those of the processor, which another process
-on the machine does not prolong. A random model has no structure to find: its divergence says
+on the machine does not prolong. Those with a number of layers are given 735 MB (`--max-memory`), so that none stays in
+memory. A random model has no structure to find: its divergence says
 nothing but that the compressed model runs."""
 
 
