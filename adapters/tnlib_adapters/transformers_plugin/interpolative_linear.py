@@ -21,8 +21,8 @@ from tnlib_adapters.transformers_plugin.factored_linear import (
     shapes,
 )
 
-# Copied numbers in units of multiplications, on one thread with AVX-512: 0.5 to 1.1 ns for a column of x that moves, 0.5
-# ns for a number of L, 0.024 ns for a multiplication.
+# Copied numbers in units of multiplications, on one thread with AVX-512: 0.5 to 1.1 ns for a column of x that moves,
+# 0.5 ns for a number of L, 0.024 ns for a multiplication.
 _PER_COLUMN, _PER_ENTRY = 30, 20
 _VECTOR = 8  # ranks that are no multiples of it cost a product of many rows up to 40 % more
 
