@@ -45,6 +45,7 @@ Examples:
   tnlib evaluate IN OUT TEXT
   tnlib adapter BASE TUNED OUT --rank 16
   tnlib decompose X.npy OUT.safetensors --rtol 1e-6
+  tnlib info OUT.safetensors
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
 """
 

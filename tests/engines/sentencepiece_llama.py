@@ -6,7 +6,6 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 
-import sentencepiece
 import torch
 import transformers
 
@@ -15,6 +14,8 @@ VOCAB, CONTEXT, BATCH, STEPS = 512, 128, 8, 300
 
 def train(folder: Path) -> None:
     """Train a Llama on docstrings of the standard library, save it, and save sentences of the text beside it."""
+    import sentencepiece
+
     folder.mkdir(parents=True)
     text = folder.with_name("text.txt")
     lines = docstrings()
@@ -48,6 +49,8 @@ def docstrings() -> list[str]:
 
 def trained(text: Path, folder: Path) -> transformers.LlamaForCausalLM:
     """Return a Llama trained on a text: a minute on one core."""
+    import sentencepiece
+
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
