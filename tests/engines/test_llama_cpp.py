@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-if find_spec("llama_cpp") is None:  # imported, it opens files that it never closes
+LLAMA_CPP = Path(os.environ.get("LLAMA_CPP_SOURCE", "")) / "vendor" / "llama.cpp"
+if find_spec("llama_cpp") is None or not LLAMA_CPP.exists():  # imported, it opens files that it never closes
     pytest.skip("llama.cpp is not built: make engines", allow_module_level=True)
 pytest.importorskip("sentencepiece", reason="the converter of llama.cpp is not installed: make engines")
 torch = pytest.importorskip("torch")
@@ -24,7 +25,6 @@ from tnlib_adapters import compress  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 
-LLAMA_CPP = Path(os.environ.get("LLAMA_CPP_SOURCE", "")) / "vendor" / "llama.cpp"
 # For DeepSeek the converter takes only the byte-level vocabularies of published models: it is given that of the test.
 CONVERT = """
 import sys
