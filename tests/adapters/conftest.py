@@ -74,6 +74,22 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture
+def short_text(tmp_path: Path) -> Path:
+    """A file of half as much text."""
+    from running_models import made_up_text
+
+    file = tmp_path / "text.txt"
+    file.write_text(made_up_text(60), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def few_layout_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit a layout in a few steps."""
+    monkeypatch.setattr("tnlib_adapters.compression.layouts.write_smaller._STEPS", 6)
+
+
 @pytest.fixture(scope="session")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
     """Name of a model -> the checkpoint of a small random one in float64, and its weights."""

@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402
 from padded_models import stated  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from running_models import save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.compression.layouts.latent_factors import (  # noqa: E402
@@ -40,16 +40,7 @@ SIZES = {"kv_lora_rank": 5, "qk_rope_head_dim": 4}
 HELD = ("llama", "llama_tied", "mistral_whole", "mimo_v2_flash", "phi3")
 
 
-@pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.layouts.write_smaller._STEPS", 6)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(60), encoding="utf-8")
-    return file
+pytestmark = pytest.mark.usefixtures("few_layout_steps")
 
 
 def loaded(folder: Path) -> Any:
@@ -96,10 +87,10 @@ def truncated(model: Any, folder: Path) -> Any:
 
 @pytest.mark.parametrize("name", HELD)
 def test_latent_attention_computes_what_the_truncation_does(
-    name: str, folders: dict[str, Path], text: Path, tmp_path: Path
+    name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = compress(source, out, layout="mla", sizes=SIZES, calibrate=text)
+    report = compress(source, out, layout="mla", sizes=SIZES, calibrate=short_text)
     model = random_model(name)
     x, written, sizes = inputs(model), loaded(out), open_checkpoint(source).sizes
     want = outputs(truncated(model, out), x)
@@ -108,11 +99,11 @@ def test_latent_attention_computes_what_the_truncation_does(
     assert np.abs(want - outputs(model, x)).max() > 1e-3 * np.abs(want).max()
     before = 4 * sizes.n_layers * sizes.kv_heads * (sizes.d_head + sizes.d_value)
     assert report.cache_bytes == {"before": before, "after": 4 * sizes.n_layers * 9}
-    assert evaluate(source, out, text).cache_bytes == (before, 4 * sizes.n_layers * 9)
+    assert evaluate(source, out, short_text).cache_bytes == (before, 4 * sizes.n_layers * 9)
 
 
 @pytest.mark.parametrize("paper", [None, *PAPERS])
-def test_one_key_head_is_held_exactly(paper: str | None, text: Path, tmp_path: Path) -> None:
+def test_one_key_head_is_held_exactly(paper: str | None, short_text: Path, tmp_path: Path) -> None:
     """All planes of one key head rotate in the shared key, and a latent as wide as its values holds these.
 
     So it is by the conversions of the benchmark.
@@ -125,17 +116,17 @@ def test_one_key_head_is_held_exactly(paper: str | None, text: Path, tmp_path: P
     width = open_checkpoint(source).sizes.d_head
     sizes = {"kv_lora_rank": width, "qk_rope_head_dim": width}
     if paper is None:
-        compress(source, tmp_path / "out", layout="mla", sizes=sizes, calibrate=text)
+        compress(source, tmp_path / "out", layout="mla", sizes=sizes, calibrate=short_text)
     else:
-        convert(source, tmp_path / "out", paper, sizes, text)
+        convert(source, tmp_path / "out", paper, sizes, short_text)
     assert stated(tmp_path / "out")["rope_theta"] == pytest.approx(1e4)
     assert_close(outputs(loaded(tmp_path / "out"), inputs(model)), outputs(model, inputs(model)), np.float32, 84)
 
 
 @pytest.mark.slow
-def test_generation_without_tnlib(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_generation_without_tnlib(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    compress(folders["llama"], out, layout="mla", sizes=SIZES, calibrate=text)
+    compress(folders["llama"], out, layout="mla", sizes=SIZES, calibrate=short_text)
     program = (
         "import sys, torch, transformers\n"
         f"model = transformers.AutoModelForCausalLM.from_pretrained({str(out)!r}).eval()\n"
@@ -191,8 +182,8 @@ READ_BY_ENGINES = {
 }
 
 
-def test_the_keys_of_engines_are_stated(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    compress(folders["llama"], tmp_path / "out", layout="mla", sizes=SIZES, calibrate=text)
+def test_the_keys_of_engines_are_stated(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
+    compress(folders["llama"], tmp_path / "out", layout="mla", sizes=SIZES, calibrate=short_text)
     config = stated(tmp_path / "out")
     assert {key: config.get(key, "missing") for key in READ_BY_ENGINES} == READ_BY_ENGINES | {
         "vocab_size": config["vocab_size"],
@@ -202,13 +193,13 @@ def test_the_keys_of_engines_are_stated(folders: dict[str, Path], text: Path, tm
 
 
 @pytest.mark.slow
-def test_the_command_line(text: Path, tmp_path: Path) -> None:
-    arguments = ["compress", "builtin-llama", str(tmp_path / "out"), "--layout", "mla", "--calibrate", str(text)]
+def test_the_command_line(short_text: Path, tmp_path: Path) -> None:
+    arguments = ["compress", "builtin-llama", str(tmp_path / "out"), "--layout", "mla", "--calibrate", str(short_text)]
     sizes = ["--size", "kv_lora_rank=10", "--size", "qk_rope_head_dim=8"]
     result = CliRunner().invoke(cli.main, [*arguments, *sizes])
     assert result.exit_code == 0, result.output
     assert "512 -> 144" in result.output
-    result = CliRunner().invoke(cli.main, ["evaluate", "builtin-llama", str(tmp_path / "out"), str(text)])
+    result = CliRunner().invoke(cli.main, ["evaluate", "builtin-llama", str(tmp_path / "out"), str(short_text)])
     assert result.exit_code == 0, result.output
     assert "512 -> 144" in result.output
     assert "tokens per second" in result.output
@@ -237,17 +228,17 @@ REASONS = {
 
 @pytest.mark.parametrize("name", REASONS)
 def test_models_that_it_cannot_hold_are_refused(
-    name: str, folders: dict[str, Path], text: Path, tmp_path: Path
+    name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     with refused(ArgumentError, "compress: layout 'mla' cannot hold this", REASONS[name], "use layout 'factored'"):
-        compress(folders[name], tmp_path / "out", layout="mla", sizes=SIZES, calibrate=text)
-    assert list(tmp_path.iterdir()) == [text]
+        compress(folders[name], tmp_path / "out", layout="mla", sizes=SIZES, calibrate=short_text)
+    assert list(tmp_path.iterdir()) == [short_text]
 
 
-def test_half_precision_without_range_is_refused(text: Path, tmp_path: Path) -> None:
+def test_half_precision_without_range_is_refused(short_text: Path, tmp_path: Path) -> None:
     save_with_tokenizer(random_model("llama").half(), tmp_path / "in")
     with refused(ArgumentError, "layout 'mla' cannot hold", "float16", "bfloat16"):
-        compress(tmp_path / "in", tmp_path / "out", layout="mla", sizes=SIZES, calibrate=text)
+        compress(tmp_path / "in", tmp_path / "out", layout="mla", sizes=SIZES, calibrate=short_text)
 
 
 @pytest.mark.parametrize(
@@ -265,18 +256,18 @@ def test_half_precision_without_range_is_refused(text: Path, tmp_path: Path) -> 
     ],
 )
 def test_options_that_do_not_belong_together(
-    options: dict[str, Any], words: tuple[str, ...], text: Path, tmp_path: Path
+    options: dict[str, Any], words: tuple[str, ...], short_text: Path, tmp_path: Path
 ) -> None:
     with refused(ArgumentError, "compress: ", *words):
-        compress(builtin_path("llama"), tmp_path / "out", **{"layout": "mla", "calibrate": text} | options)
-    assert list(tmp_path.iterdir()) == [text]
+        compress(builtin_path("llama"), tmp_path / "out", **{"layout": "mla", "calibrate": short_text} | options)
+    assert list(tmp_path.iterdir()) == [short_text]
 
 
-def test_different_eps_in_the_file_are_read(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_different_eps_in_the_file_are_read(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     """The stream is scaled by the root of the ratio of eps, which the norms remove."""
     source = Path(shutil.copytree(folders["llama"], tmp_path / "in"))
     change_config(source, rms_norm_eps=1e-2)
-    compress(source, tmp_path / "out", layout="mla", sizes=SIZES, calibrate=text)
+    compress(source, tmp_path / "out", layout="mla", sizes=SIZES, calibrate=short_text)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager").eval()
     got, want = (outputs(own, inputs(model)) for own in (loaded(tmp_path / "out"), truncated(model, tmp_path / "out")))
     assert_close(got, want, np.float32, factor=84)

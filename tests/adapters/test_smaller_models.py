@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402
 from padded_models import padded, planes_of, stated  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from running_models import save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -34,16 +34,7 @@ NARROWER = ("llama", "llama_biases", "llama_linear", "llama_tied", "mistral", "g
 FEWER_NEURONS = ("bert_masked", "gpt_neox", "llama_yarn", "phi", "phi3", "qwen3", "starcoder2")
 
 
-@pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.layouts.write_smaller._STEPS", 6)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(made_up_text(60), encoding="utf-8")
-    return file
+pytestmark = pytest.mark.usefixtures("few_layout_steps")
 
 
 def loaded(folder: Path, **options: Any) -> Any:
@@ -110,11 +101,11 @@ def test_values_of_full_width_change_nothing(name: str, saved: Saved, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_whole", "mimo_v2_flash_biases"])
-def test_a_text_chooses_better_values(name: str, folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_a_text_chooses_better_values(name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source, errors = folders[name], []
-    for out, options in (("plain", {}), ("calibrated", {"calibrate": text})):
+    for out, options in (("plain", {}), ("calibrated", {"calibrate": short_text})):
         report = compress(source, tmp_path / out, layout="mimo", keep=0.5, **options)
-        evaluation = evaluate(source, tmp_path / out, text)
+        evaluation = evaluate(source, tmp_path / out, short_text)
         errors.append(evaluation.divergence)
         assert evaluation.cache_bytes == (report.cache_bytes["before"], report.cache_bytes["after"])
         assert evaluation.tokens_per_second is not None
@@ -217,10 +208,11 @@ def test_windows_as_long_as_the_context_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NARROWER)
 def test_narrow_heads_compute_what_the_truncation_does(
-    name: str, folders: dict[str, Path], text: Path, tmp_path: Path
+    name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = compress(source, out, layout="narrow", sizes={"head_dim": 4, "intermediate_size": 29}, calibrate=text)
+    sizes = {"head_dim": 4, "intermediate_size": 29}
+    report = compress(source, out, layout="narrow", sizes=sizes, calibrate=short_text)
     written = same_as_padded(random_model(name), source, out)
     before, after = stated(source), stated(out)
     assert (after["head_dim"], after["intermediate_size"]) == (4, 29)
@@ -233,25 +225,25 @@ def test_narrow_heads_compute_what_the_truncation_does(
 
 @pytest.mark.parametrize("name", FEWER_NEURONS)
 def test_fewer_neurons_compute_what_the_truncation_does(
-    name: str, folders: dict[str, Path], text: Path, tmp_path: Path
+    name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = compress(source, out, layout="narrow", sizes={"intermediate_size": 23}, calibrate=text)
+    report = compress(source, out, layout="narrow", sizes={"intermediate_size": 23}, calibrate=short_text)
     same_as_padded(random_model(name), source, out)
     assert report.what == "mlp"
     old, new = stated(source), stated(out)
     assert {key for key in old if old[key] != new.get(key)} == {"intermediate_size"}
 
 
-def test_blocks_run_in_half_precision(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_blocks_run_in_half_precision(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source = folders["llama"]
     for layout, sizes in (("mimo", {"v_head_dim": 3}), ("narrow", {"head_dim": 4, "intermediate_size": 29})):
-        report = compress(source, tmp_path / layout, layout=layout, sizes=sizes, calibrate=text, dtype="bfloat16")
+        report = compress(source, tmp_path / layout, layout=layout, sizes=sizes, calibrate=short_text, dtype="bfloat16")
         assert report.measured is not None
         same_as_padded(random_model("llama"), source, tmp_path / layout)
 
 
-def test_the_planes_are_those_that_matter(tmp_path: Path, text: Path) -> None:
+def test_the_planes_are_those_that_matter(tmp_path: Path, short_text: Path) -> None:
     """Queries that do not use the fastest plane: the window starts at the next, and positions are divided."""
     source = save_with_tokenizer(random_model("mistral_whole"), tmp_path / "in")
 
@@ -261,7 +253,7 @@ def test_the_planes_are_those_that_matter(tmp_path: Path, text: Path) -> None:
                 a.reshape(4, 2, 5, -1)[:, :, 0] = 0
 
     change_tensors(source, still)
-    compress(source, tmp_path / "out", layout="narrow", sizes={"head_dim": 8}, calibrate=text)
+    compress(source, tmp_path / "out", layout="narrow", sizes={"head_dim": 8}, calibrate=short_text)
     before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out")
     planes = planes_of(before, after)
     assert (planes.start, planes.step, planes.count) == (1, 1, 4)
@@ -273,20 +265,20 @@ def test_the_planes_are_those_that_matter(tmp_path: Path, text: Path) -> None:
     same_as_padded(model, source, tmp_path / "out")
 
 
-def test_a_fraction_is_met_within_a_percent(tmp_path: Path, text: Path) -> None:
+def test_a_fraction_is_met_within_a_percent(tmp_path: Path, short_text: Path) -> None:
     sizes = transformers.LlamaConfig(
         vocab_size=50, hidden_size=32, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, head_dim=16
     )
     source = save_with_tokenizer(transformers.LlamaForCausalLM(sizes), tmp_path / "in")
-    report = compress(source, tmp_path / "out", layout="narrow", keep=0.6, calibrate=text)
+    report = compress(source, tmp_path / "out", layout="narrow", keep=0.6, calibrate=short_text)
     assert 0.59 <= report.kept <= 0.6
     assert stated(tmp_path / "out")["head_dim"] == 8
 
 
-def test_a_config_of_transformers_4_keeps_its_keys(saved: Saved, text: Path, tmp_path: Path) -> None:
+def test_a_config_of_transformers_4_keeps_its_keys(saved: Saved, short_text: Path, tmp_path: Path) -> None:
     source = save_with_tokenizer(saved("llama")[0], tmp_path / "in")
     change_config(source, rope_parameters=..., rope_theta=500.0, rope_scaling=None, dtype=..., torch_dtype="float32")
-    compress(source, tmp_path / "narrow", layout="narrow", sizes={"head_dim": 4}, calibrate=text)
+    compress(source, tmp_path / "narrow", layout="narrow", sizes={"head_dim": 4}, calibrate=short_text)
     compress(source, tmp_path / "mimo", layout="mimo", keep=0.5)
     narrow, mimo = stated(tmp_path / "narrow"), stated(tmp_path / "mimo")
     assert "rope_parameters" not in narrow
@@ -308,19 +300,19 @@ def test_a_config_of_transformers_4_keeps_its_keys(saved: Saved, text: Path, tmp
     ],
 )
 def test_heads_that_cannot_be_narrower_are_refused(
-    name: str, words: str, folders: dict[str, Path], text: Path, tmp_path: Path
+    name: str, words: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     for options in ({"keep": 0.5}, {"sizes": {"head_dim": 4}}):
         with refused(ArgumentError, "compress: layout 'narrow'", words, "--size intermediate_size"):
-            compress(folders[name], tmp_path / "out", layout="narrow", calibrate=text, **options)
+            compress(folders[name], tmp_path / "out", layout="narrow", calibrate=short_text, **options)
 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "bloom", "opt", "mixtral", "deepseek_v3"])
 def test_layers_that_cannot_be_narrower_are_refused(
-    name: str, folders: dict[str, Path], text: Path, tmp_path: Path
+    name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     with refused(ArgumentError, "compress: ", "layout 'narrow'"):
-        compress(folders[name], tmp_path / "out", layout="narrow", sizes={"intermediate_size": 9}, calibrate=text)
+        compress(folders[name], tmp_path / "out", layout="narrow", sizes={"intermediate_size": 9}, calibrate=short_text)
 
 
 # --------------------------------------------------------------------------------------------- options and folders
@@ -350,9 +342,9 @@ def test_options_that_do_not_belong_together(options: dict[str, Any], words: tup
     assert list(tmp_path.iterdir()) == []
 
 
-def test_odd_heads_and_other_types_are_refused(text: Path, tmp_path: Path) -> None:
+def test_odd_heads_and_other_types_are_refused(short_text: Path, tmp_path: Path) -> None:
     with refused(ArgumentError, "head_dim must be even, got 7"):
-        compress(builtin_path("llama"), tmp_path / "out", layout="narrow", sizes={"head_dim": 7}, calibrate=text)
+        compress(builtin_path("llama"), tmp_path / "out", layout="narrow", sizes={"head_dim": 7}, calibrate=short_text)
     with refused(ArgumentTypeError, "v_head_dim in sizes must be an integer, got 8.0"):
         compress(builtin_path("llama"), tmp_path / "out", layout="mimo", sizes={"v_head_dim": 8.0})  # type: ignore[dict-item]
 
@@ -389,7 +381,7 @@ def test_shards_and_half_precision_stay(saved: Saved, tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensors["lm_head.weight"].values, tensors["model.embed_tokens.weight"].values)
 
 
-def test_the_command_line(text: Path, tmp_path: Path) -> None:
+def test_the_command_line(short_text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["compress", "builtin-llama", str(out), "--layout", "mimo", "--size", "v_head_dim=4"]
     result = CliRunner().invoke(cli.main, arguments)

@@ -83,6 +83,10 @@ class ArraySource:
         place = f"{file}:{self._x.name}" if file else str(getattr(self._x, "store_path", ""))  # zarr
         return description | ({"path": place} if place else {})
 
+    def read_all(self) -> Array:
+        """Return all entries, in any memory order."""
+        return self.read(tuple((0, n) for n in self.shape))
+
     def read(self, tile: Tile) -> Array:
         """Return the entries of a tile, in any memory order."""
         a = self._fetch(tuple(slice(*bounds) for bounds in tile))
@@ -188,9 +192,9 @@ class MappedFile(ArraySource):
         flat = memoryview(buffer.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         length = len(flat) // offsets.size
         for k, offset in enumerate(offsets.reshape(-1).tolist()):
-            got = _read_at(file, flat[k * length : (k + 1) * length], first + offset)
-            if got < length:
-                raise self._unreadable(index, f"the end of the file after {first + offset + got} bytes")
+            n_read = _read_at(file, flat[k * length : (k + 1) * length], first + offset)
+            if n_read < length:
+                raise self._unreadable(index, f"the end of the file after {first + offset + n_read} bytes")
         return buffer.transpose(np.argsort(order))
 
 

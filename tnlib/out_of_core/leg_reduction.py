@@ -24,7 +24,7 @@ from tnlib.linalg.projection import adjoint_times, residual_norm
 from tnlib.linalg.scaling import shift, squares
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.out_of_core.array_source import ArraySource
-from tnlib.out_of_core.passes import Partial, Passes, TileData, write_tile
+from tnlib.out_of_core.tile_passes import Partial, Passes, TileData, write_tile
 
 _DIFFERENCE = 1e-10  # a difference of squares above this part of them is right to a part in a thousand
 _ROUNDING = 1e-14  # of the squares
@@ -66,8 +66,8 @@ def combine_scaled(a: Partial, b: Partial) -> Partial:
     out = {"exponent": np.array(exponent)}
     for key, power in _POWERS.items():
         if key in a:
-            one, other = (shift(p[key], power * (int(p["exponent"]) - exponent)) for p in (a, b))
-            out[key] = r_factor(np.concatenate([one, other])) if key == "factor" else one + other
+            first, second = (shift(p[key], power * (int(p["exponent"]) - exponent)) for p in (a, b))
+            out[key] = r_factor(np.concatenate([first, second])) if key == "factor" else first + second
     return out
 
 

@@ -18,7 +18,7 @@ from tnlib.linalg.row_sampling import LEAST_ROWS
 from tnlib.linalg.scaling import exponent_of, norm, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.leg_reduction import add
-from tnlib.out_of_core.passes import Partial, Passes, TileData, write_tile
+from tnlib.out_of_core.tile_passes import Partial, Passes, TileData, write_tile
 
 _DIFFERENCE, _ROUNDING = 1e-11, 1e-14  # as in `linalg.projection`
 

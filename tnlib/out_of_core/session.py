@@ -10,8 +10,8 @@ import numpy as np
 
 from tnlib.out_of_core.array_source import ArraySource, is_sliced, open_source
 from tnlib.out_of_core.memory_limit import MemoryLimit, as_memory
-from tnlib.out_of_core.passes import Passes
 from tnlib.out_of_core.spill import Spill
+from tnlib.out_of_core.tile_passes import Passes
 
 
 def open_session(

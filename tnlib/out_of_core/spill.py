@@ -54,11 +54,10 @@ class Spill:
 
     def __enter__(self) -> Self:
         if self._folder is not None:
-            try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._unlock)
                 self._take_folder(self._folder)
-            except BaseException:
-                self._unlock()
-                raise
+                stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -67,12 +67,12 @@ def _open_hdf5(function: str, path: Path, inner: str) -> Iterator[Any]:
 def _open_zarr(function: str, path: Path) -> Any:
     zarr = import_optional(function, "zarr", "zarr")
     try:
-        found = zarr.open(path, mode="r")
+        opened = zarr.open(path, mode="r")
     except (OSError, ValueError, KeyError) as problem:
         raise FileFormatError(f"{function}: {path} is not a zarr array ({problem}); save it again.") from None
-    if not hasattr(found, "shape"):
-        names = [f"{path.name}/{key}" for key in found.array_keys()]
+    if not hasattr(opened, "shape"):
+        names = [f"{path.name}/{key}" for key in opened.array_keys()]
         raise ArgumentError(
             f"{function}: the folder must be a zarr array, got a group; pass one of {', '.join(names[:10]) or 'none'}."
         )
-    return found
+    return opened

@@ -55,13 +55,13 @@ def decompose_file(
     target = as_target("decompose", out)
     if target.exists() and not force:
         raise ArgumentError(f"decompose: OUT must not exist, got {target}; pass another name or --force.")
-    given = {key: value for key, value in options.items() if value is not None}
-    if format == "cp" and "rank" not in given:
+    settings = {key: value for key, value in options.items() if value is not None}
+    if format == "cp" and "rank" not in settings:
         raise ArgumentError("decompose: --format cp needs a number of components, got none; pass --rank.")
-    if format != "cp" and "rank" in given:
+    if format != "cp" and "rank" in settings:
         raise ArgumentError(f"decompose: --rank is that of --format cp, got {format}; pass --max-rank.")
     with open_array("decompose", source) as array, observed_passes(progress or _ignore):
-        fit = FORMATS[format](array, **given)
+        fit = FORMATS[format](array, **settings)
     save(target, fit.value)
     return fit
 

@@ -17,7 +17,7 @@ from tnlib._typing import Array
 from tnlib.formats.cp.als import cp_residual
 from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.out_of_core.array_source import ArraySource
-from tnlib.out_of_core.passes import Passes
+from tnlib.out_of_core.tile_passes import Passes
 
 
 class TuckerCore(NamedTuple):

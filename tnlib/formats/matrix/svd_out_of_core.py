@@ -21,7 +21,7 @@ from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
 from tnlib.out_of_core.leg_reduction import matrix_of
 from tnlib.out_of_core.leg_truncation import truncate_legs
-from tnlib.out_of_core.passes import Passes
+from tnlib.out_of_core.tile_passes import Passes
 
 
 def svd_of_source(

@@ -23,14 +23,15 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
+from tnlib.linalg.gram_svd import LeftSVD
 from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
-from tnlib.out_of_core.leg_reduction import LegSVD, project_legs
-from tnlib.out_of_core.leg_truncation import first_svd, scaled_svd
-from tnlib.out_of_core.passes import Passes
+from tnlib.out_of_core.leg_reduction import LegSVD
+from tnlib.out_of_core.leg_truncation import first_svd, project_truncated
 from tnlib.out_of_core.row_space import SourceRows, project_columns, times_rows
 from tnlib.out_of_core.split_matrix import with_paired_legs
+from tnlib.out_of_core.tile_passes import Passes
 
 _SMALLEST_SAVING = 0.9  # of the array that a projection may leave
 
@@ -109,7 +110,7 @@ def _split_from_the_left(
         cores += head
         first = groups[len(head)][0] - 1  # all axes before it have become the bond
         groups = [tuple(a - first for a in axes) for axes in groups[len(head) :]]
-    rest = np.asarray(current.read(tuple((0, n) for n in current.shape)))
+    rest = np.asarray(current.read_all())
     bond = cores[-1].shape[-1] if cores else 1
     if not cores:
         budget.norm = float(np.linalg.norm(rest))
@@ -128,23 +129,18 @@ def _split_first_legs(
     bond = current.shape[0] if groups[0][0] > 0 else 1
     count, spectrum = _svd_of_first_legs(passes, current, groups, budget, max_rank)
     sizes = [math.prod(current.shape[a] for a in axes) for axes in groups[:count]]
+
+    def choose(svd: LeftSVD) -> list[Array]:
+        return isometries(svd, bond, sizes, budget, max_rank)
+
+    def basis_of(_: LeftSVD, cores: list[Array]) -> Array:
+        basis = merge_cores(cores)
+        _refuse_no_saving(current, len(basis), basis.shape[1], budget)
+        return basis
+
     axes = range(groups[count][0])
-    while True:
-        with budget.trial() as trial:
-            cores = isometries(spectrum.svd, bond, sizes, budget, max_rank)
-            exact = spectrum.svd.error_estimate == 0.0
-            if exact or not any(record.ambiguous for record in trial.records):
-                basis = merge_cores(cores)
-                _refuse_no_saving(current, len(basis), basis.shape[1], budget)
-                projected, discarded = project_legs(
-                    passes, current, axes, basis, norm=budget.norm, discarded=trial.discarded
-                )
-                if exact:
-                    trial.commit()
-                if exact or trial.commit_measured(discarded):
-                    return cores, projected
-                passes.discard(projected)
-        spectrum = scaled_svd(passes, current, axes, budget, exact=True)
+    cores, _, projected = project_truncated(passes, current, axes, spectrum, budget, choose, basis_of)
+    return cores, projected
 
 
 def _svd_of_first_legs(

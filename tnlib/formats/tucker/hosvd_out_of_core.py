@@ -20,7 +20,7 @@ from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.truncation import Truncation, TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
 from tnlib.out_of_core.leg_truncation import truncate_legs
-from tnlib.out_of_core.passes import Passes
+from tnlib.out_of_core.tile_passes import Passes
 
 
 class _Reduced(NamedTuple):
@@ -70,8 +70,8 @@ def _reduce(passes: Passes, source: ArraySource, budget: TruncationBudget, max_r
         bases[leg], truncations[leg] = basis, budget.records[-1]
         legs = [leg, *(k for k in legs if k != leg)]
         current, stored = passes.as_source(source, projected), projected
-    whole = np.array(current.read(tuple((0, n) for n in current.shape)))
-    return _Reduced(np.ascontiguousarray(whole.transpose(np.argsort(legs))), bases, truncations)
+    core = np.array(current.read_all())
+    return _Reduced(np.ascontiguousarray(core.transpose(np.argsort(legs))), bases, truncations)
 
 
 def _leg_to_reduce(

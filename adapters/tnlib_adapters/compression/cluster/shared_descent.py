@@ -194,11 +194,11 @@ class _Participant:
         """Return the gradient of a share, of another worker or its own; None if the others are too far ahead."""
         step, shared = self._descent.n_done, self._shared
         file, is_own = shared.gradient_file(step, share), share % shared.n_workers == self._worker
-        found = self._await(file, 0 if is_own or share in self._absent else self._patience)
-        if found is not None:
+        gradient = self._await(file, 0 if is_own or share in self._absent else self._patience)
+        if gradient is not None:
             self._absent.discard(share)
-            return found
-        if shared.last_state() > step:
+            return gradient
+        if not is_own and shared.last_state() > step:
             return None
         started = time.monotonic()
         gradient = self._of_share(parts)
