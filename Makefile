@@ -51,7 +51,7 @@ LLAMA_CPP := llama_cpp_python-$(LLAMA_CPP_VERSION)
 engines: export OMP_NUM_THREADS = 1
 engines: export LLAMA_CPP_SOURCE = $(ENGINES)/$(LLAMA_CPP)
 engines: $(VENV)/.installed-test $(ENGINES)/$(LLAMA_CPP)/.built
-	$(PIP) sentencepiece diskcache jinja2
+	$(PIP) sentencepiece protobuf diskcache jinja2
 	$(PIP) --no-deps --no-index --find-links $(ENGINES) llama-cpp-python
 	$(BIN)/python -m pytest --quiet -m engines tests/engines
 
