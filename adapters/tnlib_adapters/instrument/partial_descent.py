@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
-from tnlib_adapters.instrument.block import Block, as_array, as_tensor
+from tnlib_adapters.instrument.block import Block, as_array
 from tnlib_adapters.instrument.block_passes import Call
 from tnlib_adapters.instrument.layer_fit import RATE, MovingProducts, make_optimiser
 from tnlib_adapters.instrument.running_model import Batch
@@ -82,7 +82,7 @@ class PartialDescent:
             group["lr"] = rate * factor(n_done)
 
     def _tensor(self, array: Array) -> Tensor:
-        return as_tensor(array, self._moving.moves.device)
+        return torch.from_numpy(array).to(self._moving.moves.device)
 
 
 def parts_of_batch(batch: Batch) -> list[range]:
@@ -90,4 +90,3 @@ def parts_of_batch(batch: Batch) -> list[range]:
     n_texts = len(batch.ids)
     n_parts = min(_PARTS, n_texts)
     return [range(p * n_texts // n_parts, (p + 1) * n_texts // n_parts) for p in range(n_parts)]
-
