@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,20 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 TOTAL = "all"
 
 
-def measure(scale: str, workers: tuple[int, ...]) -> dict[int, dict[int, dict[str, float]]]:
-    """Return the seconds of every stage, and of all, by the tokens of the text and the number of workers."""
+Seconds = dict[str, dict[str, dict[str, float]]]  # by the tokens of the text, the number of workers, and the stage
+
+
+def measure(scale: str, workers: tuple[int, ...] = (1, 2)) -> Seconds:
+    """Return the seconds of every stage, and of all."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "model"
         make(MODELS[scale], source)
-        return {n: _of_text(source, n, workers) for n in TOKENS[scale]}
+        return {f"{n:,}": _of_text(source, n, workers) for n in TOKENS[scale]}
 
 
-def _of_text(source: Path, n_tokens: int, workers: tuple[int, ...]) -> dict[int, dict[str, float]]:
+def _of_text(source: Path, n_tokens: int, workers: tuple[int, ...]) -> dict[str, dict[str, float]]:
     text = calibration_text(source, n_tokens)
-    return {n: _in_child(source, text, source.with_name(f"out-{n_tokens}-{n}"), n) for n in workers}
+    return {str(n): _in_child(source, text, source.with_name(f"out-{n_tokens}-{n}"), n) for n in workers}
 
 
 def _in_child(source: Path, text: Path, out: Path, n_workers: int) -> dict[str, float]:
@@ -70,20 +73,18 @@ class Stages:
         self._last = now
 
 
-def section(scale: str, seconds: dict[int, dict[int, dict[str, float]]]) -> Iterator[str]:
+def section(scale: str, seconds: Seconds) -> Iterator[str]:
     """Yield the lines of a table for every text: a row for every stage."""
     yield from (f"## Workers, {MODELS[scale].n_layers} layers of {MODELS[scale].d_model}", "", ABOUT, "")
     for n_tokens, of_workers in seconds.items():
-        first, last = min(of_workers), max(of_workers)
-        names = (f"{n} worker{'s' if n > 1 else ''} (s)" for n in of_workers)
-        header = (f"stage, {n_tokens:,} tokens", *names, "ratio")
-        yield from table(header, (_cells(stage, of_workers, first, last) for stage in of_workers[first]))
+        names = (f"{n} worker{'s' if n != '1' else ''} (s)" for n in of_workers)
+        yield from table((f"stage, {n_tokens} tokens", *names, "ratio"), _rows(list(of_workers.values())))
 
 
-def _cells(stage: str, seconds: dict[int, dict[str, float]], first: int, last: int) -> tuple[str, ...]:
-    own = [of_workers.get(stage, 0.0) for of_workers in seconds.values()]
-    ratio = seconds[first][stage] / max(1e-9, seconds[last].get(stage, 0.0))
-    return (stage, *(f"{value:.2f}" for value in own), f"{ratio:.2f}x")
+def _rows(by_workers: Sequence[dict[str, float]]) -> Iterator[tuple[str, ...]]:
+    for stage, first in by_workers[0].items():
+        seconds = [own.get(stage, 0.0) for own in by_workers]
+        yield (stage, *(f"{own:.2f}" for own in seconds), f"{first / max(1e-9, seconds[-1]):.2f}x")
 
 
 ABOUT = """\

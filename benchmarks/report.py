@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import large_models
+from benchmarks import cluster, large_models
 from benchmarks.cases import cases
 from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
@@ -60,6 +60,8 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from _past_memory(results)
     if results.data.get("large"):
         yield from large_models.section(results.data["large"])
+    if results.data.get("workers"):
+        yield from cluster.section(results.data["scale"], results.data["workers"])
     if results.data.get("startup"):
         yield from _startup(results)
     if results.data.get("accuracy"):
