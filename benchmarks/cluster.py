@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from benchmarks.large_models import CALIBRATED, SHORT_TEXT, TEXT, Llama, calibration_text, make
-from benchmarks.report import table
+from benchmarks.tables import table
 
 CHILD = "import sys; from benchmarks import cluster; cluster.compressed(*sys.argv[1:])"
 MODELS = {"full": Llama(4, 512, 8, 2, 1408, 2048), "small": Llama(4, 64, 8, 2, 176, 1024)}
