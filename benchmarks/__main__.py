@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import accuracy, growth, large_models, machine, memory, past_memory, report, speed, startup
+from benchmarks import accuracy, cluster, growth, large_models, machine, memory, past_memory, report, speed, startup
 from benchmarks.cases import SCALES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +27,7 @@ PARTS = {
     "growth": growth.measure,
     "accuracy": accuracy.measure,
     "large": large_models.measure,
+    "workers": cluster.measure,
 }
 
 

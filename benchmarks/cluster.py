@@ -11,29 +11,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.large_models import CALIBRATED, SHORT_TEXT, TEXT, Llama, calibration_text, make
-from benchmarks.report import table
+from benchmarks.tables import table
 
 CHILD = "import sys; from benchmarks import cluster; cluster.compressed(*sys.argv[1:])"
 MODELS = {"full": Llama(4, 512, 8, 2, 1408, 2048), "small": Llama(4, 64, 8, 2, 176, 1024)}
-TOKENS = {"full": TEXT, "small": SHORT_TEXT}
+TOKENS = {"full": (TEXT, 2 * TEXT), "small": (SHORT_TEXT,)}  # batches of two texts, and of four
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TOTAL = "all"
 
 
-def measure(scale: str, workers: tuple[int, ...]) -> dict[int, dict[str, float]]:
-    """Return the seconds of every stage, and of all, by the number of workers."""
+Seconds = dict[str, dict[str, dict[str, float]]]  # by the tokens of the text, the number of workers, and the stage
+
+
+def measure(scale: str, workers: tuple[int, ...] = (1, 2)) -> Seconds:
+    """Return the seconds of every stage, and of all."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "model"
         make(MODELS[scale], source)
-        text = calibration_text(source, TOKENS[scale])
-        return {n: _in_child(source, text, Path(scratch) / f"out-{n}", n) for n in workers}
+        return {f"{n:,}": _of_text(source, n, workers) for n in TOKENS[scale]}
+
+
+def _of_text(source: Path, n_tokens: int, workers: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    text = calibration_text(source, n_tokens)
+    return {str(n): _in_child(source, text, source.with_name(f"out-{n_tokens}-{n}"), n) for n in workers}
 
 
 def _in_child(source: Path, text: Path, out: Path, n_workers: int) -> dict[str, float]:
@@ -66,24 +73,24 @@ class Stages:
         self._last = now
 
 
-def section(scale: str, seconds: dict[int, dict[str, float]]) -> Iterator[str]:
-    """Yield the lines of the table: a row for every stage."""
-    first, last = min(seconds), max(seconds)
+def section(scale: str, seconds: Seconds) -> Iterator[str]:
+    """Yield the lines of a table for every text: a row for every stage."""
     yield from (f"## Workers, {MODELS[scale].n_layers} layers of {MODELS[scale].d_model}", "", ABOUT, "")
-    header = ("stage", *(f"{n} worker{'s' if n > 1 else ''} (s)" for n in seconds), "ratio")
-    yield from table(header, (_cells(stage, seconds, first, last) for stage in seconds[first]))
+    for n_tokens, of_workers in seconds.items():
+        names = (f"{n} worker{'s' if n != '1' else ''} (s)" for n in of_workers)
+        yield from table((f"stage, {n_tokens} tokens", *names, "ratio"), _rows(list(of_workers.values())))
 
 
-def _cells(stage: str, seconds: dict[int, dict[str, float]], first: int, last: int) -> tuple[str, ...]:
-    own = [of_workers.get(stage, 0.0) for of_workers in seconds.values()]
-    ratio = seconds[first][stage] / max(1e-9, seconds[last].get(stage, 0.0))
-    return (stage, *(f"{value:.2f}" for value in own), f"{ratio:.2f}x")
+def _rows(by_workers: Sequence[dict[str, float]]) -> Iterator[tuple[str, ...]]:
+    for stage, first in by_workers[0].items():
+        seconds = [own.get(stage, 0.0) for own in by_workers]
+        yield (stage, *(f"{own:.2f}" for own in seconds), f"{first / max(1e-9, seconds[-1]):.2f}x")
 
 
-ABOUT = f"""\
-`compress --what all --keep 0.5 --calibrate TEXT --workers N` of a random Llama in bf16 on a text of {TEXT:,} tokens,
-one BLAS thread in every process. The time until the first call of a stage counts to it: "running the model" includes
-the start of the workers, "writing tensors" their end."""
+ABOUT = """\
+`compress --what all --keep 0.5 --calibrate TEXT --workers N` of a random Llama in bf16, one BLAS thread in every
+process. The time until the first call of a stage counts to it: "running the model" includes the start of the workers,
+"writing tensors" their end. A batch of the longer text has four texts, one of the shorter two."""
 
 
 @click.command()

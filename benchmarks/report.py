@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import large_models
+from benchmarks import cluster, large_models
 from benchmarks.cases import cases
 from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, OURS, Comparison, Results
+from benchmarks.tables import table
 
 CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call")
 
@@ -60,6 +61,8 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from _past_memory(results)
     if results.data.get("large"):
         yield from large_models.section(results.data["large"])
+    if results.data.get("workers"):
+        yield from cluster.section(results.data["scale"], results.data["workers"])
     if results.data.get("startup"):
         yield from _startup(results)
     if results.data.get("accuracy"):
@@ -89,15 +92,6 @@ the array; a curve ends where it stores as many numbers as the array has. Thick 
 dashed ones peers. A matrix is split into legs as evenly as its sizes allow; a state is a matrix between the halves
 of its chain, a train over its sites, and four groups of sites for Tucker and CP. MiniLM's QK and OV are means over
 the first heads of its layers, without biases."""
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
-    yield f"| {' | '.join(header)} |"
-    yield "|" + "---|" * len(header)
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-    yield ""
 
 
 def _machine(results: Results) -> Iterator[str]:

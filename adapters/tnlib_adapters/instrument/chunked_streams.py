@@ -59,10 +59,10 @@ class ChunkedStreams(Streams):
         batches, streams = self._chunk(k)
         streams.write(name, k - batches.start, stream)
 
-    def read(self, name: str, k: int) -> Tensor:
-        """Return the stream of the k-th batch, (texts, tokens, width)."""
+    def read(self, name: str, k: int, texts: range | None = None) -> Tensor:
+        """Return the stream of the k-th batch, or of some of its texts, (texts, tokens, width)."""
         batches, streams = self._chunk(k)
-        return streams.read(name, k - batches.start)
+        return streams.read(name, k - batches.start, texts)
 
     def finish(self, name: str) -> None:
         """Declare the streams of all batches stored that were written to."""

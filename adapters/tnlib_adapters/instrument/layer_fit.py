@@ -298,21 +298,24 @@ def _root_mean_square(a: Tensor) -> Tensor:
 
 
 class MovingProducts:
-    """Factors that move, in units that `scale` returns for each."""
+    """Factors that move, in units that `scale` returns for each.
+
+    Attributes
+    ----------
+    moves
+        The moves of all factors in these units, one vector: an optimizer passes over it once.
+    """
 
     def __init__(self, start: Products, scale: Callable[[Tensor], Tensor] = _root_mean_square) -> None:
         self._start = start
         self._scales = start.each(scale)
-        self._moves = start.each(lambda a: torch.zeros_like(a, requires_grad=True))
-
-    @property
-    def moves(self) -> list[Tensor]:
-        """The moves, in these units."""
-        return self._moves.parts
+        self._numbers = [a.numel() for a in start.parts]
+        self.moves = start.parts[0].new_zeros(sum(self._numbers), requires_grad=True)
 
     def moved(self) -> Products:
         """Return the factors after the moves."""
-        return self._start.each(lambda a, scale, move: a + scale * move, self._scales, self._moves)
+        moves = iter(self.moves.split(self._numbers))
+        return self._start.each(lambda a, scale: a + scale * next(moves).view_as(a), self._scales)
 
 
 def descend(
@@ -324,7 +327,7 @@ def descend(
 ) -> Products:
     """Return the factors after one step of Adam on every batch of `order`, in units that `scale` returns for each."""
     moving = MovingProducts(start, scale)
-    adam(block, streams, moving.moves, lambda: block.weights(moving.moved()), RATE, order)
+    adam(block, streams, [moving.moves], lambda: block.weights(moving.moved()), RATE, order)
     return moving.moved().each(Tensor.detach)
 
 
@@ -350,9 +353,11 @@ def adam(
         schedule.step()
 
 
-def make_optimiser(moves: Sequence[Any], rate: float, n_steps: int) -> tuple[torch.optim.Adam, LambdaLR]:
-    """Return Adam over `moves`, and the schedule of its rate."""
-    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99))
+def make_optimiser(
+    moves: Sequence[Any], rate: float, n_steps: int, *, fused: bool | None = None
+) -> tuple[torch.optim.Adam, LambdaLR]:
+    """Return Adam over `moves`, in one kernel if `fused`, and the schedule of its rate."""
+    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99), fused=fused)
     schedule = LambdaLR(
         optimiser,
         lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps))),

@@ -5,15 +5,13 @@ Each process has all factors, and moves them in the same way: by the sum of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
-from tnlib_adapters.instrument.block import Block
+from tnlib_adapters.instrument.block import Block, as_array
 from tnlib_adapters.instrument.block_passes import Call
 from tnlib_adapters.instrument.layer_fit import RATE, MovingProducts, make_optimiser
 from tnlib_adapters.instrument.running_model import Batch
@@ -41,7 +39,8 @@ class PartialDescent:
 
     def __init__(self, block: Block, start: Products, n_steps: int) -> None:
         self._block, self._moving = block, MovingProducts(start)
-        self._optimiser, self._schedule = make_optimiser(self._moving.moves, RATE, n_steps)
+        # in several kernels, Adam takes a tenth of the step, and every process does all of it
+        self._optimiser, self._schedule = make_optimiser([self._moving.moves], RATE, n_steps, fused=True)
         self.n_done = 0
 
     def gradient(self, x: Tensor, call: Call, target: Tensor, valid: Tensor, n_tokens: int) -> Array:
@@ -51,12 +50,11 @@ class PartialDescent:
         """
         wrote = self._block.run(x, call, self._block.weights(self._moving.moved(), factored=True))
         loss = (wrote.float() - target)[valid].square().sum() / (n_tokens * x.shape[-1])
-        return _flat(torch.autograd.grad(loss, self._moving.moves, allow_unused=True, materialize_grads=True))
+        return as_array(torch.autograd.grad(loss, self._moving.moves)[0])
 
     def step(self, gradient: Array) -> None:
         """Do one step by the gradient of a batch."""
-        for move, own in zip(self._moving.moves, self._split(gradient), strict=True):
-            move.grad = own
+        self._moving.moves.grad = self._tensor(gradient)
         self._optimiser.step()
         self._schedule.step()
         self.n_done += 1
@@ -67,28 +65,24 @@ class PartialDescent:
 
     def state(self) -> Array:
         """Return moves and means of gradients and of their squares, (3, numbers)."""
-        states = [self._optimiser.state[move] for move in self._moving.moves]
-        means = [_flat([own[name] for own in states]) for name in ("exp_avg", "exp_avg_sq")] if self.n_done else []
-        return np.stack([_flat(self._moving.moves), *means])
+        own = self._optimiser.state[self._moving.moves]
+        return np.stack([as_array(part.detach()) for part in (self._moving.moves, own["exp_avg"], own["exp_avg_sq"])])
 
     def restore(self, state: Array, n_done: int) -> None:
         """Go on from the state after so many steps, at least one."""
-        moves, *means = (self._split(own) for own in state)
+        moves, mean, square = map(self._tensor, state)
         with torch.no_grad():
-            for move, own, mean, square in zip(self._moving.moves, moves, *means, strict=True):
-                move.copy_(own)
-                step = torch.tensor(float(n_done))
-                self._optimiser.state[move] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+            self._moving.moves.copy_(moves)
+        step = moves.new_tensor(n_done)
+        self._optimiser.state[self._moving.moves] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
         self._schedule.last_epoch = self.n_done = n_done
         for group, rate, factor in zip(
             self._optimiser.param_groups, self._schedule.base_lrs, self._schedule.lr_lambdas, strict=True
         ):
             group["lr"] = rate * factor(n_done)
 
-    def _split(self, flat: Array) -> list[Tensor]:
-        moves = self._moving.moves
-        own = torch.split(torch.from_numpy(np.array(flat)).to(moves[0]), [move.numel() for move in moves])
-        return [part.reshape(move.shape) for part, move in zip(own, moves, strict=True)]
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._moving.moves.device)
 
 
 def parts_of_batch(batch: Batch) -> list[range]:
@@ -96,8 +90,3 @@ def parts_of_batch(batch: Batch) -> list[range]:
     n_texts = len(batch.ids)
     n_parts = min(_PARTS, n_texts)
     return [range(p * n_texts // n_parts, (p + 1) * n_texts // n_parts) for p in range(n_parts)]
-
-
-def _flat(tensors: Sequence[Tensor]) -> Array:
-    flat: Array = torch.cat([own.detach().flatten() for own in tensors]).cpu().numpy()
-    return flat

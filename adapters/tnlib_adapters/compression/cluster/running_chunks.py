@@ -16,6 +16,7 @@ from tnlib_adapters.compression.calibration.statistics import Observations, Stat
 from tnlib_adapters.compression.cluster.factorised_parts import Job
 from tnlib_adapters.compression.cluster.stored_objects import ArraysInFiles, write_in_place
 from tnlib_adapters.compression.methods.out_of_core import named_entries
+from tnlib_adapters.files.process_memory import reuse_free_memory
 from tnlib_adapters.files.tensor_file import read_header
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class TextJob(Job):
         """Return the model on the chunks, opened once by every worker."""
         if self.run_id not in _running:
             _running.clear()
+            reuse_free_memory()
             _running[self.run_id] = RunningChunks(self)
         return _running[self.run_id]
 

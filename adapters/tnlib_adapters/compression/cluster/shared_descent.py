@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _MOST_STEPS, _MOST_BYTES = 25, 2**28  # between two states that are stored: step
 # Multiplications of a step of a block from which on it is shared: below, the exchange takes longer than the step
 _LEAST_WORK = 3e8
 _PATIENCE, _TIMES = 5, 3  # the share of a worker is awaited for so many seconds, or times the duration of an own share
+_SLOW = 1  # seconds of reading a gradient after which it may have been written over
 _POLL, _POLLS_OF_CHANGE = 0.001, 50  # seconds between looks for a file, and looks between changes of the folder
 
 
@@ -55,7 +57,7 @@ class SharedDescent:
     order
         Batches of the steps.
     state_every
-        Steps after which the state is stored; gradients of twice as many are kept.
+        Steps after which the state is stored; gradients of three times as many are kept.
     n_workers
         Workers that take part.
     """
@@ -146,6 +148,7 @@ class _Participant:
         self._descent = _restored(shared)
         self._patience: float = _PATIENCE
         self._absent = set[int]()  # shares whose workers did not answer
+        self._written = deque[Path]()  # gradients that this worker has written
 
     def run(self) -> None:
         """Do all steps."""
@@ -153,7 +156,7 @@ class _Participant:
         while (step := self._descent.n_done) < len(shared.order):
             if step > 0 and step % shared.state_every == 0:
                 self._store_state()
-                shared.remove_before(step - shared.state_every)
+                shared.remove_before(step - 2 * shared.state_every)
             gradient = self._gradient()
             if gradient is None:
                 self._descent = _restored(shared)
@@ -205,16 +208,25 @@ class _Participant:
         self._patience = max(_PATIENCE, _TIMES * (time.monotonic() - started))
         if not is_own:
             self._absent.add(share)
-        _save(file, gradient)
+        self._write(file, gradient)
         return gradient
+
+    def _write(self, file: Path, gradient: Array) -> None:
+        """Write a gradient, over one that nobody reads any more: pages of a new file cost more than the exchange."""
+        hidden = _hidden(file)
+        is_old = self._written and _step_of(self._written[0]) < self._descent.n_done - self._shared.state_every
+        with suppress(FileNotFoundError):
+            if is_old:
+                self._written.popleft().replace(hidden)
+        _save(file, gradient, hidden)
+        self._written.append(file)
 
     def _await(self, file: Path, seconds: float) -> Array | None:
         """Return the array of a file that appears within these seconds, None if it does not, or is not needed."""
         end, looks = time.monotonic() + seconds, 0
         while True:
             with suppress(FileNotFoundError):
-                array: Array = np.load(file)
-                return array
+                return self._read(file)
             if time.monotonic() >= end:
                 return None
             looks += 1
@@ -223,6 +235,15 @@ class _Participant:
                     return None
                 _change(self._shared.folder)
             time.sleep(_POLL)
+
+    def _read(self, file: Path) -> Array:
+        """Return a gradient; `FileNotFoundError` if it is not there, or was written over meanwhile."""
+        started = time.monotonic()
+        gradient: Array = np.load(file)
+        if time.monotonic() - started > _SLOW:
+            _change(self._shared.folder)
+        file.stat()
+        return gradient
 
     @property
     def _batch(self) -> Any:
@@ -235,7 +256,7 @@ class _Participant:
     def _of_part(self, texts: range) -> Array:
         running, k, b = self._shared.job.running(), self._shared.k, self._shared.order[self._descent.n_done]
         batch, rows = self._batch, slice(texts.start, texts.stop)
-        x, target = (running.streams.read(name, b)[rows] for name in (f"truncated-{k}", f"stream-{k + 1}"))
+        x, target = (running.streams.read(name, b, texts) for name in (f"truncated-{k}", f"stream-{k + 1}"))
         call = running.call_of_texts(b, rows, k)
         return self._descent.gradient(x, call, target, batch.valid[rows], batch.n_tokens)
 
@@ -261,14 +282,18 @@ def _step_of(file: Path) -> int:
 
 def _change(folder: Path) -> None:
     """Change a folder for a moment: network file systems then show what others have written into it, and not later."""
-    hidden = folder / f".{secrets.token_hex(8)}"
+    hidden = _hidden(folder / "changed")
     hidden.touch()
     hidden.unlink()
 
 
-def _save(file: Path, array: Array) -> None:
-    """Write an array into a file that appears whole."""
-    hidden = file.with_name(f".{secrets.token_hex(8)}")
-    with hidden.open("wb") as opened:
+def _save(file: Path, array: Array, hidden: Path | None = None) -> None:
+    """Write an array into a file that appears whole; over the array of a hidden file of this shape if there is one."""
+    hidden = hidden or _hidden(file)
+    with hidden.open("r+b" if hidden.exists() else "wb") as opened:
         np.save(opened, array)
     hidden.replace(file)
+
+
+def _hidden(file: Path) -> Path:
+    return file.with_name(f".{secrets.token_hex(8)}")
