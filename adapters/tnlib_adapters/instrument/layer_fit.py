@@ -204,7 +204,12 @@ def fit_layers(
         model.load(k)
         # without names for the weights, which would stay in memory while the next block is fitted
         yield _fit_block(
-            make_block(model, k), both, start(k), order, refit or _refit_output, descend_by or descend
+            make_block(model, k),
+            both,
+            start(k).each(lambda a: as_tensor(a, model.device)),
+            order,
+            refit or _refit_output,
+            descend_by or descend,
         ).each(as_array)
 
 
@@ -212,13 +217,12 @@ def _fit_block(
     block: Block, streams: FitStreams, start: Products, order: Sequence[int], refit: Refit, descend_by: Descend
 ) -> Products:
     """Return the fitted weights of a block, and store the streams after it."""
-    best = start.each(lambda a: as_tensor(a, block.model.device))
-    if best.parts:  # otherwise nothing of the block is truncated
-        refitted = refit(block, streams, best)
+    best = start
+    if start.parts:  # otherwise nothing of the block is truncated
+        refitted = refit(block, streams, start)
         descended = descend_by(block, streams, refitted, order)
-        halfway = refitted.each(lambda a, b: (a + b) / 2, descended)
         release_free_memory()
-        candidates = (descended, halfway, refitted, best)
+        candidates = (descended, refitted.each(lambda a, b: (a + b) / 2, descended), refitted, start)
         errors = streams.errors(block, (block.weights(products) for products in candidates))
         best = candidates[int(np.argmin(errors))]
     streams.advance(block, block.weights(best))
@@ -298,23 +302,15 @@ def _root_mean_square(a: Tensor) -> Tensor:
 
 
 class MovingProducts:
-    """Factors that move, in units that `scale` returns for each.
-
-    Attributes
-    ----------
-    moves
-        The moves of all factors in these units, one vector: an optimizer passes over it once.
-    """
+    """Factors that move, in units that `scale` returns for each."""
 
     def __init__(self, start: Products, scale: Callable[[Tensor], Tensor] = _root_mean_square) -> None:
         self._start = start
         self._scales = start.each(scale)
-        self._numbers = [a.numel() for a in start.parts]
-        self.moves = start.parts[0].new_zeros(sum(self._numbers), requires_grad=True)
 
-    def moved(self) -> Products:
-        """Return the factors after the moves."""
-        moves = iter(self.moves.split(self._numbers))
+    def after(self, moves: Iterable[Tensor]) -> Products:
+        """Return the factors after their moves, as many numbers each, in these units."""
+        moves = iter(moves)
         return self._start.each(lambda a, scale: a + scale * next(moves).view_as(a), self._scales)
 
 
@@ -327,8 +323,10 @@ def descend(
 ) -> Products:
     """Return the factors after one step of Adam on every batch of `order`, in units that `scale` returns for each."""
     moving = MovingProducts(start, scale)
-    adam(block, streams, [moving.moves], lambda: block.weights(moving.moved()), RATE, order)
-    return moving.moved().each(Tensor.detach)
+    moves = [torch.zeros_like(a, requires_grad=True) for a in start.parts]
+    adam(block, streams, moves, lambda: block.weights(moving.after(moves)), RATE, order)
+    with torch.no_grad():
+        return moving.after(moves)
 
 
 def adam(
@@ -343,7 +341,7 @@ def adam(
 
     The rate rises over a few steps and falls to 0 along a cosine.
     """
-    optimiser, schedule = make_optimiser(moves, rate, len(order))
+    optimiser, schedule = make_optimiser(moves, rate, len(order), fused=not block.model.fits_in_memory)
     for b in order:
         wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
         loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
@@ -354,10 +352,10 @@ def adam(
 
 
 def make_optimiser(
-    moves: Sequence[Any], rate: float, n_steps: int, *, fused: bool | None = None
+    moves: Sequence[Any], rate: float, n_steps: int, *, fused: bool
 ) -> tuple[torch.optim.Adam, LambdaLR]:
-    """Return Adam over `moves`, in one kernel if `fused`, and the schedule of its rate."""
-    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99), fused=fused)
+    """Return Adam over `moves`, if `fused` without arrays in between, and the schedule of its rate."""
+    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99), fused=fused or None)
     schedule = LambdaLR(
         optimiser,
         lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps))),

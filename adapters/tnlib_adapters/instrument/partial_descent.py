@@ -39,8 +39,10 @@ class PartialDescent:
 
     def __init__(self, block: Block, start: Products, n_steps: int) -> None:
         self._block, self._moving = block, MovingProducts(start)
-        # in several kernels, Adam takes a tenth of the step, and every process does all of it
-        self._optimiser, self._schedule = make_optimiser([self._moving.moves], RATE, n_steps, fused=True)
+        self._numbers = [a.numel() for a in start.parts]
+        # one vector, and one kernel: every process does all of a step, which takes long with many of either
+        self._moves = torch.zeros(sum(self._numbers), device=block.model.device, requires_grad=True)
+        self._optimiser, self._schedule = make_optimiser([self._moves], RATE, n_steps, fused=True)
         self.n_done = 0
 
     def gradient(self, x: Tensor, call: Call, target: Tensor, valid: Tensor, n_tokens: int) -> Array:
@@ -48,41 +50,45 @@ class PartialDescent:
 
         It is divided by `n_tokens`, those of the whole batch, and by the width.
         """
-        wrote = self._block.run(x, call, self._block.weights(self._moving.moved(), factored=True))
+        wrote = self._block.run(x, call, self._block.weights(self._moved(), factored=True))
         loss = (wrote.float() - target)[valid].square().sum() / (n_tokens * x.shape[-1])
-        return as_array(torch.autograd.grad(loss, self._moving.moves)[0])
+        return as_array(torch.autograd.grad(loss, self._moves)[0])
 
     def step(self, gradient: Array) -> None:
         """Do one step by the gradient of a batch."""
-        self._moving.moves.grad = self._tensor(gradient)
+        self._moves.grad = self._tensor(gradient)
         self._optimiser.step()
         self._schedule.step()
         self.n_done += 1
 
     def products(self) -> Products:
         """Return the factors."""
-        return self._moving.moved().each(Tensor.detach)
+        with torch.no_grad():
+            return self._moved()
 
     def state(self) -> Array:
         """Return moves and means of gradients and of their squares, (3, numbers)."""
-        own = self._optimiser.state[self._moving.moves]
-        return np.stack([as_array(part.detach()) for part in (self._moving.moves, own["exp_avg"], own["exp_avg_sq"])])
+        own = self._optimiser.state[self._moves]
+        return np.stack([as_array(part.detach()) for part in (self._moves, own["exp_avg"], own["exp_avg_sq"])])
 
     def restore(self, state: Array, n_done: int) -> None:
         """Go on from the state after so many steps, at least one."""
         moves, mean, square = map(self._tensor, state)
         with torch.no_grad():
-            self._moving.moves.copy_(moves)
+            self._moves.copy_(moves)
         step = moves.new_tensor(n_done)
-        self._optimiser.state[self._moving.moves] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        self._optimiser.state[self._moves] = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
         self._schedule.last_epoch = self.n_done = n_done
         for group, rate, factor in zip(
             self._optimiser.param_groups, self._schedule.base_lrs, self._schedule.lr_lambdas, strict=True
         ):
             group["lr"] = rate * factor(n_done)
 
+    def _moved(self) -> Products:
+        return self._moving.after(torch.split(self._moves, self._numbers))
+
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._moving.moves.device)
+        return torch.from_numpy(array).to(self._moves.device)
 
 
 def parts_of_batch(batch: Batch) -> list[range]:

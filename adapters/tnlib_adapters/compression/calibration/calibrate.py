@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,13 +163,16 @@ def fit_factors(
     steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
-    for name in outside:
-        factors = parts[name].load().factors(options[name])
+
+    def truncated(name: str) -> tuple[str, list[FactoredMatrix]]:
+        part = parts[name].load()
+        factors = part.factors(options[name])
         if factors and model.wiring.is_embedding(name):
             table = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
             tables.add({name: table.astype(np.float32)})
-            del table
-        yield name, parts[name].load().packed(factors)
+        return name, part.packed(factors)
+
+    yield from map(truncated, outside)
 
     def start(k: int) -> Products:
         products, factors = Products({}), dict[str, tuple[Array, ...]]()
@@ -180,16 +184,18 @@ def fit_factors(
                 factors[name] = own
         return products.beside(factors)
 
+    def packed(k: int, products: Products) -> Fitted:
+        loaded = ((name, parts[name].load()) for name in inside[k])
+        return [
+            (name, part.packed(products if isinstance(part, CalibratedLayer) else products.factors.get(name, ())))
+            for name, part in loaded
+        ]
+
     def fitted(first: int) -> Iterator[Fitted]:
         fit = fit_layers(
             model, streams, start, tables=tables, n_steps=steps, first=first, descend_by=descend_by, progress=progress
         )
-        for k, products in enumerate(fit, first):
-            loaded = ((name, parts[name].load()) for name in inside[k])
-            yield [
-                (name, part.packed(products if isinstance(part, CalibratedLayer) else products.factors.get(name, ())))
-                for name, part in loaded
-            ]
+        return map(packed, count(first), fit)
 
     files = FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps)
     yield from saved(files, fitted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.architectures.wiring import Wiring
@@ -29,9 +30,13 @@ def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterato
     n_done = files.resume()
     for k in range(n_done):
         yield from files.read(k)
-    for k, fitted in enumerate(fit(n_done), n_done):
+
+    def save(k: int, fitted: Fitted) -> Fitted:
         files.save(k, fitted)
-        yield from fitted
+        return fitted
+
+    # a name for the weights of a block would keep them in memory while the next one is fitted
+    yield from chain.from_iterable(map(save, count(n_done), fit(n_done)))
 
 
 def by_block(wiring: Wiring, parts: Iterable[str]) -> tuple[list[list[str]], list[str]]:

@@ -208,6 +208,7 @@ class _Collection:
         self._model.drop()  # tables are decomposed in three times their size
         components = self._components(group, moments)
         gates = sum_gates(self._model, self._places, components, observed(1))
+        self._model.drop()  # components are sorted by gates in twice their size
         return replace(moments, gates=mean_gates(self._model, self._batches, gates))
 
 
