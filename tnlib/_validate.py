@@ -51,6 +51,13 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
     return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
 
 
+def is_other_array(x: Any) -> bool:
+    """Test if `x` is an array of another library than numpy: a torch tensor, or one of the array API standard."""
+    if isinstance(x, np.ndarray | np.generic | list | tuple):
+        return False
+    return hasattr(type(x), "__array_namespace__") or hasattr(x, "resolve_conj")  # torch has no namespace method
+
+
 def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `x` as a finite array of a native dtype: float32, float64, complex64 or complex128.
 

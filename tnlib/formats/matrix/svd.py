@@ -20,6 +20,7 @@ from tnlib._validate import as_legs, as_max_rank, as_rtol
 from tnlib.formats.matrix.balance import scaled_product_svd
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd_out_of_core import svd_of_source
+from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift
@@ -91,7 +92,7 @@ def svd(
     change = canonical_basis_change(u, s, u.dtype, diagonal=True)
     u, vh = change.columns(u).reshape(*row_shape, -1), change.rows(vh).reshape(-1, *column_shape)
     value = SVD(u, restore("svd", "a", s, exponent), vh, rows)
-    return report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes())
+    return with_arrays_of(a, report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes()))
 
 
 def _split_legs(left: int | Sequence[int] | None, shape: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:

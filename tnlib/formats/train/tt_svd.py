@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy.typing as npt
 
@@ -19,6 +20,7 @@ from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
 from tnlib.formats.train.tt_svd_out_of_core import decompose_source
@@ -80,7 +82,9 @@ def tt_svd(
     else:
         with session as (passes, source):
             value, budget = decompose_source(passes, source, [(k,) for k in range(len(source.shape))], rtol, max_rank)
-    return report("tt_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+    return with_arrays_of(
+        x, report("tt_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+    )
 
 
 def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) -> tuple[TensorTrain, TruncationBudget]:
@@ -92,7 +96,7 @@ def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) ->
     return TensorTrain.from_sweep(cores, len(cores) - 1, x.exponent), budget
 
 
-def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
+def split_array(x: Any, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
     """Split `x` (n[0], ..., n[d-1]) into cores by d - 1 truncations from the left.
 
     `x` is the whole tensor of `budget`, or the part of it that earlier truncations kept.

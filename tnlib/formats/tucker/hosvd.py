@@ -12,10 +12,12 @@ from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_count, as_rtol, as_sizes_of_each
+from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
 from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.formats.tucker.st_hosvd import st_hosvd
+from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.session import open_session
@@ -79,6 +81,10 @@ def tucker(
         scaled, exponent, norm = prepare("tucker", "x", x)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
+        if n_iter and isinstance(scaled, DeviceArray):
+            raise ArgumentError(
+                f"tucker: n_iter must be 0 for an array on a device, got {n_iter}; pass x on the host, or lower rtol."
+            )
         core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
     else:
         if n_iter:
@@ -97,7 +103,9 @@ def tucker(
         # sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits; the residual itself keeps them.
         error = distance(scaled, Tucker(core, tuple(factors)).full()) / norm
     value = Tucker(restore("tucker", "x", core, exponent), tuple(factors))
-    return report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
+    return with_arrays_of(
+        x, report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
+    )
 
 
 def _as_caps(
