@@ -263,6 +263,8 @@ def advice_for(value: Any, otherwise: str) -> str:
         package = kind.__module__.partition(".")[0]
         if (package, kind.__name__) == ("tnlib", "Fit"):
             return "pass fit.value"
+        if (package, kind.__name__) == ("tnlib", "SlabStream"):
+            return "pass one_pass=True to tt_svd, tucker or svd"
         if package in _CONVERTED:
             return f"convert it with tnlib_adapters.interop.{package}.from_{package}"
     return otherwise

@@ -140,7 +140,11 @@ class DeviceArray:
             return
         step = max(1, _BLOCK * self.shape[axis] // self.size)
         for k in range(0, self.shape[axis], step):
-            part = self._x[(slice(None),) * axis + (slice(k, min(k + step, self.shape[axis])),) + (slice(None),) * (self.ndim - axis - 1)]
+            part = self._x[
+                (slice(None),) * axis
+                + (slice(k, min(k + step, self.shape[axis])),)
+                + (slice(None),) * (self.ndim - axis - 1)
+            ]
             yield xp.astype(part, getattr(xp, wide.name))
 
     def _joined(self, function: Callable[[OtherArray], OtherArray], axis: int) -> DeviceArray:

@@ -178,7 +178,9 @@ def test_gradients(name: str, dtype: Any) -> None:
         "full": lambda *a: build(*a).full(),
         "round": lambda *a: tnlib.round(build(*a), max_rank=2).value.full(),
         "inner": lambda *a: tnlib.inner(fixed, build(*a)),
-        "apply": lambda *a: tnlib.apply(build(*a), moved(fixed.to_numpy().T, other_arrays.to_torch), max_rank=3).value.full(),
+        "apply": lambda *a: tnlib.apply(
+            build(*a), moved(fixed.to_numpy().T, other_arrays.to_torch), max_rank=3
+        ).value.full(),
         "canonicalize": lambda *a: tnlib.canonicalize(build(*a), 1).full(),
     }
     chosen = {"TensorTrain": {"full", "round", "inner", "canonicalize"}, "TTMatrix": set(calls)}
