@@ -1,4 +1,4 @@
-"""Arrays of other libraries than numpy, as they are made in tests: torch, array_api_strict, and a device of the latter."""
+"""Arrays of other libraries than numpy, as tests make them: torch, array_api_strict, and a device of the latter."""
 
 from __future__ import annotations
 

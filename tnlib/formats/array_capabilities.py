@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Capability:
-    """What one function or method does with arrays of other libraries."""
+    """Support of one function or method for arrays of other libraries."""
 
     name: str  # in tnlib, or the method of a format
     takes: str

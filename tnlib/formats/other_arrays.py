@@ -109,10 +109,10 @@ class OtherArrays(Format):
 def _refusal(kind: type[Format], name: str) -> Any:
     """Return a method, or a property, of the format `kind` that needs numpy arrays and refuses others."""
 
-    def refusing(self: OtherArrays, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self: OtherArrays, *_: Any, **__: Any) -> NoReturn:
         refuse(f"{self.numpy_class.__name__}.{name.strip('_')}", "the value", self)
 
-    return refusing if callable(getattr(kind, name)) else property(refusing)
+    return _refuse if callable(getattr(kind, name)) else property(_refuse)
 
 
 def refuse(function: str, parameter: str, value: OtherArrays) -> NoReturn:

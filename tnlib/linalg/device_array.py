@@ -138,13 +138,10 @@ class DeviceArray:
         if self.dtype == wide:
             yield self._x
             return
-        step = max(1, _BLOCK * self.shape[axis] // self.size)
-        for k in range(0, self.shape[axis], step):
-            part = self._x[
-                (slice(None),) * axis
-                + (slice(k, min(k + step, self.shape[axis])),)
-                + (slice(None),) * (self.ndim - axis - 1)
-            ]
+        size, before, behind = self.shape[axis], (slice(None),) * axis, (slice(None),) * (self.ndim - axis - 1)
+        step = max(1, _BLOCK * size // self.size)
+        for k in range(0, size, step):
+            part = self._x[(*before, slice(k, min(k + step, size)), *behind)]
             yield xp.astype(part, getattr(xp, wide.name))
 
     def _joined(self, function: Callable[[OtherArray], OtherArray], axis: int) -> DeviceArray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers
-from tnlib.linalg.scaling import largest
+from tnlib.linalg.scaling import largest, shift
 from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced, open_source
 from tnlib.out_of_core.memory_limit import as_memory
 from tnlib.out_of_core.progress import notify
 from tnlib.out_of_core.slab_stream import SlabStream
 from tnlib.out_of_core.tiling import tiles_of
+
+_DRIFT = 200  # powers of two by which a tile may exceed the first one before all sums are scaled
 
 
 class OneRead:
@@ -83,34 +86,30 @@ class LinearSums:
     Parameters
     ----------
     sums
-        The arrays to which `add` of every tile adds.
+        The arrays to which the caller adds the parts of every tile.
     """
-
-    _DRIFT = 200  # powers of two by which a tile may exceed the first one before all sums are scaled
 
     def __init__(self, sums: Sequence[Array]) -> None:
         self._sums = sums
         self.exponent: int | None = None  # of the sums, None before the first entry that is not zero
         self.square = 0.0  # sum of squares of the array at that scale
 
-    def add(self, a: Array, add: Callable[[Array], None]) -> None:
-        """Call `add` with a tile in double precision, multiplied by 2**-exponent."""
+    def scaled(self, a: Array) -> Array | None:
+        """Return a tile in double precision, multiplied by 2**-exponent; None where it is zero."""
         top = largest(a)
         if top == 0.0:
-            return
+            return None
         e = int(np.frexp(top)[1])
-        if self.exponent is None or e > self.exponent + self._DRIFT:
-            step = 0 if self.exponent is None else self.exponent - e
-            for one in self._sums:
-                one *= 2.0 ** max(step, -1000)
-            self.square *= 2.0 ** max(2 * step, -1000)
-            self.exponent = e
+        if self.exponent is None or e > self.exponent + _DRIFT:
+            self._set_exponent(e)
         wide = a.astype(np.result_type(a.dtype, np.float64), copy=False)
-        scaled = wide if self.exponent == 0 else _times_power(wide, -self.exponent)
+        scaled = shift(wide, -(self.exponent or 0))
         self.square += float(np.vdot(scaled, scaled).real)
-        add(scaled)
+        return scaled
 
-
-def _times_power(a: Array, e: int) -> Array:
-    half = e // 2
-    return a * 2.0**half * 2.0 ** (e - half)
+    def _set_exponent(self, e: int) -> None:
+        if self.exponent is not None:
+            for total in self._sums:
+                total[...] = shift(total, self.exponent - e)
+            self.square = math.ldexp(self.square, 2 * (self.exponent - e))
+        self.exponent = e

@@ -50,13 +50,10 @@ class SketchedMatrix:
         self._error = RowSketch(layout, "T", ERROR_ROWS)
         sums = LinearSums([columns.sum, rows.sum, self._error.sum])
         for tile, a in read.tiles():
-
-            def add(scaled: Array, tile: tuple[tuple[int, int], ...] = tile) -> None:
+            if (scaled := sums.scaled(a)) is not None:
                 matrix = np.ascontiguousarray(layout.matrix(scaled))
                 for sketch in (columns, rows, self._error):
                     sketch.add(tile, matrix)
-
-            sums.add(a, add)
         self.norm, self.exponent = math.sqrt(sums.square), sums.exponent or 0
         self.left, self.right = low_rank_factors(columns, rows)  # m k, k n
 
@@ -80,14 +77,15 @@ def report_estimate(function: str, value: F, error: float, rtol: float | None) -
     return dataclasses.replace(fit, notes=(confidence_note(),))
 
 
-def refuse_without_rank(function: str, max_rank: object, spill: object, parameter: str = "max_rank") -> None:
-    """Raise where the arguments beside `one_pass` do not fit to it."""
+def require_rank(function: str, max_rank: int | None, spill: object) -> int:
+    """Return the rank cap, or raise where the arguments beside `one_pass` do not fit to it."""
     if max_rank is None:
         raise ArgumentError(
-            f"{function}: {parameter} must be given with one_pass, got None; it determines the sizes of the sketches."
+            f"{function}: max_rank must be given with one_pass, got None; it determines the sizes of the sketches."
         )
     if spill is not None:
         raise ArgumentError(
             f"{function}: spill must be left out with one_pass, got {spill!r}; an array that is read once is not "
             "stored."
         )
+    return max_rank

@@ -30,7 +30,7 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.session import open_session
-from tnlib.out_of_core.sketched_matrix import refuse_without_rank, report_estimate
+from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
 from tnlib.out_of_core.slab_stream import SlabStream
 
 _RESOLUTION = 1e-4  # relative difference of singular values that the subspace iteration resolves
@@ -81,10 +81,9 @@ def svd(
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
     options = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
     if as_flag("svd", "one_pass", one_pass):
-        refuse_without_rank("svd", max_rank, spill)
-        read = OneRead("svd", "a", a, memory)
+        rank, read = require_rank("svd", max_rank, spill), OneRead("svd", "a", a, memory)
         rows, columns = _split_legs(left, read.shape)
-        parts, exponent, budget, error = svd_one_pass(read, rows, rtol, max_rank)
+        parts, exponent, error = svd_one_pass(read, rows, rtol, rank)
         value = _canonical_svd(parts, read.shape, rows, columns, exponent, read.dtype)
         return with_arrays_of(a, report_estimate("svd", value, error, rtol))
     session = open_session("svd", "a", a, memory, spill, options)

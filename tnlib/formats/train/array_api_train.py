@@ -30,7 +30,7 @@ from tnlib.linalg.truncation import TruncationBudget
 
 
 class ArrayTrain(OtherArrays, Train):
-    """What trains and TT-matrices with cores of other libraries share."""
+    """Base class of trains and TT-matrices with cores of other libraries."""
 
     numpy_class = Train
 

@@ -29,7 +29,7 @@ from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.session import open_session
-from tnlib.out_of_core.sketched_matrix import refuse_without_rank, report_estimate
+from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
 from tnlib.out_of_core.slab_stream import SlabStream
 
 
@@ -94,8 +94,7 @@ def tt_svd(
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
     if as_flag("tt_svd", "one_pass", one_pass):
-        refuse_without_rank("tt_svd", max_rank, spill)
-        value, budget, error = tt_svd_one_pass(x, rtol, max_rank, memory)
+        value, error = tt_svd_one_pass(x, rtol, require_rank("tt_svd", max_rank, spill), memory)
         return with_arrays_of(x, report_estimate("tt_svd", value, error, rtol))
     session = open_session("tt_svd", "x", x, memory, spill, {"rtol": rtol, "max_rank": max_rank})
     if session is None:

@@ -16,17 +16,14 @@ from typing import Any
 from tnlib._errors import ArgumentError
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import merge_cores, split_legs
-from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.sketched_matrix import SketchedMatrix
 
 _COLUMN_COST = 8  # every tile adds to all sums over columns, but to its own rows only
 
 
-def tt_svd_one_pass(
-    x: Any, rtol: float | None, max_rank: int, memory: float | None
-) -> tuple[TensorTrain, TruncationBudget, float]:
-    """Return the left-canonical train, its truncations, and the estimate of its relative error."""
+def tt_svd_one_pass(x: Any, rtol: float | None, max_rank: int, memory: float | None) -> tuple[TensorTrain, float]:
+    """Return the left-canonical train and the estimate of its relative error."""
     read = OneRead("tt_svd", "x", x, memory)
     sizes = read.shape
     if len(sizes) < 2:
@@ -43,4 +40,4 @@ def tt_svd_one_pass(
     right = merge_cores([*tail, last]).reshape(head[-1].shape[2], -1)  # r (n ... n)
     error = sketch.relative_error(merge_cores(head), right)
     cores = [core.astype(read.dtype, copy=False) for core in (*head, *tail, last)]
-    return TensorTrain.from_sweep(cores, len(cores) - 1, sketch.exponent), budget, error
+    return TensorTrain.from_sweep(cores, len(cores) - 1, sketch.exponent), error

@@ -24,7 +24,7 @@ from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.session import open_session
-from tnlib.out_of_core.sketched_matrix import refuse_without_rank, report_estimate
+from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
 from tnlib.out_of_core.slab_stream import SlabStream
 
 
@@ -120,14 +120,14 @@ def tucker(
 
 def _one_pass(read: OneRead, rtol: float | None, n_iter: int, spill: Any, max_rank: Any, ranks: Any) -> Fit[Tucker]:
     """Return the `Fit` from one read."""
-    keyword, caps = _as_caps(max_rank, ranks, len(read.shape))
-    refuse_without_rank("tucker", caps[0], spill)
+    caps = _as_caps(max_rank, ranks, len(read.shape))[1]
+    require_rank("tucker", caps[0], spill)
     if n_iter or len(caps) < 2:
         raise ArgumentError(
             f"tucker: n_iter must be 0 and x have at least 2 legs with one_pass, got n_iter={n_iter} and shape "
             f"{read.shape}; leave one_pass out."
         )
-    core, factors, exponent, _, error = tucker_one_pass(read, rtol, [cap or 1 for cap in caps])
+    core, factors, exponent, error = tucker_one_pass(read, rtol, [cap or 1 for cap in caps])
     core, *factors = (a.astype(read.dtype, copy=False) for a in (core, *factors))
     return report_estimate("tucker", Tucker(restore("tucker", "x", core, exponent), tuple(factors)), error, rtol)
 

@@ -24,7 +24,6 @@ from tnlib.linalg.gram_svd import left_svd
 from tnlib.linalg.multilinear import mode_product, unfold
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.threads import parallel_matmul
-from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import Tile
 from tnlib.out_of_core.matrix_sketch import ERROR_ROWS, MatrixLayout, RowSketch, estimated_error
 from tnlib.out_of_core.one_read import LinearSums, OneRead
@@ -33,18 +32,17 @@ _SEED = 4  # of the test matrices, other than those of `matrix_sketch.py`
 _COLUMN_COST = 8  # as for `tt_svd`
 
 
-def tucker_one_pass(
-    read: OneRead, rtol: float | None, caps: Sequence[int]
-) -> tuple[Array, list[Array], int, TruncationBudget, float]:
-    """Return the core, the factors, their power of two, the truncations, and the estimated relative error."""
+def tucker_one_pass(read: OneRead, rtol: float | None, caps: Sequence[int]) -> tuple[Array, list[Array], int, float]:
+    """Return the core, the factors, their power of two, and the estimated relative error."""
     sketch = _TuckerSketch(read, caps)
     for tile, a in read.tiles():
-        sketch.add(tile, a)
+        if (scaled := sketch.sums.scaled(a)) is not None:
+            sketch.add(tile, scaled)
     core, bases = sketch.decompose()
     if rtol is not None:
         rtol = math.sqrt(max(0.0, rtol**2 - sketch.relative_error(core, bases) ** 2))
-    core, factors, budget = st_hosvd(core, sketch.norm, rtol, caps, bases, dtype=read.dtype, shape=read.shape)
-    return core, factors, sketch.sums.exponent or 0, budget, sketch.relative_error(core, factors)
+    core, factors, _ = st_hosvd(core, sketch.norm, rtol, caps, bases, dtype=read.dtype, shape=read.shape)
+    return core, factors, sketch.sums.exponent or 0, sketch.relative_error(core, factors)
 
 
 class _TuckerSketch:
@@ -76,10 +74,7 @@ class _TuckerSketch:
         return math.sqrt(self.sums.square)
 
     def add(self, tile: Tile, a: Array) -> None:
-        """Add a tile to all sums."""
-        self.sums.add(a, lambda scaled: self._add(tile, scaled))
-
-    def _add(self, tile: Tile, a: Array) -> None:
+        """Add a tile, scaled by `sums`, to all sums."""
         last = a.ndim - 1
         parts = [slice(*bounds) for bounds in tile]
         inner = [w[:, part] for w, part in zip(self._for_factors, parts, strict=True)]
