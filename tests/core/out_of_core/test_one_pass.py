@@ -80,16 +80,16 @@ def test_tolerances_and_scales(noise: float, rtol: float | None, seed: int, name
 
 
 def test_coverage_of_the_confidence() -> None:
-    """Of 300 arrays whose residual is one matrix of rank one, the hardest case, at most 1 % exceed the bound."""
+    """Of 150 arrays whose residual is nearly of rank one, the hardest case, at most 1 % exceed the bound."""
     exceeded = 0
-    for seed in range(300):
+    for seed in range(150):
         rng = np.random.default_rng(seed + 1000)
         x = np.outer(rng.standard_normal(40), rng.standard_normal(30)) + 1e-3 * np.outer(
             rng.standard_normal(40), rng.standard_normal(30)
         )
         fit, _ = oracles.quietly(lambda x=x: tnlib.svd(x, max_rank=1, one_pass=True))
         exceeded += oracles.true_error(x, fit.value) > 1.6 * fit.error
-    assert exceeded <= 3
+    assert exceeded <= 1
 
 
 @names
@@ -138,11 +138,11 @@ class CountedReads:
 def test_every_entry_is_read_once(name: str, tmp_path: Path) -> None:
     x = noisy(shape=(36, 14, 16, 6))
     counted = CountedReads(x)
-    check(CALLS[name](counted, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 21), x, 1e-2)
+    check(CALLS[name](counted, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 22), x, 1e-2)
     assert (counted.counts == 1).all()
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    check(CALLS[name](mapped, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 21), x, 1e-2)
+    check(CALLS[name](mapped, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 22), x, 1e-2)
 
 
 def test_arrays_of_torch() -> None:
