@@ -31,7 +31,8 @@ class Format(ABC):
 
     def __new__(cls, *arrays: Any, **keywords: Any) -> Any:
         """Return a new object, of the subclass for arrays of other libraries where one of `arrays` is of them."""
-        is_other = any(map(_holds_other_array, (*arrays, *keywords.values()))) and not hasattr(cls, "verbs")
+        is_other = any(map(_holds_other_array, (*arrays, *keywords.values()) if keywords else arrays))
+        is_other = is_other and not hasattr(cls, "verbs")
         kind: Any = implementation("other_arrays", cls) if is_other else None
         return object.__new__(kind or cls)
 
@@ -323,9 +324,7 @@ class Operator(Format):
 
 
 def _holds_other_array(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(is_other_array(a) for a in value)
-    return is_other_array(value)
+    return any(map(is_other_array, value)) if type(value) in (list, tuple) else is_other_array(value)
 
 
 def as_number(name: str, other: Any) -> Any:

@@ -21,6 +21,7 @@ HALF = ("float16", "bfloat16")  # computed in float32
 
 _CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch", "tensornetwork"))
 
+_NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 
 
@@ -53,7 +54,7 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
 
 def is_other_array(x: Any) -> bool:
     """Test if `x` is an array of another library than numpy: a torch tensor, or one of the array API standard."""
-    if isinstance(x, np.ndarray | np.generic | list | tuple):
+    if type(x) is np.ndarray or isinstance(x, _NUMPY):
         return False
     return hasattr(type(x), "__array_namespace__") or hasattr(x, "resolve_conj")  # torch has no namespace method
 
