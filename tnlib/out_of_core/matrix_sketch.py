@@ -24,8 +24,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm
+from tnlib.linalg.solve import solve_tall
 from tnlib.linalg.threads import parallel_matmul
 from tnlib.out_of_core.array_source import Tile
 from tnlib.out_of_core.one_read import OneRead
@@ -105,10 +107,9 @@ def low_rank_factors(columns: ColumnSketch, rows: RowSketch) -> tuple[Array, Arr
     """Return C (m, k) and V (k, n), orthonormal rows, with A ~ C V."""
     y = columns.sum.reshape(-1, columns.sum.shape[-1])
     test, product = rows.matrices()
-    q = np.linalg.qr(y)[0]  # m k
-    basis, upper = np.linalg.qr(parallel_matmul(test, q))  # l k, k k
-    b = np.linalg.solve(upper, basis.conj().T @ product)  # k n
-    v, lower = np.linalg.qr(b.conj().T)  # b = lower^H v^H
+    q, _ = qr_positive(y)  # m k
+    b = solve_tall(parallel_matmul(test, q), product)  # k n
+    v, lower = qr_positive(b.conj().T)  # b = lower^H v^H
     return parallel_matmul(q, lower.conj().T), v.conj().T
 
 

@@ -23,6 +23,7 @@ from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.gram_svd import left_svd
 from tnlib.linalg.multilinear import mode_product, unfold
 from tnlib.linalg.randomized import standard_normal
+from tnlib.linalg.solve import solve_tall
 from tnlib.linalg.threads import parallel_matmul
 from tnlib.out_of_core.array_source import Tile
 from tnlib.out_of_core.matrix_sketch import ERROR_ROWS, MatrixLayout, RowSketch, estimated_error
@@ -94,8 +95,8 @@ class _TuckerSketch:
         core, bases = self._core_sum, []
         for k, (total, rank) in enumerate(zip(self._factor_sums, self.ranks, strict=True)):
             basis = left_svd(np.ascontiguousarray(unfold(total, k))[None], exact=True).u[:, :rank]
-            q, r = np.linalg.qr(self._for_core[k] @ basis)  # t p
-            core = mode_product(core, np.linalg.solve(r, q.conj().T), k)
+            inverse = solve_tall(self._for_core[k] @ basis, np.eye(len(self._for_core[k])))  # p t
+            core = mode_product(core, inverse, k)
             bases.append(basis)
         return np.ascontiguousarray(core), bases
 
