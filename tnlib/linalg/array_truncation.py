@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from tnlib._errors import ArgumentError
+from tnlib._typing import Array
 from tnlib.linalg.array_namespace import (
     OtherArray,
     adjoint,
@@ -24,6 +25,8 @@ from tnlib.linalg.array_namespace import (
 from tnlib.linalg.canonical_basis import canonical_basis_change, unit_phases
 from tnlib.linalg.scaling import DRIFT
 from tnlib.linalg.truncation import TruncationBudget
+
+_SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
 
 
 def rescale(x: OtherArray, exponent: int = 0) -> tuple[OtherArray, int]:
@@ -66,8 +69,21 @@ def truncate(
 def qr_positive(x: OtherArray) -> tuple[OtherArray, OtherArray]:
     """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal."""
     q, r = qr(x)
-    phases = unit_phases(to_host(namespace(r).linalg.diagonal(r)))
+    diagonal = to_host(namespace(r).linalg.diagonal(r))
+    if getattr(x, "requires_grad", False):
+        _refuse_singular(diagonal)
+    phases = unit_phases(diagonal)
     return q * from_host(phases, x), from_host(phases.conj(), x)[:, None] * r
+
+
+def _refuse_singular(diagonal: Array) -> None:
+    """Raise where a triangular factor is singular to roundoff: the gradient of its QR is not defined."""
+    sizes = np.abs(diagonal)
+    if sizes.min() <= _SINGULAR * np.finfo(sizes.dtype).eps * sizes.max():
+        raise ArgumentError(
+            "round, apply and canonicalize: bonds of a train with a gradient must not exceed its ranks, got a singular "
+            "core; round it under torch.no_grad() first."
+        )
 
 
 def shift_in_range(x: OtherArray, exponent: int, subject: str, advice: str) -> OtherArray:

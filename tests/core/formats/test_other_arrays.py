@@ -203,6 +203,16 @@ def test_a_loss_of_a_train_decreases() -> None:
     assert after < before
 
 
+def test_bonds_larger_than_the_ranks_have_no_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    train = formats()["TensorTrain"]
+    cores = [torch.tensor(core, requires_grad=True) for core in (train + train).cores]  # type: ignore[operator]
+    with oracles.refused(ValueError, "round", "torch.no_grad()"):
+        tnlib.round(tnlib.TensorTrain(cores))
+    with torch.no_grad():
+        assert tnlib.round(tnlib.TensorTrain(cores)).value.ranks == train.ranks
+
+
 def test_decompositions_detach() -> None:
     torch = pytest.importorskip("torch")
     fit = tnlib.tt_svd(torch.tensor(noisy(), requires_grad=True), rtol=1e-2)
