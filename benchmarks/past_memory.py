@@ -1,4 +1,4 @@
-"""tt_svd of a file that exceeds its memory limit, beside plain reads of the file, each in a process of its own."""
+"""tt_svd of a file that exceeds its memory limit, in two passes and in one, beside plain reads of the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUFFER = 1 << 25
 
 
 def measure(scale: str) -> list[dict[str, Any]]:
-    """Return, for each size, the seconds of a plain read and of tt_svd, the peak of resident memory and the error."""
+    """Return, for each size, the seconds of plain reads and of tt_svd, the peaks of resident memory and the errors."""
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "x.bin"
@@ -74,9 +74,14 @@ def child(e: int, memory: int, path: str) -> None:
     start = time.perf_counter()
     fit = tnlib.tt_svd(x, rtol=RTOL, memory=memory)
     seconds = time.perf_counter() - start
+    peak = _peak()
+    _forget(path)
+    start = time.perf_counter()
+    once = tnlib.tt_svd(x, rtol=RTOL, max_rank=RANK, memory=memory, one_pass=True)
     print(json.dumps({
-        "bytes": x.nbytes, "reads": reads, "seconds": seconds, "peak": _peak(),
+        "bytes": x.nbytes, "reads": reads, "seconds": seconds, "peak": peak,
         "error": fit.error, "rank": max(fit.value.ranks),
+        "one pass": time.perf_counter() - start, "one pass peak": _peak(), "estimate": once.error,
     }))  # fmt: skip
 
 

@@ -66,6 +66,21 @@ TRAIN = (
         "tnlib", "tnlib:tt_svd", lambda tt_svd, x, case: tt_svd(x, rtol=case.rtol), tnlib_cores, "tt_svd(x, rtol=rtol)"
     ),
     Entry(
+        "tnlib, torch tensor",
+        "tnlib:tt_svd",
+        lambda tt_svd, x, case: tt_svd(x, rtol=case.rtol),
+        tnlib_cores,
+        "tt_svd(torch tensor, rtol=rtol)",
+        prepare=to_torch,
+    ),
+    Entry(
+        "tnlib, one pass",
+        "tnlib:tt_svd",
+        lambda tt_svd, x, case: tt_svd(x, max_rank=case.rank, rtol=case.rtol, one_pass=True),
+        tnlib_cores,
+        "tt_svd(x, max_rank=rank, rtol=rtol, one_pass=True); the error is estimated",
+    ),
+    Entry(
         "quimb, Gram mode",
         "quimb.tensor:MatrixProductState",
         _quimb_dense("svd:eig"),

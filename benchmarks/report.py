@@ -204,16 +204,19 @@ def _past_memory(results: Results) -> Iterator[str]:
         f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, ",
         f"rtol {RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file ",
         "are timed in the same process; before each pair the system is told to drop the file from the page cache. ",
-        "The peak is that of the whole process, libraries included.",
+        "The peak is that of the whole process, libraries included. One pass is tt_svd with the same tolerance, ",
+        f"`max_rank={RANK}` and `one_pass=True`, after the other in the same process; its error is an estimate.",
     )
     yield from textwrap.wrap("".join(words), 120)
     yield ""
     rows = (
         (f"{one['bytes'] / 2**30:g} GiB", _seconds(sum(one["reads"])), _seconds(one["seconds"]),
-         _ratio(one["seconds"] / sum(one["reads"])), _megabytes(one["peak"]), f"{one['error']:.2g}", str(one["rank"]))
+         _ratio(one["seconds"] / sum(one["reads"])), _megabytes(one["peak"]), f"{one['error']:.2g}", str(one["rank"]),
+         _seconds(one["one pass"]), f"{one['estimate']:.2g}")
         for one in found
     )  # fmt: skip
     columns = ("file", "two plain reads (s)", "tt_svd (s)", "ratio", "peak memory", "error", "largest rank")
+    columns += ("one pass (s)", "estimated error")
     yield from table(columns, rows)
 
 

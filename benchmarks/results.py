@@ -39,7 +39,7 @@ class Results:
         found = [
             name
             for name, one in self.timed.get(case, {}).items()
-            if name != OURS and one["solved"] and one["exact"] >= exact and name.startswith(among)
+            if not name.startswith(OURS) and one["solved"] and one["exact"] >= exact and name.startswith(among)
         ]
         return min(found, key=lambda name: self.seconds(case, name) or 0.0, default=None)
 
@@ -65,7 +65,7 @@ class Results:
         """tnlib's error over the smallest one of all peers."""
         ours, theirs = (
             self.error(case),
-            [one["error"] for name, one in self.timed.get(case, {}).items() if name != OURS],
+            [one["error"] for name, one in self.timed.get(case, {}).items() if not name.startswith(OURS)],
         )
         return ours / min(theirs) if ours and theirs else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import tnlib_adapters
@@ -24,6 +26,12 @@ def fits(x: npt.NDArray[np.float32]) -> tuple[float, bool]:
     tnlib.save("train.safetensors", fit.value)
     best = tnlib.cp(x, 2, n_starts=3, rng=np.random.default_rng(1))
     return float(u.sum() + s[0] + vh[0, 0]) + best.error, fit.converged
+
+
+def streams(slabs: Iterator[npt.NDArray[np.float64]]) -> tuple[float, tuple[int, ...]]:
+    stream = tnlib.SlabStream(slabs, (100, 20, 20), np.float64)
+    fit: tnlib.Fit[tnlib.TensorTrain] = tnlib.tt_svd(stream, max_rank=8, rtol=1e-3, one_pass=True)
+    return fit.error, tnlib.tucker(stream, max_rank=8, one_pass=True).value.ranks
 
 
 def gauges(train: tnlib.TensorTrain, low: tnlib.LowRank, cp: tnlib.CP) -> tuple[float, tnlib.CP, int]:

@@ -96,6 +96,10 @@ def shorten(sizes: tuple[int, ...], separator: str) -> str:
 
 def wrong_type(function: str, parameter: str, expected: str, value: object, advice: str) -> ArgumentTypeError:
     """Return the error of a parameter of another type than `expected` ("a TensorTrain"), with advice by its class."""
+    if hasattr(value, "numpy_class"):
+        return ArgumentTypeError(
+            f"{function}: {parameter} must hold numpy arrays, got {value!r}; pass {parameter}.to_numpy()."
+        )
     advice = advice_for(value, advice)
     return ArgumentTypeError(f"{function}: {parameter} must be {expected}, got a {type(value).__name__}; {advice}.")
 

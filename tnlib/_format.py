@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import shorten
+from tnlib._registry import implementation
 from tnlib._typing import Array
-from tnlib._validate import advice_for, as_array, as_dtype, as_list, to_numpy
+from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
 
 MAX_NDIM = 64  # of a numpy array
 
@@ -27,6 +28,13 @@ class Format(ABC):
     Constructors raise ArgumentError where arrays are not finite or do not fit together, ArgumentTypeError where they
     are no arrays of numbers. Arrays are stored as read-only views, without a copy where their dtype is supported.
     """
+
+    def __new__(cls, *arrays: Any, **keywords: Any) -> Any:
+        """Return a new object, of the subclass for arrays of other libraries where one of `arrays` is of them."""
+        is_other = any(map(_holds_other_array, (*arrays, *keywords.values()) if keywords else arrays))
+        is_other = is_other and not hasattr(cls, "verbs")
+        kind: Any = implementation("other_arrays", cls) if is_other else None
+        return object.__new__(kind or cls)
 
     # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
     __array_ufunc__ = None
@@ -313,6 +321,10 @@ class Operator(Format):
         """Test if `x` is an array to numpy; another format would be multiplied out without notice."""
         refuse_other_format(sign, self, x)
         return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
+
+
+def _holds_other_array(value: Any) -> bool:
+    return any(map(is_other_array, value)) if type(value) in (list, tuple) else is_other_array(value)
 
 
 def as_number(name: str, other: Any) -> Any:

@@ -21,6 +21,7 @@ HALF = ("float16", "bfloat16")  # computed in float32
 
 _CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch", "tensornetwork"))
 
+_NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 
 
@@ -49,6 +50,13 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
             f"convert ({problem}); {advice_for(x, 'pass a numpy array')}."
         ) from None
     return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
+
+
+def is_other_array(x: Any) -> bool:
+    """Test if `x` is an array of another library than numpy: a torch tensor, or one of the array API standard."""
+    if type(x) is np.ndarray or isinstance(x, _NUMPY):
+        return False
+    return hasattr(type(x), "__array_namespace__") or hasattr(x, "resolve_conj")  # torch has no namespace method
 
 
 def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
@@ -256,6 +264,8 @@ def advice_for(value: Any, otherwise: str) -> str:
         package = kind.__module__.partition(".")[0]
         if (package, kind.__name__) == ("tnlib", "Fit"):
             return "pass fit.value"
+        if (package, kind.__name__) == ("tnlib", "SlabStream"):
+            return "pass one_pass=True to tt_svd, tucker or svd"
         if package in _CONVERTED:
             return f"convert it with tnlib_adapters.interop.{package}.from_{package}"
     return otherwise

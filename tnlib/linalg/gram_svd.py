@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.gram import gram
 from tnlib.linalg.thin_svd import thin_svd
 
@@ -23,7 +24,7 @@ class LeftSVD(NamedTuple):
     error_estimate: float  # of the norms of tails of s: the squares of these are right to error_estimate^2
 
 
-def left_svd(a: Array, *, exact: bool) -> LeftSVD:
+def left_svd(a: Any, *, exact: bool) -> LeftSVD:
     r"""Return left singular vectors and values of the unfolding of `a` (p, m, n) with rows m.
 
     They are determined by A A^H, the Gram matrix G of size m. Its eigenvalues are the squares, so singular values below
@@ -39,7 +40,8 @@ def left_svd(a: Array, *, exact: bool) -> LeftSVD:
     """
     slabs, m, n = a.shape
     if m > slabs * n or (exact and (a.size < _SHORT or 2 * m > slabs * n)):
-        u, s, _ = thin_svd(a[0] if slabs == 1 else a.transpose(1, 0, 2).reshape(m, -1))  # m (p n)
+        flat = a.reshape(m, -1) if slabs == 1 else a.transpose(1, 0, 2).reshape(m, -1)  # m (p n)
+        u, s, _ = thin_svd(flat)
         return LeftSVD(u, s, 0.0)
     total = gram(a)
     if not exact:
@@ -61,9 +63,11 @@ def gram_resolution(m: int) -> float:
     return math.sqrt(4 * m * np.finfo(np.float64).eps)
 
 
-def _decompose_in_basis(a: Array, basis: Array) -> tuple[Array, Array]:
+def _decompose_in_basis(a: Any, basis: Array) -> tuple[Array, Array]:
     """Return left singular vectors and values of `a` (p, m, n) by a Gram matrix in an orthonormal basis (m, m)."""
     slabs, m, n = a.shape
+    if isinstance(a, DeviceArray):
+        return _basis_of_gram(a.adjoint_times(basis).gram(), basis)
     adjoint = np.ascontiguousarray(basis.conj().T)
     total = np.zeros_like(basis)
     columns, block_slabs = max(1, _BLOCK // m), max(1, _BLOCK // (m * n))
@@ -71,6 +75,12 @@ def _decompose_in_basis(a: Array, basis: Array) -> tuple[Array, Array]:
         for k in range(0, n, columns):
             block = a[p : p + block_slabs, :, k : k + columns].transpose(1, 0, 2).reshape(m, -1)  # m (p n)
             total += gram((adjoint @ block)[None])  # m [m] (p n)
+    return _basis_of_gram(total, basis)
+
+
+def _basis_of_gram(total: Array, basis: Array) -> tuple[Array, Array]:
+    """Return left singular vectors and values from the Gram matrix `total` in a basis where it is nearly diagonal."""
+    m = len(total)
     lengths = np.sqrt(np.maximum(np.diagonal(total).real, 0.0))
     # Rows that the first Gram matrix does not resolve may be parallel. They are scaled to a block of norm 1 or less, so
     # that the norm of C, and with it the rounding of its large rows, does not grow with their number.

@@ -11,13 +11,15 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_numbers, refuse_infinite
+from tnlib._validate import as_numbers, is_other_array, refuse_infinite
+from tnlib.linalg.array_namespace import is_on_host
+from tnlib.linalg.device_array import DeviceArray, device_array
 from tnlib.linalg.threads import run_parallel, split_range, thread_count
 
 _BLOCK = 1 << 18  # entries summed at a time
 _SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in this range lost no significant term
 _SAFE_NORM = 1e125
-_DRIFT = 32  # powers of two by which a product in a sweep may leave [1/2, 1) before it is rescaled
+DRIFT = 32  # powers of two by which a product in a sweep may leave [1/2, 1) before it is rescaled
 _LN2 = Fraction(0x162E42FEFA39EF35793C7673007E5ED5, 1 << 125)  # log(2) to 125 bits
 _FAR = 1 << 14  # powers of two beyond every dtype
 
@@ -31,7 +33,7 @@ class Scaled(NamedTuple):
     def update(self, array: Array) -> Scaled:
         """Return `array` * 2**exponent, rescaled: the result of a linear map of this array."""
         e = math.frexp(largest(array))[1]
-        return Scaled(array, self.exponent) if abs(e) < _DRIFT else Scaled(shift(array, -e), self.exponent + e)
+        return Scaled(array, self.exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), self.exponent + e)
 
     def log2_norm(self) -> float:
         """Return the binary logarithm of the Frobenius norm, -inf for zero."""
@@ -210,13 +212,18 @@ def distance(a: Array, b: Array) -> float:
 class Prepared(NamedTuple):
     """A validated array whose squares stay in range: the argument is `array * 2**exponent`."""
 
-    array: Array
+    array: Any  # of numpy, or a DeviceArray
     exponent: int
     norm: float
 
 
 def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Prepared:
-    """Validate `x`, and scale it exactly by a power of two where its squares could leave the range."""
+    """Validate `x`, and scale it exactly by a power of two where its squares could leave the range.
+
+    Arrays of other libraries on the host are read as numpy arrays, without a copy; those on a device stay there.
+    """
+    if is_other_array(x) and not is_on_host(x):
+        return _prepare_on_device(device_array(function, parameter, x, ndim=ndim))
     a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
     length = math.sqrt(squares(a))  # the only pass over a large array: NaN, inf and overflow all appear in the sum
     if not math.isfinite(length):
@@ -225,3 +232,10 @@ def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -
         return Prepared(a, 0, length)
     scaled, exponent = rescale(a)
     return Prepared(scaled, exponent, norm(scaled))
+
+
+def _prepare_on_device(x: DeviceArray) -> Prepared:
+    top, safe = x.largest(), _safe(x.dtype)
+    exponent = 0 if top == 0.0 or 1.0 / safe < top < safe else math.frexp(top)[1]
+    scaled = x.shift(-exponent) if exponent else x
+    return Prepared(scaled, exponent, scaled.norm())

@@ -1,4 +1,4 @@
-"""Linear systems and eigenvectors of Gram matrices, singular ones included."""
+"""Linear systems and eigenvectors of Gram matrices, singular ones included; least squares of tall systems."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def solve_damped(matrix: Array, damping: float, right: Array) -> Array:
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += damping
     return np.asarray(np.linalg.solve(shifted, right))
+
+
+def solve_tall(a: Array, b: Array) -> Array:
+    """Return the least-squares solution x (k, n) of a x = b, of `a` (l, k) with independent columns and `b` (l, n)."""
+    q, r = np.linalg.qr(a)
+    return np.asarray(np.linalg.solve(r, q.conj().T @ b))  # k [l] n
 
 
 def leading_eigenvectors(gram: Array, count: int) -> Array:

@@ -11,6 +11,7 @@ from typing import Any
 from tnlib._errors import ArgumentError
 from tnlib._format import LinearFormat, refuse_different_legs
 from tnlib._registry import require
+from tnlib.formats.other_arrays import OtherArrays, refuse
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.operations import inner_between
 from tnlib.formats.train.tt_matrix import TTMatrix
@@ -21,6 +22,8 @@ from tnlib.ops.convert import convert
 @single_threaded_blas
 def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) -> float | complex:
     """Return the sum over all entries of conj(a) times b, or times operator @ b, as a Python number.
+
+    Of formats with arrays of another library it is an array of that library without legs.
 
     Parameters
     ----------
@@ -41,6 +44,8 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
     if operator is None:
         a, b = _of_one_class("inner", a, b)
         product = require("inner", "inner", "a", a, "")(a, b)
+        if isinstance(a, OtherArrays):
+            return product  # type: ignore[no-any-return]
     else:
         product = inner_between(a, operator, b)
     try:
@@ -78,6 +83,8 @@ def _of_one_class(function: str, a: Any, b: Any) -> tuple[Any, Any]:
     """Return `a` and `b` as formats of one class, with the same legs."""
     for name, value in (("a", a), ("b", b)):
         require(function, "inner", name, value, "decompose or convert it first")
+    if isinstance(a, OtherArrays) != isinstance(b, OtherArrays):
+        refuse(function, *(("a", a) if isinstance(a, OtherArrays) else ("b", b)))
     if type(a) is not type(b):
         kind = TTMatrix if TTMatrix in (type(a), type(b)) else TensorTrain
         a, b = convert(a, kind), convert(b, kind)

@@ -6,7 +6,7 @@ import numpy as np
 import oracles
 import pytest
 
-from tnlib.linalg.solve import leading_eigenvectors, solve_damped, solve_gram
+from tnlib.linalg.solve import leading_eigenvectors, solve_damped, solve_gram, solve_tall
 
 
 @pytest.mark.parametrize("rank", [1, 4, 9])  # of a 6 x 6 Gram matrix: singular, singular, regular
@@ -21,6 +21,12 @@ def test_gram_systems_are_solved_or_pseudo_solved(dtype: type, rank: int) -> Non
     assert np.linalg.norm(solved - expected) <= 1e3 * np.finfo(dtype).eps * np.linalg.cond(a) ** 2 * np.linalg.norm(
         expected
     )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_tall_systems(dtype: type) -> None:
+    a, b = oracles.normal((9, 4), dtype), oracles.normal((9, 3), dtype, 1)
+    oracles.assert_close(solve_tall(a, b), np.linalg.lstsq(a, b, rcond=None)[0], dtype, 1000)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])

@@ -16,17 +16,22 @@ from tnlib._fit import Fit, report
 from tnlib._format import Format, as_stored, refuse_too_large, set_fields
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_legs, as_max_rank, as_rtol
+from tnlib._validate import as_flag, as_legs, as_max_rank, as_rtol
 from tnlib.formats.matrix.balance import scaled_product_svd
 from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.formats.matrix.svd_one_pass import svd_one_pass
 from tnlib.formats.matrix.svd_out_of_core import svd_of_source
+from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
+from tnlib.out_of_core.slab_stream import SlabStream
 
 _RESOLUTION = 1e-4  # relative difference of singular values that the subspace iteration resolves
 
@@ -34,13 +39,14 @@ _RESOLUTION = 1e-4  # relative difference of singular values that the subspace i
 @single_threaded_blas
 @refuse_foreign_keywords
 def svd(
-    a: npt.ArrayLike | SlicedArray,
+    a: npt.ArrayLike | SlicedArray | SlabStream,
     *,
     left: int | Sequence[int] | None = None,
     rtol: float | None = None,
     max_rank: int | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    one_pass: bool = False,
 ) -> Fit[SVD]:
     """Decompose `a` so that norm(a - fit.value.full()) <= rtol * norm(a), with the smallest rank.
 
@@ -55,6 +61,8 @@ def svd(
         Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
     memory, spill
         Of an array that exceeds memory: as in `tt_svd`.
+    one_pass
+        Read `a` once, with an estimated error: as in `tt_svd`.
 
     Returns
     -------
@@ -72,6 +80,12 @@ def svd(
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
     options = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
+    if as_flag("svd", "one_pass", one_pass):
+        rank, read = require_rank("svd", max_rank, spill), OneRead("svd", "a", a, memory)
+        rows, columns = _split_legs(left, read.shape)
+        parts, exponent, error = svd_one_pass(read, rows, rtol, rank)
+        value = _canonical_svd(parts, read.shape, rows, columns, exponent, read.dtype)
+        return with_arrays_of(a, report_estimate("svd", value, error, rtol))
     session = open_session("svd", "a", a, memory, spill, options)
     if session is None:
         x, exponent, norm = prepare("svd", "a", a)
@@ -85,13 +99,25 @@ def svd(
             rows, columns = _split_legs(left, shape)
             (u, s, vh), budget = svd_of_source(passes, source, rows, rtol, max_rank)
             exponent = source.exponent
-    row_shape, column_shape = [shape[k] for k in rows], [shape[k] for k in columns]
-    u, vh = u.astype(budget.dtype, copy=False), vh.astype(budget.dtype, copy=False)
-    s = s.astype(np.finfo(budget.dtype).dtype, copy=False)
+    value = _canonical_svd((u, s, vh), shape, rows, columns, exponent, budget.dtype)
+    return with_arrays_of(a, report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes()))
+
+
+def _canonical_svd(
+    parts: tuple[Array, Array, Array],
+    shape: Sequence[int],
+    rows: tuple[int, ...],
+    columns: Sequence[int],
+    exponent: int,
+    dtype: np.dtype[Any],
+) -> SVD:
+    """Return u (m, r), s (r,), vh (r, n) times 2**exponent as an SVD of `dtype` with fixed signs."""
+    u, vh = (a.astype(dtype, copy=False) for a in (parts[0], parts[2]))
+    s = parts[1].astype(np.finfo(dtype).dtype, copy=False)
     change = canonical_basis_change(u, s, u.dtype, diagonal=True)
-    u, vh = change.columns(u).reshape(*row_shape, -1), change.rows(vh).reshape(-1, *column_shape)
-    value = SVD(u, restore("svd", "a", s, exponent), vh, rows)
-    return report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes())
+    u = change.columns(u).reshape(*(shape[k] for k in rows), -1)
+    vh = change.rows(vh).reshape(-1, *(shape[k] for k in columns))
+    return SVD(u, restore("svd", "a", s, exponent), vh, rows)
 
 
 def _split_legs(left: int | Sequence[int] | None, shape: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:

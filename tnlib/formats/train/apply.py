@@ -25,6 +25,7 @@ import numpy as np
 from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
+from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.arguments import as_train
@@ -79,13 +80,17 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
         raise ArgumentTypeError(
             "apply: operator must be a TTMatrix, got a TensorTrain and the operator as x; exchange them."
         )
-    as_train("apply", "operator", operator, TTMatrix)
-    as_train("apply", "x", x)
+    as_train("apply", "operator", operator, TTMatrix, other_arrays=True)
+    as_train("apply", "x", x, other_arrays=True)
     rtol, max_rank = as_rtol("apply", rtol), as_max_rank("apply", max_rank)
-    matrix = as_column(x) if isinstance(x, TensorTrain) else x
-    refuse_unequal_legs("apply", operator, matrix)
-    product, budget = _truncated_product(operator, matrix, rtol, max_rank)
-    value = product.fused() if isinstance(x, TensorTrain) else product
+    of_other_arrays = implementation("apply", type(x)) or implementation("apply", type(operator))
+    if of_other_arrays is not None:
+        value, budget = of_other_arrays(operator, x, rtol, max_rank)
+    else:
+        matrix = as_column(x) if isinstance(x, TensorTrain) else x
+        refuse_unequal_legs("apply", operator, matrix)
+        product, budget = _truncated_product(operator, matrix, rtol, max_rank)
+        value = product.fused() if isinstance(x, TensorTrain) else product
     return report("apply", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._errors import ArgumentError
+from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_position
 from tnlib.formats.train.arguments import as_train
@@ -56,8 +57,10 @@ def canonicalize(tt: T, center: int) -> T:
     >>> mixed.center, f"{np.linalg.norm(mixed.cores[1]):.4f}", max(tnlib.isometry_errors(mixed)) < 1e-15
     (1, '1.4142', True)
     """
-    as_train("canonicalize", "tt", tt)
+    as_train("canonicalize", "tt", tt, other_arrays=True)
     center = as_position("canonicalize", "center", center, len(tt.cores), "cores")
+    if (of_other_arrays := implementation("canonicalize", type(tt))) is not None:
+        return of_other_arrays(tt, center)  # type: ignore[no-any-return]
     return tt.unfused(move_center(tt.fused(), center))
 
 

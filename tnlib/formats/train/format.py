@@ -50,7 +50,7 @@ class Train(LinearFormat):
     ) -> None:
         name = type(self).__name__
         stored = as_stored_list(name, "core", cores, ndim=self._core_ndim)
-        _check_bonds(name, stored)
+        check_bonds(name, stored)
         center = None if center is None else as_position(name, "center", center, len(stored), "cores")
         dtype = np.result_type(*stored)
         arrays, power = rescale_each(core.astype(dtype, copy=False) for core in stored)
@@ -283,7 +283,8 @@ class TensorTrain(Train):
         return TensorTrain(ones)._multiplied(number)
 
 
-def _check_bonds(name: str, cores: Sequence[Array]) -> None:
+def check_bonds(name: str, cores: Sequence[Any]) -> None:
+    """Raise where the bonds of cores do not fit together."""
     for k in range(1, len(cores)):
         if cores[k - 1].shape[-1] != cores[k].shape[0]:
             raise ArgumentError(

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.device_array import on_host
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.projection import adjoint_times, project
 from tnlib.linalg.row_sampling import sampled_range
@@ -29,26 +31,29 @@ _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 
 def split_legs(
-    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
+    x: Any, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
 ) -> tuple[list[Array], Array]:
-    """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
+    """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t).
+
+    `x` may be a DeviceArray.
+    """
     cores: list[Array] = []
     rest = x
     while legs:
         if rest.size <= _SHORT:
-            head, rest = _split_by_svd(rest, legs[0], budget, max_rank)
+            head, rest = _split_by_svd(on_host(rest), legs[0], budget, max_rank)
         elif (sampled := _split_by_sampling(rest, legs, budget, max_rank, norm)) is not None:
             head, rest = sampled
         else:
             head, rest = _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
         cores += head
         legs, norm = legs[len(head) :], None
-    return cores, rest
+    return cores, on_host(rest)
 
 
 def _split_by_sampling(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
-) -> tuple[list[Array], Array] | None:
+    rest: Any, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+) -> tuple[list[Array], Any] | None:
     """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
 
     With few columns C = A V^H instead of A, V V^H = 1, and E E^H the projection that the cores of C make,
@@ -73,14 +78,14 @@ def _split_by_sampling(
 
 
 def _split_by_gram_matrix(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
-) -> tuple[list[Array], Array]:
+    rest: Any, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+) -> tuple[list[Array], Any]:
     """Return the cores of the first few `legs` and the rest."""
     threshold = budget.threshold
     for rows in ROWS:
         count = max([1, *(k for k in range(1, len(legs) + 1) if len(rest) * math.prod(legs[:k]) <= rows)])
         flat = rest.reshape(len(rest) * math.prod(legs[:count]), -1)
-        left = left_svd(flat[None], exact=False)
+        left = left_svd(flat.reshape(1, *flat.shape), exact=False)
         if 2 * np.count_nonzero(left.s > threshold) <= len(flat):
             break
     if budget.admits(left.error_estimate, max_rank):
@@ -89,13 +94,18 @@ def _split_by_gram_matrix(
             if trial.is_resolved(left.error_estimate):
                 if left.error_estimate == 0.0 or trial.discarded == 0.0:
                     trial.commit()
-                    return cores, adjoint_times(merge_cores(cores), flat[None])[0]
+                    return cores, _projected(cores, flat)
                 projected, discarded = project(merge_cores(cores), flat, size=norm, negligible=budget.negligible)
                 if trial.commit_measured(discarded):  # measured, it is free of the error estimate
                     return cores, projected
-    left = left_svd(flat[None], exact=True)
+    left = left_svd(flat.reshape(1, *flat.shape), exact=True)
     cores = isometries(left, len(rest), legs[:count], budget, max_rank)
-    return cores, adjoint_times(merge_cores(cores), flat[None])[0]  # r [(l n0 ... nk)] (n(k+1) ... t)
+    return cores, _projected(cores, flat)  # r [(l n0 ... nk)] (n(k+1) ... t)
+
+
+def _projected(cores: Sequence[Array], flat: Any) -> Any:
+    """Return the rest (r, n) of `flat` (m, n), projected on the isometry of `cores`."""
+    return adjoint_times(merge_cores(cores), flat.reshape(1, *flat.shape)).reshape(-1, flat.shape[1])
 
 
 def _split_by_svd(rest: Array, leg: int, budget: TruncationBudget, max_rank: int | None) -> tuple[list[Array], Array]:

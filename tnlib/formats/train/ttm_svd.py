@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import numpy as np
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
@@ -14,11 +13,13 @@ from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_max_rank, as_rtol
+from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
 from tnlib.formats.train.tt_svd_out_of_core import decompose_matrix
+from tnlib.linalg.device_array import contiguous
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.array_source import matrix_shape
@@ -80,7 +81,7 @@ def ttm_svd(
         if session is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", a, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
-            paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
+            paired = Prepared(contiguous(pair_legs(matrix, rows, columns)), exponent, norm)
             train, budget = decompose_prepared(paired, rtol, max_rank)
         else:
             with session as (passes, source):
@@ -89,4 +90,6 @@ def ttm_svd(
         pairs = zip(train.cores, rows, columns, strict=True)
         cores = [core.reshape(len(core), m, n, -1) for core, m, n in pairs]  # l m n r
         value = TTMatrix.from_sweep(cores, train.center, train.exponent)
-    return report("ttm_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+    return with_arrays_of(
+        a, report("ttm_svd", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+    )

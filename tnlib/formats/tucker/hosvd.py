@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -11,20 +12,26 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_count, as_rtol, as_sizes_of_each
+from tnlib._validate import as_count, as_flag, as_rtol, as_sizes_of_each
+from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
 from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.formats.tucker.st_hosvd import st_hosvd
+from tnlib.formats.tucker.tucker_one_pass import tucker_one_pass
+from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
+from tnlib.out_of_core.slab_stream import SlabStream
 
 
 @single_threaded_blas
 @refuse_foreign_keywords
 def tucker(
-    x: ArrayLike | SlicedArray,
+    x: ArrayLike | SlicedArray | SlabStream,
     *,
     rtol: float | None = None,
     ranks: int | Sequence[int] | None = None,
@@ -32,6 +39,7 @@ def tucker(
     max_rank: int | Sequence[int] | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    one_pass: bool = False,
 ) -> Fit[Tucker]:
     """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -50,6 +58,8 @@ def tucker(
         Cap on the rank of every leg, one number for all or one per leg; the smaller rank wins.
     memory, spill
         Of an array that exceeds memory: as in `tt_svd`.
+    one_pass
+        Read `x` once, with an estimated error: as in `tt_svd`.
 
     Returns
     -------
@@ -74,11 +84,17 @@ def tucker(
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
     options = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
+    if as_flag("tucker", "one_pass", one_pass):
+        return with_arrays_of(x, _one_pass(OneRead("tucker", "x", x, memory), rtol, n_iter, spill, max_rank, ranks))
     session = open_session("tucker", "x", x, memory, spill, options)
     if session is None:
         scaled, exponent, norm = prepare("tucker", "x", x)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
+        if n_iter and isinstance(scaled, DeviceArray):
+            raise ArgumentError(
+                f"tucker: n_iter must be 0 for an array on a device, got {n_iter}; pass x on the host, or lower rtol."
+            )
         core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
     else:
         if n_iter:
@@ -97,7 +113,23 @@ def tucker(
         # sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits; the residual itself keeps them.
         error = distance(scaled, Tucker(core, tuple(factors)).full()) / norm
     value = Tucker(restore("tucker", "x", core, exponent), tuple(factors))
-    return report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
+    return with_arrays_of(
+        x, report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
+    )
+
+
+def _one_pass(read: OneRead, rtol: float | None, n_iter: int, spill: Any, max_rank: Any, ranks: Any) -> Fit[Tucker]:
+    """Return the `Fit` from one read."""
+    caps = _as_caps(max_rank, ranks, len(read.shape))[1]
+    require_rank("tucker", caps[0], spill)
+    if n_iter or len(caps) < 2:
+        raise ArgumentError(
+            f"tucker: n_iter must be 0 and x have at least 2 legs with one_pass, got n_iter={n_iter} and shape "
+            f"{read.shape}; leave one_pass out."
+        )
+    core, factors, exponent, error = tucker_one_pass(read, rtol, [cap or 1 for cap in caps])
+    core, *factors = (a.astype(read.dtype, copy=False) for a in (core, *factors))
+    return report_estimate("tucker", Tucker(restore("tucker", "x", core, exponent), tuple(factors)), error, rtol)
 
 
 def _as_caps(

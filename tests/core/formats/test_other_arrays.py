@@ -1,0 +1,313 @@
+"""Arrays of other libraries: every function of the capability table, the contract, gradients, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles
+import other_arrays
+import pytest
+from other_arrays import MAKERS
+
+import tnlib
+from tnlib.formats.array_capabilities import CAPABILITIES, capability_table, library_table
+
+kinds = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+dtypes = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+SHAPE = (4, 5, 6, 4)
+
+
+def noisy(dtype: Any = np.float64, noise: float = 1e-3, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    """A train of ranks 3 and norm 1 plus normally distributed noise."""
+    x = oracles.random_train(shape, [1, *[3] * (len(shape) - 1), 1], dtype, 0)
+    x = x / oracles.norm(x)
+    return (x + noise * oracles.normal(shape, dtype, 1) / np.sqrt(x.size)).astype(dtype)
+
+
+def check(fit: Any, x: np.ndarray, like: Any, rtol: float | None) -> None:
+    """Hold the contract, on the reconstruction, and the kind of the arrays."""
+    assert all(other_arrays.kind_of(a) == other_arrays.kind_of(like) for a in fit.value.arrays())
+    assert other_arrays.kind_of(fit.value.full()) == other_arrays.kind_of(like)
+    value = fit.value.to_numpy()
+    oracles.assert_close(np.asarray(fit.value.to_numpy().full()), oracles.contract(value), value.dtype, 2000)
+    host = tnlib.Fit(value, fit.error, fit.certified, fit.converged, fit.n_iter)
+    oracles.assert_fit(host, x, rtol=rtol)
+    oracles.assert_gauge(value)
+    assert fit.value.dtype == x.dtype
+    assert type(fit.value).__mro__[1:].count(type(value)) == 1
+
+
+@kinds
+@dtypes
+@pytest.mark.parametrize("name", oracles.METHODS)
+def test_the_contract_of_decompositions(name: str, dtype: np.dtype, make: Callable[[Any], Any]) -> None:
+    x = noisy(dtype).reshape(20, 24) if name == "ttm_svd" else noisy(dtype)
+    for rtol, cap in ((None, None), (1e-2, None), (None, 2), (0.0, None)):
+        fit, warned = oracles.quietly(lambda r=rtol, c=cap: oracles.METHODS[name](make(x), r, c))
+        check(fit, x, make(x), rtol)
+        oracles.assert_warned(fit, warned)
+
+
+@pytest.mark.parametrize("name", oracles.METHODS)
+@pytest.mark.parametrize("rtol", [1e-13, 1e-10, 1e-7, 1e-3])
+def test_large_arrays_on_a_device(name: str, rtol: float) -> None:
+    """Gram matrices, exact ones, samples and projections on the device."""
+    x = noisy(noise=rtol / 3, shape=(16, 15, 16, 40))
+    x = x.reshape(240, 640) if name == "ttm_svd" else x
+    check(oracles.METHODS[name](other_arrays.to_device(x), rtol), x, other_arrays.to_device(x), rtol)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64], ids=str)
+@pytest.mark.parametrize("name", ["tt_svd", "tucker"])
+def test_single_precision_on_a_device(name: str, dtype: Any) -> None:
+    x = noisy(dtype, noise=1e-5, shape=(16, 15, 16, 40))
+    for rtol in (3e-5, 3e-3):
+        check(oracles.METHODS[name](other_arrays.to_device(x), rtol), x, other_arrays.to_device(x), rtol)
+
+
+@kinds
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+@pytest.mark.parametrize("name", oracles.METHODS)
+def test_scales(name: str, scale: float, make: Callable[[Any], Any]) -> None:
+    x = noisy().reshape(20, 24) if name == "ttm_svd" else noisy()
+    plain, scaled = (oracles.METHODS[name](make(c * x), 1e-2) for c in (1.0, scale))
+    assert plain.value.ranks == scaled.value.ranks
+    check(scaled, scale * x, make(x), 1e-2)
+    rounded = tnlib.round(scaled.value, rtol=0.1)
+    assert rounded.value.ranks == tnlib.round(plain.value, rtol=0.1).value.ranks
+    difference = np.asarray(rounded.value.to_numpy().full()) / scale - scaled.value.to_numpy().full() / scale
+    assert oracles.norm(difference) <= 0.1 * oracles.norm(x)
+
+
+def formats(dtype: Any = np.float64) -> dict[str, tnlib.Format]:
+    return {
+        "TensorTrain": tnlib.random.tensor_train(SHAPE, 3, dtype=dtype, rng=1),
+        "TTMatrix": tnlib.random.tt_matrix((3, 4, 2), (2, 3, 4), 3, dtype=dtype, rng=2),
+        "Tucker": tnlib.random.tucker(SHAPE, 3, dtype=dtype, rng=3),
+        "SVD": tnlib.svd(oracles.normal((6, 7), dtype, 4)).value,
+    }
+
+
+def moved(value: Any, make: Callable[[Any], Any]) -> Any:
+    """The same format with arrays of another library, through its constructor."""
+    match value:
+        case tnlib.SVD():
+            return tnlib.SVD(make(value.u), make(value.s), make(value.vh), value.left)
+        case tnlib.Tucker():
+            return tnlib.Tucker(make(value.core), [make(a) for a in value.factors])
+        case _:
+            return type(value)([make(core) for core in value.cores], value.center, exponent=value.exponent)
+
+
+@kinds
+@dtypes
+@pytest.mark.parametrize("name", ["TensorTrain", "TTMatrix", "Tucker", "SVD"])
+def test_full_and_round(name: str, dtype: np.dtype, make: Callable[[Any], Any]) -> None:
+    value = formats(dtype)[name]
+    other = moved(value, make)
+    assert isinstance(other, getattr(tnlib, name))
+    assert (other.shape, other.ranks, other.n_parameters) == (value.shape, value.ranks, value.n_parameters)
+    oracles.assert_close(np.asarray(other.to_numpy().full()), value.full(), dtype)
+    for options in ({}, {"rtol": 0.3}, {"max_rank": 2}):
+        fit, _ = oracles.quietly(lambda options=options: tnlib.round(other, **options))
+        check(fit, value.full(), make(value.full()), options.get("rtol"))
+        assert fit.value.ranks == oracles.quietly(lambda options=options: tnlib.round(value, **options))[0].value.ranks
+
+
+@kinds
+@dtypes
+def test_inner(dtype: np.dtype, make: Callable[[Any], Any]) -> None:
+    for name in ("TensorTrain", "TTMatrix", "Tucker"):
+        a = formats(dtype)[name]
+        b = tnlib.round(a, max_rank=2).value
+        got, want = tnlib.inner(moved(a, make), moved(b, make)), np.vdot(a.full(), b.full())
+        assert other_arrays.kind_of(got) == other_arrays.kind_of(make(np.ones(1)))
+        assert abs(complex(got) - want) <= 100 * oracles.eps(dtype) * a.norm() * b.norm()
+
+
+@kinds
+@dtypes
+def test_apply_and_canonicalize(dtype: np.dtype, make: Callable[[Any], Any]) -> None:
+    operator = formats(dtype)["TTMatrix"]
+    train = tnlib.random.tensor_train(operator.col_shape, 2, dtype=dtype, rng=5)  # type: ignore[attr-defined]
+    for right in (train, operator.T):  # type: ignore[attr-defined]
+        product = (operator @ right).full()
+        for rtol in (None, 0.2):
+            fit = tnlib.apply(moved(operator, make), moved(right, make), rtol=rtol)
+            check(fit, product, make(product), rtol)
+    for center in (0, 1, -1):
+        value = tnlib.canonicalize(moved(operator, make), center)
+        assert max(tnlib.isometry_errors(value.to_numpy())) <= 100 * oracles.eps(dtype)
+        oracles.assert_close(value.to_numpy().full(), operator.full(), dtype)
+
+
+@kinds
+def test_hundreds_of_cores(make: Callable[[Any], Any]) -> None:
+    core = oracles.normal((2, 3, 2)) * 1e3
+    cores = [core[:1], *[core] * 250, core[:, :, :1]]
+    other, plain = tnlib.TensorTrain([make(c) for c in cores]), tnlib.TensorTrain(cores)
+    rounded = tnlib.round(other, rtol=1e-10)
+    assert rounded.value.to_numpy().log_norm() == pytest.approx(plain.log_norm(), rel=1e-12)
+    with oracles.refused(ValueError, "inner", "lower the log_scale"):
+        tnlib.inner(other, other)
+
+
+# ---------------------------------------------------------------------------------------------------- gradients
+
+
+def differentiable(name: str, dtype: Any) -> tuple[list[Any], Callable[..., Any]]:
+    """Leaves of a small format, and its constructor."""
+    torch = pytest.importorskip("torch")
+    value = moved(formats(dtype)[name], other_arrays.to_torch)
+    leaves = [torch.tensor(a.numpy(), requires_grad=True) for a in value.arrays()]
+    if name == "Tucker":
+        return leaves, lambda *a: tnlib.Tucker(a[0], a[1:])
+    return leaves, {"SVD": tnlib.SVD}.get(name, lambda *a: getattr(tnlib, name)(a))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128], ids=["real", "complex"])
+@pytest.mark.parametrize("name", ["TensorTrain", "TTMatrix", "Tucker", "SVD"])
+def test_gradients(name: str, dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    leaves, build = differentiable(name, dtype)
+    fixed = moved(tnlib.round(formats(dtype)[name], max_rank=2).value, other_arrays.to_torch)
+    calls: dict[str, Callable[..., Any]] = {
+        "full": lambda *a: build(*a).full(),
+        "round": lambda *a: tnlib.round(build(*a), max_rank=2).value.full(),
+        "inner": lambda *a: tnlib.inner(fixed, build(*a)),
+        "apply": lambda *a: tnlib.apply(
+            build(*a), moved(fixed.to_numpy().T, other_arrays.to_torch), max_rank=3
+        ).value.full(),
+        "canonicalize": lambda *a: tnlib.canonicalize(build(*a), 1).full(),
+    }
+    chosen = {"TensorTrain": {"full", "round", "inner", "canonicalize"}, "TTMatrix": set(calls)}
+    for call in chosen.get(name, {"full", "round", "inner"} - ({"inner", "round"} if name == "SVD" else set())):
+        assert torch.autograd.gradcheck(calls[call], leaves, fast_mode=True), call
+
+
+def test_a_loss_of_a_train_decreases() -> None:
+    """One step of gradient descent on norm(round(t).full() - target)^2."""
+    torch = pytest.importorskip("torch")
+    leaves, build = differentiable("TensorTrain", np.float64)
+    target = torch.tensor(formats()["TensorTrain"].full()) * 0.9
+
+    def loss(cores: Any) -> Any:
+        return (tnlib.round(build(*cores), max_rank=3).value.full() - target).square().sum()
+
+    before = loss(leaves)
+    before.backward()
+    after = loss([leaf.detach() - 1e-4 * leaf.grad for leaf in leaves])
+    assert after < before
+
+
+def test_bonds_larger_than_the_ranks_have_no_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    train = formats()["TensorTrain"]
+    cores = [torch.tensor(core, requires_grad=True) for core in (train + train).cores]  # type: ignore[operator]
+    with oracles.refused(ValueError, "round", "torch.no_grad()"):
+        tnlib.round(tnlib.TensorTrain(cores))
+    with torch.no_grad():
+        assert tnlib.round(tnlib.TensorTrain(cores)).value.ranks == train.ranks
+
+
+def test_decompositions_detach() -> None:
+    torch = pytest.importorskip("torch")
+    fit = tnlib.tt_svd(torch.tensor(noisy(), requires_grad=True), rtol=1e-2)
+    assert not any(core.requires_grad for core in fit.value.cores)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda t: t.norm(),
+    "add": lambda t: t + t,
+    "mul": lambda t: 2 * t,
+    "neg": lambda t: -t,
+    "getitem": lambda t: t[0],
+    "T": lambda t: t.T,
+    "conj": lambda t: t.conj(),
+    "real": lambda t: t.real,
+    "astype": lambda t: t.astype(np.float32),
+    "log_norm": lambda t: t.log_norm(),
+    "vidal": tnlib.vidal,
+    "schmidt_values": lambda t: tnlib.schmidt_values(t, 1),
+    "entropy": lambda t: tnlib.entropy(t, 1),
+    "convert": lambda t: tnlib.convert(t, tnlib.Tucker),
+    "convert rows": lambda t: tnlib.convert(t, tnlib.TTMatrix, row_shape=(2, 1, 2, 2)),
+    "save": lambda t: tnlib.save("train.safetensors", t),
+    "draw": tnlib.draw,
+    "kron": lambda t: tnlib.kron(t, t),
+    "outer": lambda t: tnlib.outer(t, t),
+    "entries": lambda t: tnlib.entries(t, [[0, 0, 0, 0]]),
+    "contract": lambda t: tnlib.contract(t, {0: np.ones(4)}),
+    "sum_legs": tnlib.sum_legs,
+    "distance": lambda t: tnlib.distance(t, t),
+    "canonical_form": tnlib.canonical_form,
+    "degenerate_groups": tnlib.degenerate_groups,
+    "round_randomized": lambda t: tnlib.round_randomized(t, max_rank=2),
+    "truncate_bond": lambda t: tnlib.truncate_bond(t, 1, max_rank=1),
+    "isometry_errors": tnlib.isometry_errors,
+    "concatenate": lambda t: tnlib.concatenate([t, t]),
+    "inner with numpy": lambda t: tnlib.inner(t, t.to_numpy()),
+    "inner of numpy": lambda t: tnlib.inner(t.to_numpy(), t),
+    "inner with an operator": lambda t: tnlib.inner(t, t, tnlib.eye(SHAPE)),
+    "apply of numpy": lambda t: tnlib.apply(tnlib.eye(SHAPE), t),
+}
+
+
+@kinds
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_functions_refuse(name: str, make: Callable[[Any], Any]) -> None:
+    value = moved(formats()["TensorTrain"], make)
+    with pytest.raises(tnlib.ArgumentTypeError, match="numpy arrays") as caught:
+        REFUSED[name](value)
+    assert "to_numpy()" in str(caught.value)
+    assert str(caught.value).count(". ") == 0, "one sentence"
+
+
+@kinds
+def test_constructors_refuse(make: Callable[[Any], Any]) -> None:
+    core = oracles.normal((1, 3, 1))
+    with oracles.refused(TypeError, "TensorTrain", "one library"):
+        tnlib.TensorTrain([make(core), core])
+    with oracles.refused(ValueError, "TensorTrain", "finite"):
+        tnlib.TensorTrain([make(np.full((1, 2, 1), np.nan))])
+    with oracles.refused(ValueError, "TensorTrain", "bond 1"):
+        tnlib.TensorTrain([make(np.ones((1, 2, 2))), make(np.ones((3, 2, 1)))])
+    with oracles.refused(ValueError, "Tucker", "2 columns"):
+        tnlib.Tucker(make(np.ones((2, 2))), [make(np.ones((3, 2))), make(np.ones((3, 1)))])
+    with oracles.refused(ValueError, "SVD", "share r"):
+        tnlib.SVD(make(np.ones((3, 2))), make(np.ones(1)), make(np.ones((2, 3))))
+    with oracles.refused(ValueError, "tt_svd", "finite"):
+        tnlib.tt_svd(make(np.array([1.0, np.inf])))
+
+
+def test_iterations_of_tucker_on_a_device() -> None:
+    with oracles.refused(ValueError, "tucker", "n_iter", "on the host"):
+        tnlib.tucker(other_arrays.to_device(noisy()), rtol=0.1, n_iter=1)
+    assert tnlib.tucker(other_arrays.to_torch(noisy()), rtol=0.1, n_iter=1).n_iter == 1
+
+
+def test_integers_and_half_precision() -> None:
+    torch = pytest.importorskip("torch")
+    assert tnlib.tt_svd(torch.arange(8).reshape(2, 4)).value.cores[0].dtype == torch.float64
+    train = tnlib.TensorTrain([torch.ones(1, 2, 1, dtype=torch.bfloat16)])
+    assert train.cores[0].dtype == torch.float32
+
+
+# -------------------------------------------------------------------------------------------------------- table
+
+
+def test_the_page_has_the_tables() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
+    for table in (capability_table(), library_table()):
+        assert "\n".join(table) in page
+
+
+def test_functions_of_the_table_exist() -> None:
+    for row in CAPABILITIES:
+        owner = tnlib.TensorTrain if row.name == "full" else tnlib
+        assert callable(getattr(owner, row.name))

@@ -1,0 +1,125 @@
+r"""Tucker decomposition of an array that is read once.
+
+For independent Gaussian matrices W_j (s, n_j), P_j (t, n_j) on the legs, the sums over all tiles
+
+    Y_k = x times W_j^* along every leg j but k,        Z = x times P_j along every leg
+
+give factors Q_k, the leading left singular vectors of the unfoldings of Y_k, and the core, the least-squares solution
+of  core times (P_k Q_k) along every leg  =  Z. The truncated HOSVD of the core then lowers the ranks.
+
+Y. Sun, Y. Guo, C. Luo, J. Tropp, M. Udell, "Low-rank Tucker approximation of a tensor from streaming data", SIAM J.
+Math. Data Sci. 2 (2020), Algorithm 4.3; their factor sketches are Khatri-Rao products, these are Kronecker products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.formats.tucker.st_hosvd import st_hosvd
+from tnlib.linalg.gram_svd import left_svd
+from tnlib.linalg.multilinear import mode_product, unfold
+from tnlib.linalg.randomized import standard_normal
+from tnlib.linalg.solve import solve_tall
+from tnlib.linalg.threads import parallel_matmul
+from tnlib.out_of_core.array_source import Tile
+from tnlib.out_of_core.matrix_sketch import ERROR_ROWS, MatrixLayout, RowSketch, estimated_error
+from tnlib.out_of_core.one_read import LinearSums, OneRead
+
+_SEED = 4  # of the test matrices, other than those of `matrix_sketch.py`
+_COLUMN_COST = 8  # as for `tt_svd`
+
+
+def tucker_one_pass(read: OneRead, rtol: float | None, caps: Sequence[int]) -> tuple[Array, list[Array], int, float]:
+    """Return the core, the factors, their power of two, and the estimated relative error."""
+    sketch = _TuckerSketch(read, caps)
+    for tile, a in read.tiles():
+        if (scaled := sketch.sums.scaled(a)) is not None:
+            sketch.add(tile, scaled)
+    core, bases = sketch.decompose()
+    if rtol is not None:
+        rtol = math.sqrt(max(0.0, rtol**2 - sketch.relative_error(core, bases) ** 2))
+    core, factors, _ = st_hosvd(core, sketch.norm, rtol, caps, bases, dtype=read.dtype, shape=read.shape)
+    return core, factors, sketch.sums.exponent or 0, sketch.relative_error(core, factors)
+
+
+class _TuckerSketch:
+    """The sums Y_k and Z, and the sketch that estimates errors."""
+
+    def __init__(self, read: OneRead, caps: Sequence[int]) -> None:
+        self.shape, d = read.shape, len(read.shape)
+        half = min(range(1, d), key=lambda k: math.prod(self.shape[:k]) + _COLUMN_COST * math.prod(self.shape[k:]))
+        self._layout = MatrixLayout(read, range(half))
+        dtype = self._layout.dtype
+        self.ranks = [min(n, r + max(4, r // 2)) for n, r in zip(self.shape, caps, strict=True)]
+        width = math.ceil((2 * max(self.ranks) + 1) ** (1 / (d - 1))) + 4  # width^(d-1) columns determine a factor
+        widths = [min(n, width) for n in self.shape]
+        core_shape = [min(n, 2 * p + 1) for n, p in zip(self.shape, self.ranks, strict=True)]
+        shapes = [[*widths[:k], n, *widths[k + 1 :]] for k, n in enumerate(self.shape)]
+        sizes = (*map(math.prod, shapes), math.prod(core_shape))
+        read.refuse_large(*sizes, *sizes, 2 * ERROR_ROWS * (self._layout.m + self._layout.n))
+        generator = np.random.default_rng([0, _SEED])
+        self._for_factors = [standard_normal(pair, dtype, generator) for pair in zip(widths, self.shape, strict=True)]
+        self._for_core = [standard_normal(pair, dtype, generator) for pair in zip(core_shape, self.shape, strict=True)]
+        self._factor_sums = [np.zeros(shape, dtype) for shape in shapes]
+        self._core_sum = np.zeros(core_shape, dtype)
+        self._error = RowSketch(self._layout, "T", ERROR_ROWS)
+        self.sums = LinearSums([*self._factor_sums, self._core_sum, self._error.sum])
+
+    @property
+    def norm(self) -> float:
+        """Frobenius norm of the array, at the scale of the sums."""
+        return math.sqrt(self.sums.square)
+
+    def add(self, tile: Tile, a: Array) -> None:
+        """Add a tile, scaled by `sums`, to all sums."""
+        last = a.ndim - 1
+        parts = [slice(*bounds) for bounds in tile]
+        inner = [w[:, part] for w, part in zip(self._for_factors, parts, strict=True)]
+        outer = [w[:, part] for w, part in zip(self._for_core, parts, strict=True)]
+        flat = np.ascontiguousarray(a).reshape(-1, a.shape[last])
+        stacked = np.concatenate([inner[last], outer[last]])
+        product = parallel_matmul(flat, stacked.T).reshape(*a.shape[:last], -1)  # w0 ... [w(d-1)] (s t)
+        for_factors, for_core = np.split(product, [len(inner[last])], axis=last)
+        for k in range(last):
+            self._factor_sums[k][_at(k, parts)] += _multiply(for_factors, inner, [j for j in range(last) if j != k])
+        self._factor_sums[last][_at(last, parts)] += _multiply(a, inner, range(last))
+        self._core_sum += _multiply(for_core, outer, range(last))
+        self._error.add(tile, np.ascontiguousarray(self._layout.matrix(a)))
+
+    def decompose(self) -> tuple[Array, list[Array]]:
+        """Return the core and the orthonormal factors."""
+        core, bases = self._core_sum, []
+        for k, (total, rank) in enumerate(zip(self._factor_sums, self.ranks, strict=True)):
+            basis = left_svd(np.ascontiguousarray(unfold(total, k))[None], exact=True).u[:, :rank]
+            inverse = solve_tall(self._for_core[k] @ basis, np.eye(len(self._for_core[k])))  # p t
+            core = mode_product(core, inverse, k)
+            bases.append(basis)
+        return np.ascontiguousarray(core), bases
+
+    def relative_error(self, core: Array, factors: Sequence[Array]) -> float:
+        """Return the estimated error of a Tucker tensor, relative to the norm."""
+        if self.norm == 0:
+            return 0.0
+        half, image = len(self._layout.rows), self._error.test_matrix  # q n0 ... n(h-1)
+        for k in range(half):
+            image = mode_product(image, factors[k].T, k + 1)  # q r0 ... [nk] ...
+        image = np.tensordot(image, core, half)  # q [r0 ... r(h-1)] rh ...
+        for k in range(half, len(factors)):
+            image = mode_product(image, factors[k], k - half + 1)  # q nh ... [rk] ...
+        return estimated_error(self._error.sum - image) / self.norm
+
+
+def _at(k: int, parts: Sequence[slice]) -> tuple[slice, ...]:
+    """Return the index of a part along leg `k`, of all along the others."""
+    return tuple(part if j == k else slice(None) for j, part in enumerate(parts))
+
+
+def _multiply(a: Array, matrices: Sequence[Array], legs: Sequence[int]) -> Array:
+    """Return `a` multiplied along some of its legs by their matrices."""
+    for j in legs:
+        a = mode_product(a, matrices[j], j)  # ... sj [nj] ...
+    return a

@@ -1,0 +1,132 @@
+r"""Two-sided sketch of a matrix in one pass, and an independent sketch that estimates the error.
+
+For independent Gaussian matrices, the sums over all tiles
+
+    Y = A W^H,   (m, k)        Z = P A,   (l, n)        S = T A,   (q, n)
+
+determine A ~ Q B with Q = orth(Y) and the least-squares solution B of (P Q) B = Z. With k = 2 r + 1 and l = 2 k + 1 its
+expected squared error is at most 4 times that of the best rank r. The third sketch estimates the error of any
+approximation X that is computed from the first two:
+
+    estimate^2 = norm(S - T X)^2 / q,    mean norm(A - X)^2,
+    Prob(norm(A - X) > c estimate)  <=  (exp(1 - 1/c^2) / c^2)^(q/2)
+
+J. A. Tropp, A. Yurtsever, M. Udell, V. Cevher, "Practical sketching algorithms for low-rank matrix approximation", SIAM
+J. Matrix Anal. Appl. 38 (2017), Algorithm 7 and Theorem 4.3; "Streaming low-rank matrix approximation with an
+application to scientific simulation", SIAM J. Sci. Comput. 41 (2019), section 6, for the error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.orthogonal import qr_positive
+from tnlib.linalg.randomized import standard_normal
+from tnlib.linalg.scaling import norm
+from tnlib.linalg.solve import solve_tall
+from tnlib.linalg.threads import parallel_matmul
+from tnlib.out_of_core.array_source import Tile
+from tnlib.out_of_core.one_read import OneRead
+
+ERROR_ROWS = 32  # q
+FACTOR, CONFIDENCE = 1.6, 99  # c, and the probability in percent that the formula above then gives
+_SEEDS = {"W": 1, "P": 2, "T": 3}  # independent streams of random numbers
+
+
+class MatrixLayout:
+    """An array as a matrix: the legs that form the rows, and the others, which form the columns."""
+
+    def __init__(self, read: OneRead, row_legs: Sequence[int]) -> None:
+        self.shape, self.dtype = read.shape, np.result_type(read.dtype, np.float64)
+        self.rows = tuple(row_legs)
+        self.columns = tuple(k for k in range(len(self.shape)) if k not in self.rows)
+        self.row_sizes = tuple(self.shape[k] for k in self.rows)
+        self.column_sizes = tuple(self.shape[k] for k in self.columns)
+        self.m, self.n = math.prod(self.row_sizes), math.prod(self.column_sizes)
+
+    def matrix(self, a: Array) -> Array:
+        """Return a tile as a matrix."""
+        widths = [a.shape[k] for k in self.rows]
+        return a.transpose(*self.rows, *self.columns).reshape(math.prod(widths), -1)
+
+    def random_rows(self, name: str, count: int) -> Array:
+        """Return a Gaussian matrix (count, rows) with the row legs apart."""
+        return standard_normal((count, *self.row_sizes), self.dtype, np.random.default_rng([0, _SEEDS[name]]))
+
+    def row_part(self, tile: Tile) -> tuple[slice, ...]:
+        """Return the rows of a tile, by leg."""
+        return tuple(slice(*tile[k]) for k in self.rows)
+
+    def column_part(self, tile: Tile) -> tuple[slice, ...]:
+        """Return the columns of a tile, by leg."""
+        return tuple(slice(*tile[k]) for k in self.columns)
+
+
+class RowSketch:
+    """The product T A of a Gaussian matrix T (count, m) with A, summed over tiles."""
+
+    def __init__(self, layout: MatrixLayout, name: str, count: int) -> None:
+        self._layout = layout
+        self.test_matrix = layout.random_rows(name, count)  # count (row legs)
+        self.sum = np.zeros((count, *layout.column_sizes), layout.dtype)
+
+    def add(self, tile: Tile, matrix: Array) -> None:
+        """Add the part of a tile, given as a matrix."""
+        count = len(self.sum)
+        left = self.test_matrix[(slice(None), *self._layout.row_part(tile))].reshape(count, -1)
+        part = (slice(None), *self._layout.column_part(tile))
+        self.sum[part] += parallel_matmul(left, matrix).reshape(self.sum[part].shape)  # count [rows] columns
+
+    def matrices(self) -> tuple[Array, Array]:
+        """Return T (count, m) and T A (count, n)."""
+        count = len(self.sum)
+        return self.test_matrix.reshape(count, -1), self.sum.reshape(count, -1)
+
+
+class ColumnSketch:
+    """The product A W^H with a Gaussian matrix W (count, n), summed over tiles."""
+
+    def __init__(self, layout: MatrixLayout, count: int) -> None:
+        self._layout = layout
+        generator = np.random.default_rng([0, _SEEDS["W"]])
+        self._adjoint = standard_normal((*layout.column_sizes, count), layout.dtype, generator)
+        self.sum = np.zeros((*layout.row_sizes, count), layout.dtype)
+
+    def add(self, tile: Tile, matrix: Array) -> None:
+        """Add the part of a tile, given as a matrix."""
+        count, part = self.sum.shape[-1], self._layout.row_part(tile)
+        right = self._adjoint[self._layout.column_part(tile)].reshape(-1, count)
+        self.sum[part] += parallel_matmul(matrix, right).reshape(self.sum[part].shape)  # rows [columns] count
+
+
+def low_rank_factors(columns: ColumnSketch, rows: RowSketch) -> tuple[Array, Array]:
+    """Return C (m, k) and V (k, n), orthonormal rows, with A ~ C V."""
+    y = columns.sum.reshape(-1, columns.sum.shape[-1])
+    test, product = rows.matrices()
+    q, _ = qr_positive(y)  # m k
+    b = solve_tall(parallel_matmul(test, q), product)  # k n
+    v, lower = qr_positive(b.conj().T)  # b = lower^H v^H
+    return parallel_matmul(q, lower.conj().T), v.conj().T
+
+
+def sketch_sizes(layout: MatrixLayout, rank: int) -> tuple[int, int]:
+    """Return k and l of a sketch for this rank."""
+    k = min(2 * rank + 1, layout.m, layout.n)
+    return k, min(2 * k + 1, layout.m)
+
+
+def estimated_error(residual: Array) -> float:
+    """Return the estimate of norm(A - X) from S - T X."""
+    return norm(residual) / math.sqrt(len(residual))
+
+
+def confidence_note() -> str:
+    """Return the note of a `Fit` with an estimated error."""
+    return (
+        f"the error is an estimate from a sketch; with a probability of {CONFIDENCE} % the true one is below "
+        f"{FACTOR} times it"
+    )

@@ -1,0 +1,76 @@
+"""Arrays that arrive in slabs of their first leg and can be read once: simulations, sockets, decompressed files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_numbers, as_sizes
+from tnlib.out_of_core.array_source import Tile
+
+
+class SlabStream:
+    """An array that arrives as slabs along its first leg, for decompositions with `one_pass=True`.
+
+    Parameters
+    ----------
+    slabs
+        Arrays (k, n[1], ..., n[d-1]) with any number k of rows each, in order: a list, a generator, any iterable. It is
+        consumed once, and no slab is kept.
+    shape
+        (n[0], ..., n[d-1]), the shape of the whole array.
+    dtype
+        Dtype of the whole array; slabs may have a dtype that converts to it without loss of its kind or size.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> i = np.arange(30.0)
+    >>> rows = (np.sin(row + i[:, None] + i)[None] for row in range(20))
+    >>> stream = tnlib.SlabStream(rows, (20, 30, 30), float)
+    >>> tnlib.tt_svd(stream, max_rank=4, rtol=1e-8, one_pass=True).value.ranks
+    (1, 2, 2, 1)
+    """
+
+    def __init__(self, slabs: Iterable[Any], shape: Sequence[int], dtype: Any) -> None:
+        if not isinstance(slabs, Iterable):
+            raise ArgumentTypeError(
+                f"SlabStream: slabs must be an iterable of arrays, got a {type(slabs).__name__}; pass a generator."
+            )
+        self.shape = as_sizes("SlabStream", "shape", shape)
+        self.dtype: np.dtype[Any] = as_numbers("SlabStream", "dtype", np.zeros(1, dtype)).dtype
+        self._slabs: Iterator[Any] | None = iter(slabs)
+
+    def __repr__(self) -> str:
+        return f"SlabStream(shape {self.shape}, {self.dtype}{'' if self._slabs else ', read'})"
+
+    def read(self, function: str) -> Iterator[tuple[Tile, Array]]:
+        """Yield the position and the entries of every slab."""
+        if self._slabs is None:
+            raise ArgumentError(f"{function}: a SlabStream must not have been read before, got {self!r}; make it anew.")
+        slabs, self._slabs = self._slabs, None
+        start = 0
+        for k, slab in enumerate(slabs):
+            a = self._checked(function, k, slab, start)
+            yield ((start, start + len(a)), *((0, n) for n in self.shape[1:])), a
+            start += len(a)
+        if start < self.shape[0]:
+            raise ArgumentError(
+                f"{function}: the slabs must have {self.shape[0]} rows together, got {start}; the stream ended early."
+            )
+
+    def _checked(self, function: str, k: int, slab: Any, start: int) -> Array:
+        a = as_numbers(function, f"slab {k}", slab)
+        if a.shape[1:] != self.shape[1:] or start + len(a) > self.shape[0]:
+            expected = f"(at most {self.shape[0] - start}, {', '.join(map(str, self.shape[1:]))})"
+            raise ArgumentError(f"{function}: slab {k} must have shape {expected}, got {a.shape}; correct the shape.")
+        if not np.can_cast(a.dtype, self.dtype, "safe"):
+            raise ArgumentTypeError(
+                f"{function}: slab {k} must have entries of dtype {self.dtype}, got {a.dtype}; convert it, or state "
+                "that dtype."
+            )
+        return a
