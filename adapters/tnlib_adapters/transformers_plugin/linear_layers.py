@@ -17,8 +17,8 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
     """Replace the factored layers of a loaded model by ordinary linear layers, and return it.
 
     A low-rank weight becomes two linear layers, unless a dense one takes as few multiplications; every other kind
-    becomes a dense one. Integers are dequantized. Factored embeddings and unembeddings stay. The model computes the same
-    and can be exported, but not saved as a folder of factors.
+    becomes a dense one. Integers are dequantized. Factored embeddings and unembeddings stay. The model computes the
+    same and can be exported, but not saved as a folder of factors.
 
     Parameters
     ----------
