@@ -44,6 +44,7 @@ Examples:
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
   tnlib adapter BASE TUNED OUT --rank 16
+  tnlib export-onnx IN OUT
   tnlib decompose X.npy OUT.safetensors --rtol 1e-6
   tnlib info OUT.safetensors
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
@@ -304,6 +305,23 @@ def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
     from tnlib_adapters.compression.report.terminal import show_adapter
 
     show_adapter(extracted, out)
+
+
+@main.command()
+@click.argument("source", metavar="IN")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
+def export_onnx(source: str, out: Path, force: bool) -> None:
+    """Write the encoder in the folder IN, compressed or not, to OUT as an ONNX graph with its tokenizer.
+
+    onnxruntime runs OUT/onnx/model.onnx, and sentence-transformers OUT with backend="onnx". Low-rank weights are two
+    matrix products, numbers float32. Needs torch, transformers and onnxscript.
+    """
+    with _command():
+        from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run
+
+        graph = run(_folder(source), out, force=force)
+    click.echo(graph)
 
 
 @main.command()
