@@ -112,6 +112,9 @@ _OPTIONS_OF_COMPRESSION = (
     click.option("--bits", type=float, metavar="BITS",
                   help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
                   "counted. 4 if no size is given. Beside --keep, both are met."),
+    click.option("--flops", type=float, metavar="FRACTION",
+                  help="With --calibrate: largest fraction of the multiplications per token in the compressed weights, "
+                  "for speed. Beside --keep, both are met."),
     click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
                   help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
                   "embeddings and the unembedding."),

@@ -80,6 +80,7 @@ class Request:
     keep: float | None = None
     max_error: float | None = None
     bits: float | None = None
+    flops: float | None = None
     method: str = ""  # see `_default_method`
     layout: str = "factored"
     store: str = "float"
@@ -120,6 +121,8 @@ class Request:
             object.__setattr__(self, "keep", check_keep("compress", self.keep))
         if self.max_error is not None:
             object.__setattr__(self, "max_error", _check_error(self.max_error))
+        if self.flops is not None:
+            object.__setattr__(self, "flops", _check_flops(self.flops))
         for name, known in (("layout", LAYOUTS), ("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()
@@ -139,7 +142,7 @@ class Request:
     @property
     def unsized(self) -> bool:
         """True if no size is requested."""
-        return self.keep is None and self.max_error is None and self.bits is None
+        return self.keep is None and self.max_error is None and self.bits is None and self.flops is None
 
     @property
     def in_bits(self) -> bool:
@@ -207,6 +210,7 @@ class Request:
                 "one of them out."
             )
         self._check_budget()
+        self._check_flops_budget()
         row = TABLE[self.method]
         if self.what == "mlp" and FEED_FORWARD not in row.applies_to:
             names = [repr(name) for name, other in TABLE.items() if FEED_FORWARD in other.applies_to]
@@ -239,6 +243,27 @@ class Request:
             raise ArgumentError(
                 f"compress: keep must come with bits, not with max_error, for method {self.method!r}, got "
                 f"{self.keep} and {self.max_error}; pass bits, for example bits=3."
+            )
+
+    def _check_flops_budget(self) -> None:
+        """Raise if the multiplications cannot be limited with these options."""
+        if self.flops is None:
+            return
+        if not TABLE[self.method].counts_flops:
+            names = ", ".join(repr(name) for name, row in TABLE.items() if row.counts_flops)
+            raise ArgumentError(
+                f"compress: flops works with method {names}, which needs a text, got {self.method!r}; pass a file as "
+                "calibrate (--calibrate TEXT), or leave flops out."
+            )
+        if self.max_error is not None:
+            raise ArgumentError(
+                f"compress: flops must come with keep or alone, got max_error={self.max_error:g} too; leave one of "
+                "them out."
+            )
+        if self.layout != "factored":
+            raise ArgumentError(
+                f"compress: flops must come with layout 'factored', got {self.layout!r}, which multiplies by whole "
+                "weights; leave one of them out."
             )
 
     def _check_statistics(self) -> None:
@@ -413,6 +438,15 @@ def _check_error(max_error: Any) -> float:
             "allowed, for example 0.02."
         )
     return float(max_error)
+
+
+def _check_flops(flops: Any) -> float:
+    if not _is_real(flops) or not 0.0 < float(flops) <= 1.0:
+        raise ArgumentError(
+            f"compress: flops must lie in (0, 1], got {flops!r}; it is the fraction of the multiplications per token "
+            "that is left, for example 0.5."
+        )
+    return float(flops)
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
