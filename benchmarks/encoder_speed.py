@@ -12,6 +12,7 @@ half an hour.
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 import time
@@ -98,7 +99,9 @@ def time_table(source: Path, folders: dict[str, Path], scratch: Path) -> list[st
     head = ["options", "engine", *(f"{n} x {length} tokens" for n, length in BATCHES)]
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for engine in ENGINES:
-        load = (lambda f: in_onnxruntime(f, scratch)) if engine == "onnxruntime" else (lambda f, e=engine: in_torch(f, e))
+        load = (
+            (lambda f: in_onnxruntime(f, scratch)) if engine == "onnxruntime" else (lambda f, e=engine: in_torch(f, e))
+        )
         dense = load(source) if engine == "onnxruntime" else in_torch(source, "")
         runs = [load(folder) for folder in folders.values()]
         by_batch = [ratios(dense, runs, sizes) for sizes in BATCHES]
@@ -109,10 +112,13 @@ def time_table(source: Path, folders: dict[str, Path], scratch: Path) -> list[st
 
 
 def quality_table(source: Path, folders: dict[str, Path], scratch: Path) -> list[str]:
-    """Return the rows of what is stored, what is multiplied, and the cosine similarity of the embeddings."""
-    import json
-
-    head = ["options", "numbers", "multiplications per token", *(f"{k}: {v}" for k in TEST_KINDS for v in ("mean", "worst"))]
+    """Return the rows of sizes and of the cosine similarity of the embeddings."""
+    head = [
+        "options",
+        "numbers",
+        "multiplications per token",
+        *(f"{k}: {v}" for k in TEST_KINDS for v in ("mean", "worst")),
+    ]
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for case, folder in folders.items():
         report = json.loads((folder / "tnlib_report.json").read_text(encoding="utf-8"))

@@ -127,7 +127,7 @@ def test_both_budgets_are_met_wherever_the_price_of_a_number_meets_them(
     some = [Curve(curve.costs, curve.errors, rng.integers(0, 4, len(curve.costs))) for curve in some]
 
     def count(choice: Sequence[int]) -> int:
-        return sum(int(curve.second_costs[k]) for curve, k in zip(some, choice, strict=True) if curve.second_costs is not None)
+        return sum(int(curve.second_costs[k]) for curve, k in zip(some, choice, strict=True))  # type: ignore[index]
 
     choice = allocate_with_two_budgets(some, budget, most)
     inside = [c for c in itertools.product(*(range(len(curve.costs)) for curve in some)) if cost(some, c) <= budget]
@@ -140,7 +140,7 @@ def test_both_budgets_are_met_wherever_the_price_of_a_number_meets_them(
         if count(allocate(some, budget) or []) <= most:
             assert error(some, choice) <= error(some, allocate(some, budget) or [])
     if budget >= sum(int(curve.costs[-1]) for curve in some):  # nothing but the numbers is scarce
-        fewest = sum(int(curve.second_costs.min()) for curve in some if curve.second_costs is not None)
+        fewest = count([int(np.argmin(curve.second_costs)) for curve in some])  # type: ignore[arg-type]
         assert (count(choice) <= most) == (fewest <= most)
 
 

@@ -121,7 +121,7 @@ def _filled(
         if best < 0:
             return choice
         bits -= int(curves[best].costs[option] - curves[best].costs[choice[best]])
-        left -= int(numbers[best][option] - numbers[best][choice[best]])
+        left -= int(seconds[best][option] - seconds[best][choice[best]])
         choice[best] = option
 
 

@@ -122,7 +122,8 @@ class Request:
         if self.max_error is not None:
             object.__setattr__(self, "max_error", _check_error(self.max_error))
         if self.flops is not None:
-            object.__setattr__(self, "flops", _check_flops(self.flops))
+            fraction = _check_fraction("compress", "flops", self.flops, "multiplications per token that is left")
+            object.__setattr__(self, "flops", fraction)
         for name, known in (("layout", LAYOUTS), ("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()
@@ -255,15 +256,10 @@ class Request:
                 f"compress: flops works with method {names}, which needs a text, got {self.method!r}; pass a file as "
                 "calibrate (--calibrate TEXT), or leave flops out."
             )
-        if self.max_error is not None:
+        if self.max_error is not None or self.layout != "factored":
             raise ArgumentError(
-                f"compress: flops must come with keep or alone, got max_error={self.max_error:g} too; leave one of "
-                "them out."
-            )
-        if self.layout != "factored":
-            raise ArgumentError(
-                f"compress: flops must come with layout 'factored', got {self.layout!r}, which multiplies by whole "
-                "weights; leave one of them out."
+                "compress: flops must come with keep or alone, and with layout 'factored', got max_error="
+                f"{self.max_error} and layout {self.layout!r}; leave one of them out."
             )
 
     def _check_statistics(self) -> None:
@@ -340,12 +336,16 @@ class Request:
 
 def check_keep(function: str, keep: Any) -> float:
     """Return the fraction to keep, in (0, 1]."""
-    if not _is_real(keep) or not 0.0 < float(keep) <= 1.0:
+    return _check_fraction(function, "keep", keep, "numbers that is still stored")
+
+
+def _check_fraction(function: str, name: str, value: Any, meaning: str) -> float:
+    if not _is_real(value) or not 0.0 < float(value) <= 1.0:
         raise ArgumentError(
-            f"{function}: keep must lie in (0, 1], got {keep!r}; it is the fraction of the numbers that is still "
-            "stored, for example 0.5."
+            f"{function}: {name} must lie in (0, 1], got {value!r}; it is the fraction of the {meaning}, for example "
+            "0.5."
         )
-    return float(keep)
+    return float(value)
 
 
 def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
@@ -438,15 +438,6 @@ def _check_error(max_error: Any) -> float:
             "allowed, for example 0.02."
         )
     return float(max_error)
-
-
-def _check_flops(flops: Any) -> float:
-    if not _is_real(flops) or not 0.0 < float(flops) <= 1.0:
-        raise ArgumentError(
-            f"compress: flops must lie in (0, 1], got {flops!r}; it is the fraction of the multiplications per token "
-            "that is left, for example 0.5."
-        )
-    return float(flops)
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

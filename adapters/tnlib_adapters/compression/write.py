@@ -62,16 +62,28 @@ _FRONT_MATTER = re.compile(rb"(?:\xef\xbb\xbf)?---[ \t]*\r?\n(?:.*\n)*?---[ \t]*
 _OLD_NOTE = re.compile(rb"\s*%b.*\n(?:>.*\n)*" % _NOTE.encode())
 
 
+def without_note(card: bytes) -> bytes:
+    """Return a README.md without the lines of `write_note`."""
+    head, body = _split_card(card)
+    return head + body.lstrip(b"\r\n")
+
+
+def _split_card(card: bytes) -> tuple[bytes, bytes]:
+    """Return the YAML front matter of a model card and the rest, without the lines of `write_note`."""
+    front = _FRONT_MATTER.match(card)
+    head, body = (front[0].rstrip() + b"\n\n", card[front.end() :]) if front else (b"", card)
+    old = _OLD_NOTE.match(body)
+    return head, body[old.end() :] if old else body
+
+
 def write_note(out: Path, report: Report) -> None:
     """Put three lines on how the folder loads on top of its README.md, below the YAML front matter of a model card."""
     file = out / "README.md"
     if file.is_dir():
         return
-    card = file.read_bytes() if file.exists() else b""
-    front = _FRONT_MATTER.match(card)
-    head, body = (front[0].rstrip() + b"\n\n", card[front.end() :]) if front else (b"", card)
-    if old := _OLD_NOTE.match(body):  # IN is an earlier result with dense layout
-        body = body[old.end() :]
+    head, body = _split_card(
+        file.read_bytes() if file.exists() else b""
+    )  # IN may be an earlier result, of dense layout
     original = " The model card below is that of the original." if body.strip() else ""
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
     requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"

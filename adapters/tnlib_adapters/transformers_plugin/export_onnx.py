@@ -18,6 +18,7 @@ from tnlib import ArgumentError
 from tnlib._validate import as_path, import_optional
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.write import without_note
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
 from tnlib_adapters.files.folder import other_files
 from tnlib_adapters.transformers_plugin.linear_layers import use_linear_layers
@@ -67,6 +68,9 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
             copy = partial / path.relative_to(checkpoint.folder.path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
+        card = partial / "README.md"
+        if card.is_file():  # it states how the factors load
+            card.write_bytes(without_note(card.read_bytes()))
         check_target("export_onnx", target, checkpoint.folder.path, force=force)
     return target / GRAPH
 
@@ -92,7 +96,7 @@ def _load(checkpoint: Checkpoint) -> Any:
     name = "AutoModelForTextEncoding" if checkpoint.wiring.layers[0].attention.relative_bias else "AutoModel"
     options = {"dtype": torch.float32, "attn_implementation": "eager"}  # without the tests for rows that are all masked
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # poolers and heads of other tasks, which the graph does not have
+    transformers.logging.set_verbosity(logging.ERROR)  # poolers and heads of other tasks, which the graph does not have
     try:
         model = getattr(transformers, name).from_pretrained(checkpoint.folder.path, **options)
     finally:

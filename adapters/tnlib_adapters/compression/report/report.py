@@ -260,7 +260,8 @@ def _sizes(report: Report) -> list[Line]:
         if "embedding" in matrix.role and not report.is_rounded
     ]
     if report.flops and report.layout == "factored":
-        lines.append(("multiplications per token", *(f"{report.flops[key]:,}" for key in ("before", "after"))))
+        old, new = (f"{report.flops[key]:,}" for key in ("before", "after"))
+        lines.append(("multiplications per token", old, new))
     lines += [(f"{module} stays as it is", reason, "") for module, reason in report.left_dense.items()]
     if report.cache_bytes.get("before"):
         old, new = (f"{report.cache_bytes[key]:,}" for key in ("before", "after"))
