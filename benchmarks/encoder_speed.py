@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 ENGINES = ("onnxruntime", "torch, `use_linear_layers`", "torch, as loaded", "torch, `use_linear_layers`, dynamic int8")
 BATCHES = ((1, 32), (32, 32))  # texts, tokens
-ROUNDS = 5
+ROUNDS = 7
 Run = Callable[[int, int], Any]  # texts and tokens -> hidden states
 
 
