@@ -44,6 +44,7 @@ Examples:
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
   tnlib adapter BASE TUNED OUT --rank 16
+  tnlib export-onnx IN OUT
   tnlib decompose X.npy OUT.safetensors --rtol 1e-6
   tnlib info OUT.safetensors
   tnlib inspect IN --text "Mary gave the book to John" --out FOLDER
@@ -111,6 +112,9 @@ _OPTIONS_OF_COMPRESSION = (
     click.option("--bits", type=float, metavar="BITS",
                   help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
                   "counted. 4 if no size is given. Beside --keep, both are met."),
+    click.option("--flops", type=float, metavar="FRACTION",
+                  help="With --calibrate: largest fraction of the multiplications per token in the compressed weights, "
+                  "for speed. Beside --keep, both are met."),
     click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
                   help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
                   "embeddings and the unembedding."),
@@ -304,6 +308,23 @@ def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
     from tnlib_adapters.compression.report.terminal import show_adapter
 
     show_adapter(extracted, out)
+
+
+@main.command()
+@click.argument("source", metavar="IN")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
+def export_onnx(source: str, out: Path, force: bool) -> None:
+    """Write the encoder in the folder IN, compressed or not, to OUT as an ONNX graph with its tokenizer.
+
+    onnxruntime runs OUT/onnx/model.onnx, and sentence-transformers OUT with backend="onnx". Low-rank weights are two
+    matrix products, numbers float32. Needs torch, transformers and onnxscript.
+    """
+    with _command():
+        from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run
+
+        graph = run(_folder(source), out, force=force)
+    click.echo(graph)
 
 
 @main.command()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tnlib_adapters.compression.allocate import Curve, allocate, allocate_with_numbers, frontier, smallest
+from tnlib_adapters.compression.allocate import Curve, allocate, allocate_with_two_budgets, frontier, smallest
 
 
 def cost(curves: Sequence[Curve], choice: Sequence[int]) -> int:
@@ -127,9 +127,9 @@ def test_both_budgets_are_met_wherever_the_price_of_a_number_meets_them(
     some = [Curve(curve.costs, curve.errors, rng.integers(0, 4, len(curve.costs))) for curve in some]
 
     def count(choice: Sequence[int]) -> int:
-        return sum(int(curve.numbers[k]) for curve, k in zip(some, choice, strict=True) if curve.numbers is not None)
+        return sum(int(curve.second_costs[k]) for curve, k in zip(some, choice, strict=True))  # type: ignore[index]
 
-    choice = allocate_with_numbers(some, budget, most)
+    choice = allocate_with_two_budgets(some, budget, most)
     inside = [c for c in itertools.product(*(range(len(curve.costs)) for curve in some)) if cost(some, c) <= budget]
     assert (choice is None) == (not inside)
     if choice is None:
@@ -140,18 +140,18 @@ def test_both_budgets_are_met_wherever_the_price_of_a_number_meets_them(
         if count(allocate(some, budget) or []) <= most:
             assert error(some, choice) <= error(some, allocate(some, budget) or [])
     if budget >= sum(int(curve.costs[-1]) for curve in some):  # nothing but the numbers is scarce
-        fewest = sum(int(curve.numbers.min()) for curve in some if curve.numbers is not None)
+        fewest = count([int(np.argmin(curve.second_costs)) for curve in some])  # type: ignore[arg-type]
         assert (count(choice) <= most) == (fewest <= most)
 
 
 def test_fewer_numbers_are_bought_where_they_lose_least() -> None:
     costs = np.array([1, 2, 3])
     dear, cheap = (Curve(costs, np.array([1.0, lost, 0.0]), np.array([4, 5, 9])) for lost in (0.9, 0.1))
-    assert allocate_with_numbers([dear, cheap], 6, 18) == [2, 2]
-    assert allocate_with_numbers([dear, cheap], 6, 14) == [2, 1]
-    assert allocate_with_numbers([dear, cheap], 6, 8) == [0, 0]
-    assert allocate_with_numbers([dear, cheap], 6, 7) == [0, 0]  # the fewest that there are
-    assert allocate_with_numbers([dear, cheap], 1, 18) is None
+    assert allocate_with_two_budgets([dear, cheap], 6, 18) == [2, 2]
+    assert allocate_with_two_budgets([dear, cheap], 6, 14) == [2, 1]
+    assert allocate_with_two_budgets([dear, cheap], 6, 8) == [0, 0]
+    assert allocate_with_two_budgets([dear, cheap], 6, 7) == [0, 0]  # the fewest that there are
+    assert allocate_with_two_budgets([dear, cheap], 1, 18) is None
 
 
 def test_nothing_fits() -> None:

@@ -53,6 +53,17 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "needs a text": ({"keep": 0.5, "method": "calibrated"}, ("needs a text", "'calibrated'", "calibrate")),
     "no text": ({"keep": 0.5, "method": "cp", "calibrate": TEXT}, ("calibrate works with", *BY_TEXT, "'cp'")),
     "cp": ({"max_error": 0.1, "method": "cp"}, ("max_error cannot be met by method 'cp'", "not known")),
+    "flops": ({"flops": 2, "calibrate": TEXT}, ("flops must lie in (0, 1]", "got 2")),
+    "flops without a text": ({"flops": 0.5}, ("flops works with method 'calibrated'", "got 'heads'", "--calibrate")),
+    "flops beside bits": ({"flops": 0.5, "bits": 3, "calibrate": TEXT}, ("flops works with", "got 'quantized'")),
+    "flops beside an error": (
+        {"flops": 0.5, "max_error": 0.1, "calibrate": TEXT},
+        ("flops must come with keep or alone", "max_error=0.1"),
+    ),
+    "flops of products": (
+        {"flops": 0.5, "layout": "dense", "calibrate": TEXT},
+        ("flops must come with", "layout 'dense'"),
+    ),
     "statistics": ({"keep": 0.5, "statistics": SEEN}, ("statistics must come with the text",)),
     **{
         f"{method} with a text": (

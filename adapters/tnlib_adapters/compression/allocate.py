@@ -25,13 +25,14 @@ class Curve:
         Stored numbers, ascending.
     errors
         Errors in the unit of the method, descending: squared relative errors, or sums of gate derivatives.
-    numbers
-        Stored numbers where costs are bits. Options that have fewer of them than all cheaper ones may have any error.
+    second_costs
+        Costs of another kind: stored numbers where costs are bits, multiplications per token where costs are numbers.
+        Options that have less of them than all cheaper ones may have any error.
     """
 
     costs: Array
     errors: Array
-    numbers: Array | None = None
+    second_costs: Array | None = None
 
 
 def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:
@@ -63,22 +64,22 @@ def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] 
     return choice
 
 
-def allocate_with_numbers(curves: Sequence[Curve], budget: int, most: int) -> list[int] | None:
-    """Choose one option of every curve with the least sum of errors within a budget of bits and `most` numbers.
+def allocate_with_two_budgets(curves: Sequence[Curve], budget: int, most: int) -> list[int] | None:
+    """Choose one option of every curve with the least sum of errors within a budget and `most` second costs.
 
-    A number has a price, added to the errors: the lowest, by bisection, at which the choice of `allocate` has at most
-    so many. What one price leaves over goes to single curves. Returns the fewest numbers within the budget if these are
-    more, and None if there is no choice within it.
+    Second costs have a price, added to the errors: the lowest, by bisection, at which the choice of `allocate` is
+    within `most`. What one price leaves over goes to single curves. Returns the least second costs within the budget if
+    these are more, and None if there is no choice within it.
 
     >>> line = Curve(np.array([10, 20, 30]), np.array([1.0, 0.1, 0.0]), np.array([1, 9, 2]))
-    >>> allocate_with_numbers([line, line], 60, 3)
+    >>> allocate_with_two_budgets([line, line], 60, 3)
     [2, 0]
     """
-    numbers = [np.zeros_like(curve.costs) if curve.numbers is None else curve.numbers for curve in curves]
+    seconds = [np.zeros_like(curve.costs) if curve.second_costs is None else curve.second_costs for curve in curves]
 
     def choose(price: float) -> list[int] | None:
         priced, options = [], []
-        for curve, own in zip(curves, numbers, strict=True):
+        for curve, own in zip(curves, seconds, strict=True):
             errors = curve.errors + price * own
             lower = errors < np.append(np.inf, np.minimum.accumulate(errors)[:-1])
             options.append(np.flatnonzero(lower))
@@ -87,12 +88,12 @@ def allocate_with_numbers(curves: Sequence[Curve], budget: int, most: int) -> li
         return None if choice is None else [int(own[k]) for own, k in zip(options, choice, strict=True)]
 
     def fits(choice: Sequence[int]) -> bool:
-        return sum(int(own[k]) for own, k in zip(numbers, choice, strict=True)) <= most
+        return sum(int(own[k]) for own, k in zip(seconds, choice, strict=True)) <= most
 
     choice = choose(0.0)
     if choice is None or fits(choice):
         return choice
-    high = math.fsum(float(curve.errors.max()) for curve in curves) or 1.0  # a number outweighs all errors
+    high = math.fsum(float(curve.errors.max()) for curve in curves) or 1.0  # a single unit outweighs all errors
     best, low = choose(high) or choice, high * 2.0**-80
     if not fits(best):
         return best
@@ -101,18 +102,18 @@ def allocate_with_numbers(curves: Sequence[Curve], budget: int, most: int) -> li
         candidate = choose(price) or choice
         low, high = (low, price) if fits(candidate) else (price, high)
         best = candidate if fits(candidate) else best
-    return _filled(curves, numbers, best, budget, most)
+    return _filled(curves, seconds, best, budget, most)
 
 
 def _filled(
-    curves: Sequence[Curve], numbers: Sequence[Array], choice: Sequence[int], budget: int, most: int
+    curves: Sequence[Curve], seconds: Sequence[Array], choice: Sequence[int], budget: int, most: int
 ) -> list[int]:
     """Return a choice in which no single curve can have a smaller error within both budgets."""
     choice, bits = list(choice), budget - spent_by(curves, choice)
-    left = most - sum(int(own[k]) for own, k in zip(numbers, choice, strict=True))
+    left = most - sum(int(own[k]) for own, k in zip(seconds, choice, strict=True))
     while True:
         gain, best, option = 0.0, -1, -1
-        for c, (curve, own, k) in enumerate(zip(curves, numbers, choice, strict=True)):
+        for c, (curve, own, k) in enumerate(zip(curves, seconds, choice, strict=True)):
             fits = (curve.costs - curve.costs[k] <= bits) & (own - own[k] <= left)
             gains = np.where(fits, curve.errors[k] - curve.errors, 0.0)
             if gains.max() > gain:
@@ -120,7 +121,7 @@ def _filled(
         if best < 0:
             return choice
         bits -= int(curves[best].costs[option] - curves[best].costs[choice[best]])
-        left -= int(numbers[best][option] - numbers[best][choice[best]])
+        left -= int(seconds[best][option] - seconds[best][choice[best]])
         choice[best] = option
 
 

@@ -44,6 +44,7 @@ def compress(
     keep: float | None = None,
     max_error: float | None = None,
     bits: float | None = None,
+    flops: float | None = None,
     method: str = "",
     layout: str = "factored",
     store: str = "float",
@@ -82,6 +83,10 @@ def compress(
         Average number of stored bits per number of the compressed part, scales and biases counted. Every weight is
         rounded to integers of 2 to 8 bits, whole or as factors, chosen by their effect on the output (method
         "quantized"); needs a text.
+    flops
+        Largest fraction in (0, 1] of the multiplications per token in the compressed weights, where two factors of rank
+        r of a weight (m, n) take r (m + n), and at most m n; a table of embeddings that is only looked up takes none.
+        Beside `keep`, both are met: the numbers that this leaves over go to tables. Only for method "calibrated".
     method
         "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). With the
@@ -176,6 +181,7 @@ def compress(
         "keep": keep,
         "max_error": max_error,
         "bits": bits,
+        "flops": flops,
         "method": method,
         "layout": layout,
         "store": store,
@@ -270,6 +276,7 @@ def measured_report(
         left_out=[path_text(p.relative_to(before.folder.path)) for p in other_files(before.folder, (REPORT, PAGE))[1]],
         max_error=request.max_error,
         bits=request.bits,
+        flops=dict(zip(("before", "after"), plan.flops or (), strict=False)),
         store=request.store,
         what=request.what,
         measure=plan.forecast.measure,

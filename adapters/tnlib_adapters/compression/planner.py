@@ -61,7 +61,7 @@ def _choose(factorisation: Factorisation, request: Request) -> list[int]:
     """Return the option of every block for the budget of a request."""
     if request.in_bits:
         return factorisation.select_bits(request.bits, request.max_error, request.keep)
-    return factorisation.select(request.keep, request.max_error)
+    return factorisation.select(request.keep, request.max_error, request.flops)
 
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:

@@ -80,6 +80,7 @@ class Request:
     keep: float | None = None
     max_error: float | None = None
     bits: float | None = None
+    flops: float | None = None
     method: str = ""  # see `_default_method`
     layout: str = "factored"
     store: str = "float"
@@ -120,6 +121,9 @@ class Request:
             object.__setattr__(self, "keep", check_keep("compress", self.keep))
         if self.max_error is not None:
             object.__setattr__(self, "max_error", _check_error(self.max_error))
+        if self.flops is not None:
+            fraction = _check_fraction("compress", "flops", self.flops, "multiplications per token that is left")
+            object.__setattr__(self, "flops", fraction)
         for name, known in (("layout", LAYOUTS), ("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()
@@ -139,7 +143,7 @@ class Request:
     @property
     def unsized(self) -> bool:
         """True if no size is requested."""
-        return self.keep is None and self.max_error is None and self.bits is None
+        return self.keep is None and self.max_error is None and self.bits is None and self.flops is None
 
     @property
     def in_bits(self) -> bool:
@@ -207,6 +211,7 @@ class Request:
                 "one of them out."
             )
         self._check_budget()
+        self._check_flops_budget()
         row = TABLE[self.method]
         if self.what == "mlp" and FEED_FORWARD not in row.applies_to:
             names = [repr(name) for name, other in TABLE.items() if FEED_FORWARD in other.applies_to]
@@ -239,6 +244,22 @@ class Request:
             raise ArgumentError(
                 f"compress: keep must come with bits, not with max_error, for method {self.method!r}, got "
                 f"{self.keep} and {self.max_error}; pass bits, for example bits=3."
+            )
+
+    def _check_flops_budget(self) -> None:
+        """Raise if the multiplications cannot be limited with these options."""
+        if self.flops is None:
+            return
+        if not TABLE[self.method].counts_flops:
+            names = ", ".join(repr(name) for name, row in TABLE.items() if row.counts_flops)
+            raise ArgumentError(
+                f"compress: flops works with method {names}, which needs a text, got {self.method!r}; pass a file as "
+                "calibrate (--calibrate TEXT), or leave flops out."
+            )
+        if self.max_error is not None or self.layout != "factored":
+            raise ArgumentError(
+                "compress: flops must come with keep or alone, and with layout 'factored', got max_error="
+                f"{self.max_error} and layout {self.layout!r}; leave one of them out."
             )
 
     def _check_statistics(self) -> None:
@@ -315,12 +336,16 @@ class Request:
 
 def check_keep(function: str, keep: Any) -> float:
     """Return the fraction to keep, in (0, 1]."""
-    if not _is_real(keep) or not 0.0 < float(keep) <= 1.0:
+    return _check_fraction(function, "keep", keep, "numbers that is still stored")
+
+
+def _check_fraction(function: str, name: str, value: Any, meaning: str) -> float:
+    if not _is_real(value) or not 0.0 < float(value) <= 1.0:
         raise ArgumentError(
-            f"{function}: keep must lie in (0, 1], got {keep!r}; it is the fraction of the numbers that is still "
-            "stored, for example 0.5."
+            f"{function}: {name} must lie in (0, 1], got {value!r}; it is the fraction of the {meaning}, for example "
+            "0.5."
         )
-    return float(keep)
+    return float(value)
 
 
 def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
+from tnlib_adapters.files.model_card import NOTE, split_card
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # as config.json names them
-_NOTE = "> Compressed by tnlib"
 
 
 def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
@@ -58,20 +57,13 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
 
 
-_FRONT_MATTER = re.compile(rb"(?:\xef\xbb\xbf)?---[ \t]*\r?\n(?:.*\n)*?---[ \t]*\r?(?:\n|\Z)")
-_OLD_NOTE = re.compile(rb"\s*%b.*\n(?:>.*\n)*" % _NOTE.encode())
-
-
 def write_note(out: Path, report: Report) -> None:
     """Put three lines on how the folder loads on top of its README.md, below the YAML front matter of a model card."""
     file = out / "README.md"
     if file.is_dir():
         return
-    card = file.read_bytes() if file.exists() else b""
-    front = _FRONT_MATTER.match(card)
-    head, body = (front[0].rstrip() + b"\n\n", card[front.end() :]) if front else (b"", card)
-    if old := _OLD_NOTE.match(body):  # IN is an earlier result with dense layout
-        body = body[old.end() :]
+    # IN may be an earlier result, of dense layout, with a note
+    head, body = split_card(file.read_bytes() if file.exists() else b"")
     original = " The model card below is that of the original." if body.strip() else ""
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
     requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
@@ -81,7 +73,7 @@ def write_note(out: Path, report: Report) -> None:
         else f"kept {report.kept:.4f} of the numbers of its {report.subject}"
     )
     note = (
-        f"{_NOTE}, which {size}: see `{PAGE}`.{original}\n"
+        f"{NOTE}, which {size}: see `{PAGE}`.{original}\n"
         f"> It loads {requirement}, from the path `folder`:\n"
         f"> `{report.load}`\n"
     )

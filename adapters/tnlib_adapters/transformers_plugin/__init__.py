@@ -8,6 +8,7 @@ import_optional(__name__, "transformers", "'tnlib[torch]'")
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, LowRankLinear, TTLinear  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_modules import keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin.linear_layers import use_linear_layers  # noqa: E402
 from tnlib_adapters.transformers_plugin.quantizer import TnlibConfig, TnlibQuantizer  # noqa: E402
 from tnlib_adapters.transformers_plugin.tucker_cp_linear import CPLinear, TuckerLinear  # noqa: E402
 
@@ -21,4 +22,5 @@ __all__ = [
     "TnlibQuantizer",
     "TuckerLinear",
     "keep_dequantized",
+    "use_linear_layers",
 ]

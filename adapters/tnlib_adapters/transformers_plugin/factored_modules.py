@@ -215,10 +215,15 @@ class SideBySide(nn.Module):
         return as_dense(self, cast(FactoredLinear, self.layers[0]).like())
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        if self.groups is None:
-            return torch.cat([*parts], -1)
-        legs = [part.reshape(*part.shape[:-1], self.groups, -1, self.d_head) for part in parts]  # ... group heads dh
-        return torch.cat(legs, -2).flatten(-3)
+        return join_projections(parts, self.groups, self.d_head)
+
+
+def join_projections(parts: Sequence[Tensor], groups: int | None, d_head: int) -> Tensor:
+    """Return the outputs of several projections as those of one module, grouped by key head if `groups` is given."""
+    if groups is None:
+        return torch.cat([*parts], -1)
+    legs = [part.reshape(*part.shape[:-1], groups, -1, d_head) for part in parts]  # ... group heads dh
+    return torch.cat(legs, -2).flatten(-3)
 
 
 def build(

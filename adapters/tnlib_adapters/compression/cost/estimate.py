@@ -106,6 +106,7 @@ def estimate_cost(
     keep: float | None = None,
     max_error: float | None = None,
     bits: float | None = None,
+    flops: float | None = None,
     method: str = "",
     layout: str = "factored",
     store: str = "float",
@@ -127,7 +128,7 @@ def estimate_cost(
     ----------
     source
         Folder with config.json and safetensors, or the name of a model in the local cache of the Hugging Face hub.
-    keep, max_error, bits, method, layout, store, what
+    keep, max_error, bits, flops, method, layout, store, what
         As in `compress`.
     calibrate, statistics, calibration_tokens, spill, max_memory
         As in `compress`.
@@ -157,6 +158,7 @@ def estimate_cost(
         keep=keep,
         max_error=max_error,
         bits=bits,
+        flops=flops,
         method=method,
         layout=layout,
         store=store,

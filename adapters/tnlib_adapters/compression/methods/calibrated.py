@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -85,7 +86,7 @@ class CalibratedLayer:
         m, n = self._n_in(name), self._weights[name].shape[1]
         n_dense = m * n + (n if name in self._biased and name != "o" else 0)
         curve = self.components[name].curve(n_dense, gauged=True)
-        return curve if name != "o" or self._output_bias is None else Curve(curve.costs + n, curve.errors)
+        return curve if name != "o" or self._output_bias is None else replace(curve, costs=curve.costs + n)
 
     def _n_in(self, name: str) -> int:
         return len(self._weights["o"]) if name == "o" else self._weights["o"].shape[1]

@@ -117,15 +117,19 @@ class Components:
         """Losses with the first 0, 1, ... components kept, (r + 1,)."""
         return np.append(np.cumsum(self.losses[::-1])[::-1], 0.0)
 
-    def curve(self, n_dense: int, *, gauged: bool) -> Curve:
+    def curve(self, n_dense: int, *, gauged: bool, looked_up: bool = False) -> Curve:
         """Return numbers and losses of 0, 1, ... components while smaller than `n_dense`, then the dense weight.
 
-        If `gauged`, the r^2 numbers that the gauge of a product frees are not stored, but r row indices are.
+        If `gauged`, the r^2 numbers that the gauge of a product frees are not stored, but r row indices are. Second
+        costs are multiplications per token: of two linear layers or the dense one, whichever takes fewer, where a bias
+        row is one more input; of one row times `right` if rows are only `looked_up`.
         """
-        r = np.arange(len(self.losses) + 1)
-        costs = r * (len(self.left) + self.right.shape[1]) + (r - r**2 if gauged else 0)
+        r, n_two = np.arange(len(self.losses) + 1), len(self.left) + self.right.shape[1]
+        costs = r * n_two + (r - r**2 if gauged else 0)
         smaller = costs < n_dense
-        return Curve(np.append(costs[smaller], n_dense), np.append(self.lost[smaller], 0.0))
+        flops = r * self.right.shape[1] if looked_up else np.minimum(r * n_two, n_dense)
+        second_costs = np.append(flops[smaller], 0 if looked_up else n_dense)
+        return Curve(np.append(costs[smaller], n_dense), np.append(self.lost[smaller], 0.0), second_costs)
 
     def first(self, rank: int) -> tuple[Array, Array]:
         """Return the factors of the first `rank` components."""

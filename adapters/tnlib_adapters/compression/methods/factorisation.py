@@ -14,7 +14,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import (
     Curve,
     allocate,
-    allocate_with_numbers,
+    allocate_with_two_budgets,
     frontier,
     lost_by,
     smallest,
@@ -85,6 +85,8 @@ class Plan:
         Predicted error of these factors, and of other sizes.
     moments
         As in `Factorisation`.
+    flops
+        Multiplications per token of the compressed part, before and after; None if the method does not count them.
     """
 
     method: str
@@ -93,6 +95,7 @@ class Plan:
     numbers: Mapping[str, int]
     forecast: Forecast = field(default_factory=Forecast)
     moments: Mapping[str, Array] = field(default_factory=dict)
+    flops: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrices", StoredMatrices.of(self.matrices))
@@ -161,8 +164,10 @@ class Factorisation:
         """
         return self.plan_of(self.select_bits(size, None) if self.in_bits else self.choose(size), progress)
 
-    def choose(self, keep: float) -> list[int]:
+    def choose(self, keep: float, flops: float | None = None) -> list[int]:
         """Return the option of every block with the least sum of errors within a fraction `keep` of the numbers.
+
+        Beside `flops`, at most this fraction of the multiplications per token is left, and the numbers may be fewer.
 
         Raises
         ------
@@ -173,7 +178,11 @@ class Factorisation:
         if (budget + 1) / self.n_before <= keep:  # the product was rounded below a whole number
             budget += 1
         fixed, curves = self._fixed, self._curves
-        choice = allocate(curves, budget - fixed, max(0, least - fixed))
+        if flops is None:
+            choice = allocate(curves, budget - fixed, max(0, least - fixed))
+        else:
+            most = int(flops * self._second_costs([-1] * len(curves)))
+            choice = allocate_with_two_budgets(curves, budget - fixed, most)
         if choice is None:
             fewest = (fixed + sum(int(curve.costs[0]) for curve in curves)) / self.n_before
             raise ArgumentError(
@@ -181,7 +190,7 @@ class Factorisation:
                 f"got {keep}; below it not even the smallest factors fit."
             )
         spent = self._spent(choice)
-        if spent < least and lost_by(curves, choice) > 0:  # fewer numbers without loss are fine
+        if flops is None and spent < least and lost_by(curves, choice) > 0:  # fewer numbers without loss are fine
             raise ArgumentError(
                 f"compress: keep={keep} cannot be met to 1 % by method {self.method!r} on this model, the nearest "
                 f"below it is {_rounded_up(spent / self.n_before)}; pass that, or use another method."
@@ -234,15 +243,20 @@ class Factorisation:
         if keep is None:
             return allocate(self._curves, budget - self._fixed)
         fixed = sum(part.fixed for part in self.parts.values())
-        return allocate_with_numbers(self._curves, budget - self._fixed, int(keep * self.n_before) - fixed)
+        return allocate_with_two_budgets(self._curves, budget - self._fixed, int(keep * self.n_before) - fixed)
 
     def _count(self, choice: Sequence[int]) -> int:
         """Return the numbers stored at these options, 0 for curves that do not state them."""
-        stated = [0 if c.numbers is None else int(c.numbers[k]) for c, k in zip(self._curves, choice, strict=True)]
-        return sum(part.fixed for part in self.parts.values()) + sum(stated)
+        return sum(part.fixed for part in self.parts.values()) + self._second_costs(choice)
 
-    def select(self, keep: float | None, max_error: float | None) -> list[int]:
+    def _second_costs(self, choice: Sequence[int]) -> int:
+        pairs = zip(self._curves, choice, strict=True)
+        return sum(0 if curve.second_costs is None else int(curve.second_costs[option]) for curve, option in pairs)
+
+    def select(self, keep: float | None, max_error: float | None, flops: float | None = None) -> list[int]:
         """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).
+
+        The best is within the fraction `flops` of the multiplications too.
 
         `max_error` needs `predicts_error`.
 
@@ -253,7 +267,7 @@ class Factorisation:
         """
         limit = 1.0 if keep is None else keep
         if max_error is None:
-            return self.choose(limit)
+            return self.choose(limit, flops)
         choice = smallest(self._curves, self._lost_within(max_error))
         if choice is None or self._spent(choice) > limit * self.n_before:
             curve = frontier(self._curves)
@@ -287,7 +301,13 @@ class Factorisation:
         matrices.order(self.parts)
         numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
-        return Plan(self.method, matrices, self.n_before, numbers, forecast, self.moments)
+        return Plan(self.method, matrices, self.n_before, numbers, forecast, self.moments, self._flops(choice))
+
+    def _flops(self, choice: Sequence[int]) -> tuple[int, int] | None:
+        """Return the multiplications per token before and after."""
+        if self.in_bits or any(curve.second_costs is None for curve in self._curves):
+            return None
+        return self._second_costs([-1] * len(choice)), self._second_costs(choice)
 
     def _chosen(
         self, options: Mapping[str, Sequence[int]], progress: Progress

@@ -112,10 +112,17 @@ class Matrix:
     """A matrix by its components: its factors while smaller than the matrix, then the dense matrix."""
 
     def __init__(
-        self, name: str, weight: Array, n_bias: int, weight_components: Components, *, gauged: bool = False
+        self,
+        name: str,
+        weight: Array,
+        n_bias: int,
+        weight_components: Components,
+        *,
+        gauged: bool = False,
+        looked_up: bool = False,
     ) -> None:
         self.name, self.fixed, self.components = name, n_bias, weight_components
-        self._weight, self._gauged = weight, gauged
+        self._weight, self._gauged, self._looked_up = weight, gauged, looked_up
 
     def weigh(self, losses: Array) -> None:
         """Replace squared singular values by losses from gates."""
@@ -124,7 +131,7 @@ class Matrix:
     @property
     def curves(self) -> list[Curve]:
         """Curve of all ranks, then of the dense matrix."""
-        return [self.components.curve(self._weight.size, gauged=self._gauged)]
+        return [self.components.curve(self._weight.size, gauged=self._gauged, looked_up=self._looked_up)]
 
     @property
     def n_before(self) -> int:
@@ -196,4 +203,6 @@ def read_matrix(
         return table_components(weight, [(moments_of_rows(weight, reads[name]), slopes[name]), predicts])
 
     # an embedding is not gauged: a look-up needs all rows of the left factor
-    return Matrix(name, weight, n_bias, saved(name, of_weight), gauged=not wiring.is_embedding(name))
+    is_table = wiring.is_embedding(name)
+    looked_up = is_table and wiring.tied_key is None
+    return Matrix(name, weight, n_bias, saved(name, of_weight), gauged=not is_table, looked_up=looked_up)

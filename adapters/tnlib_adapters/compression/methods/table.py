@@ -60,6 +60,8 @@ class Method:
         True if the errors of its options are known before a size is chosen.
     in_bits
         True if it spends a budget of bits, False for a budget of numbers.
+    counts_flops
+        True if its curves state the multiplications per token.
     refuse
         `Sizes` of a model -> the reason why it cannot run, or None.
     """
@@ -76,6 +78,7 @@ class Method:
     rotary: Reference | None = None
     predicts_error: bool = True
     in_bits: bool = False
+    counts_flops: bool = False
     refuse: Reference | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +115,7 @@ for _row in (
         kinds=("interpolative", "low_rank"),
         applies_to=EVERYWHERE,
         calibration="required",
+        counts_flops=True,
     ),
     Method(
         name="quantized",

@@ -106,6 +106,8 @@ class Report:
     quality: dict[str, float] = field(default_factory=dict)  # quality measures of the whole model
     max_error: float | None = None  # requested error
     bits: float | None = None  # requested average of stored bits per number
+    flops: dict[str, int] = field(default_factory=dict)  # multiplications per token of the compressed part, "before"
+    # and "after", if the method counts them
     store: str = "float"
     what: str = "attention"  # the compressed part of the model: "attention", "mlp" or "all"
     plain_bytes: int = 0  # of the same part with its weights rounded to int8
@@ -257,6 +259,9 @@ def _sizes(report: Report) -> list[Line]:
         for matrix in report.matrices
         if "embedding" in matrix.role and not report.is_rounded
     ]
+    if report.flops and report.layout == "factored":
+        old, new = (f"{report.flops[key]:,}" for key in ("before", "after"))
+        lines.append(("multiplications per token", old, new))
     lines += [(f"{module} stays as it is", reason, "") for module, reason in report.left_dense.items()]
     if report.cache_bytes.get("before"):
         old, new = (f"{report.cache_bytes[key]:,}" for key in ("before", "after"))

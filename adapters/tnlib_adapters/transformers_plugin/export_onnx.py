@@ -1,0 +1,162 @@
+"""Export encoders to folders with an ONNX graph, which onnxruntime and sentence-transformers run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tnlib import ArgumentError
+from tnlib._validate import as_path, import_optional
+from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
+from tnlib_adapters.files.folder import other_files
+from tnlib_adapters.files.model_card import without_note
+from tnlib_adapters.transformers_plugin.linear_layers import use_linear_layers
+
+GRAPH = "onnx/model.onnx"  # where sentence-transformers and optimum look for it
+_OUTPUT = "last_hidden_state"
+_REPORTS = ("tnlib_report.json", "tnlib_report.html")  # of the factors, which the graph does not hold
+_OPSET = 20  # the first with Gelu, one operation for onnxruntime
+_LARGEST = 2**31 - 2**26  # bytes of weights in one file: protobuf reads 2 GiB
+
+
+def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write an encoder as an ONNX graph with config, tokenizer and pooling beside it, and return the path of the graph.
+
+    The output is `last_hidden_state`, (texts, tokens, width). Inputs are `input_ids`, `attention_mask` and, if the
+    model has several token types, `token_type_ids`, of any numbers of texts and tokens; or `pixel_values` with any
+    number of images. Numbers are float32.
+
+    Parameters
+    ----------
+    folder
+        Folder of an encoder, compressed or not. Factored layers are those of `use_linear_layers`.
+    out
+        Folder to create; it appears complete or not at all.
+    force
+        Replace `out` if it is not empty.
+
+    Raises
+    ------
+    ArgumentError
+        If the model is no encoder, or `out` cannot be made.
+    FileFormatError
+        If `folder` is not a checkpoint of a known architecture.
+    """
+    import_optional(__name__, "onnxscript", "'tnlib[onnx]'")
+    target, checkpoint = as_path("export_onnx", "out", out), open_checkpoint(folder)
+    _check_encoder(checkpoint)
+    check_text_path("export_onnx", "folder", checkpoint.folder.path)
+    check_target("export_onnx", target, checkpoint.folder.path, force=force)
+    model = _load(checkpoint)
+    with whole_folder(target) as partial:
+        (partial / GRAPH).parent.mkdir()
+        _write_graph(model, _sample(checkpoint.wiring, model.config), partial / GRAPH)
+        vars(model.config).pop("quantization_config", None)  # the graph holds no factors
+        model.config.save_pretrained(partial)
+        for path in other_files(checkpoint.folder, _REPORTS)[0]:
+            copy = partial / path.relative_to(checkpoint.folder.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        card = partial / "README.md"
+        if card.is_file():  # it states how the factors load
+            card.write_bytes(without_note(card.read_bytes()))
+        check_target("export_onnx", target, checkpoint.folder.path, force=force)
+    return target / GRAPH
+
+
+def _check_encoder(checkpoint: Checkpoint) -> None:
+    wiring = checkpoint.wiring
+    if wiring.encoder is not None:
+        raise ArgumentError(
+            f"export_onnx: folder must hold an encoder alone, got a {wiring.model_type} with an encoder and a decoder; "
+            "save the encoder in a folder of its own."
+        )
+    if any(layer.attention.causal for layer in wiring.layers):
+        raise ArgumentError(
+            f"export_onnx: folder must hold an encoder such as BERT, got a {wiring.model_type}, whose attention is "
+            "causal; docs/serving.md lists engines for such models."
+        )
+
+
+def _load(checkpoint: Checkpoint) -> Any:
+    """Return the model in float32, with ordinary linear layers."""
+    import transformers
+
+    name = "AutoModelForTextEncoding" if checkpoint.wiring.layers[0].attention.relative_bias else "AutoModel"
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}  # without the tests for rows that are all masked
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)  # poolers and heads of other tasks, which the graph does not have
+    try:
+        model = getattr(transformers, name).from_pretrained(checkpoint.folder.path, **options)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    return use_linear_layers(model.eval())
+
+
+def _sample(wiring: Wiring, config: Any) -> dict[str, Tensor]:
+    """Return inputs by name; the sizes of their first two axes, of texts, or of the first, of images, are examples."""
+    if wiring.reads == "images":
+        return {"pixel_values": torch.zeros(2, config.num_channels, config.image_size, config.image_size)}
+    names = ["input_ids", "attention_mask"]
+    names += ["token_type_ids"] if getattr(config, "type_vocab_size", 1) > 1 else []
+    return {name: torch.full((2, 8), int(name == "attention_mask")) for name in names}
+
+
+class _HiddenStates(nn.Module):
+    """The last hidden states of an encoder, from inputs in a given order."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the hidden states, (texts, tokens, width)."""
+        hidden: Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).last_hidden_state
+        return hidden
+
+
+def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> None:
+    axes = [torch.export.Dim("texts"), torch.export.Dim("tokens")]
+    dynamic = tuple(dict(enumerate(axes[: 2 if x.ndim == 2 else 1])) for x in sample.values())
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            _HiddenStates(model, [*sample]).eval(),
+            tuple(sample.values()),
+            input_names=[*sample],
+            output_names=[_OUTPUT],
+            dynamic_shapes=(dynamic,),
+            opset_version=_OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned no program")
+    for node in program.model.graph:
+        node.metadata_props.clear()  # stack traces with the paths of this machine
+    n_bytes = sum(x.numel() * x.element_size() for x in model.parameters())
+    program.save(file, external_data=n_bytes > _LARGEST)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence warnings of the exporter about itself and about packages that it does not find."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
