@@ -29,6 +29,7 @@ from .transforms.folding import Folded as Folded
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors
 from .transforms.freezing import freeze as freeze
+from .transforms.frozen_model import FrozenModel as FrozenModel
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
 from .transforms.rotation import rotate as rotate

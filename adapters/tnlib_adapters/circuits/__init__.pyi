@@ -50,6 +50,8 @@ from .paths.contributions import PathContributions as PathContributions
 from .paths.contributions import Paths as Paths
 from .paths.contributions import path_contributions as path_contributions
 from .paths.contributions import stream_by_order as stream_by_order
+from .paths.logit_paths import LogitContributions as LogitContributions
+from .paths.logit_paths import logit_contributions as logit_contributions
 from .paths.path_ablation import PathLosses as PathLosses
 from .paths.path_ablation import path_losses as path_losses
 from .paths.stream_parts import StreamParts as StreamParts

@@ -20,8 +20,9 @@ from tnlib_adapters.architectures.wiring import (
 )
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, two_streams
+from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Experts, FeedForward, Norm, Unembedding
+from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding
 
 Shape = tuple[int | None, ...]
 
