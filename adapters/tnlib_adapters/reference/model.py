@@ -21,7 +21,7 @@ _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in 
 
 @dataclass(frozen=True, repr=False)
 class Forward:
-    """Activations of a forward pass on a batch of token sequences, all in float64.
+    """Activations of a forward pass on a batch of token sequences, in the precision of the weights.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Ar
     """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model); in cross-attention (..., n, n')."""
     read = memory if layer.cross and memory is not None else None
     visible = layer.mask(x.shape[1], None if read is None else read.shape[1])
-    patterns, written = np.empty((len(x), layer.n_heads, *visible.shape)), np.empty_like(x)
+    patterns, written = np.empty((len(x), layer.n_heads, *visible.shape), x.dtype), np.empty_like(x)
     for k, sequence in enumerate(x):
         other = None if read is None else read[k]
         patterns[k] = softmax(np.where(visible, layer.scores(sequence, other), -np.inf))

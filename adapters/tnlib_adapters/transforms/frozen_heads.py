@@ -28,6 +28,12 @@ class FrozenHeads:
 
     Parameters
     ----------
+    layer
+        The attention layer, which reads the output of the norm `before`.
+    before
+        Norm of the stream, or None.
+    input
+        (n, d_model), what the layer reads.
     operator
         The layer as an affine map of the stream, norms included.
     patterns
@@ -36,6 +42,9 @@ class FrozenHeads:
         (n, d_model), the output for the stream itself, norms included.
     """
 
+    layer: Attention
+    before: FrozenNorm | None
+    input: Array
     operator: FrozenAttention
     patterns: Array
     output: Array
@@ -61,7 +70,8 @@ def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> FrozenHeads
         output = behind.apply(output)
     divisors = None if before is None else before.divisors[:, 0]
     operator = frozen_heads(W_V, W_O, b_V, None, left, divisors, context=None)
-    return FrozenHeads(replace(operator, constant=operator.constant + bias), patterns, output)
+    operator = replace(operator, constant=operator.constant + bias)
+    return FrozenHeads(layer, before, x, operator, patterns, output)
 
 
 def _centred(weight: Array, axis: int, norm: FrozenNorm) -> Array:

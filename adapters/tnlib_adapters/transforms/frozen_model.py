@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.layer import FrozenAttention
+from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.layers import Unembedding
 from tnlib_adapters.reference.weights import Branch, Weights
 from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward, LocalMap, freeze_feed_forward
-from tnlib_adapters.transforms.frozen_heads import freeze_heads
+from tnlib_adapters.transforms.frozen_heads import FrozenHeads, freeze_heads
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
 FrozenLayer = FrozenAttention | FrozenFeedForward
@@ -29,8 +33,8 @@ class FrozenBlock:
         Attention and feed-forward layers, each an affine map of the stream, norms around it included.
     names
         Of every layer: "3" for attention 3, "mlp 3".
-    patterns
-        Of every layer, (heads, n, n); None for feed-forward layers.
+    heads
+        Of every layer: the attention with its patterns; None for feed-forward layers.
     after
         Norm of the sum, or None.
     stream
@@ -41,7 +45,7 @@ class FrozenBlock:
 
     layers: tuple[FrozenLayer, ...]
     names: tuple[str, ...]
-    patterns: tuple[Array | None, ...]
+    heads: tuple[FrozenHeads | None, ...]
     after: FrozenNorm | None
     stream: Array
     outputs: tuple[Array, ...]
@@ -76,6 +80,8 @@ class FrozenModel:
         First block first.
     embedding
         (n, d_model), the stream before the first block.
+    embedding_parts
+        The same as a sum of named parts: "tokens", "positions" where they are learned, "segment", "norm embedding".
     final_norm
         Norm of the final stream, or None.
     unembed
@@ -86,6 +92,7 @@ class FrozenModel:
 
     blocks: tuple[FrozenBlock, ...]
     embedding: Array
+    embedding_parts: Mapping[str, Array]
     final_norm: FrozenNorm | None
     unembed: Unembedding | None
     tokens: Array
@@ -129,37 +136,53 @@ class FrozenModel:
         return x
 
 
-def freeze_weights(weights: Weights, tokens: Array, local_map: LocalMap) -> FrozenModel:
+def freeze_weights(weights: Weights, tokens: ArrayLike, local_map: LocalMap) -> FrozenModel:
     """Return a model on one sequence with its own patterns, divisors and slopes."""
     checked = weights.embedding.check("freeze", tokens, weights.context)
     if len(checked) != 1:
         raise ArgumentError(
             f"freeze: tokens must be one sequence, got {len(checked)}; freeze them one after the other."
         )
-    x = embedding = weights.embedding(checked)[0]
+    parts = _embedded(weights, checked)
+    x = embedding = np.asarray(sum(parts.values()))
     blocks, n_before = [], {"": 0, "mlp ": 0}
     for block in weights.blocks:
-        layers, patterns, outputs, names = [], [], [], []
-        for branch in block.branches:
-            layer, pattern, output = _frozen_branch(branch, x, local_map)
-            kind = "mlp " if pattern is None else ""
+        frozen, names = [_freeze_branch(branch, x, local_map) for branch in block.branches], []
+        for layer in frozen:
+            kind = "mlp " if layer.heads is None else ""
             names.append(f"{kind}{n_before[kind]}")
             n_before[kind] += 1
-            layers.append(layer)
-            patterns.append(pattern)
-            outputs.append(output)
+        layers, heads, outputs = zip(*frozen, strict=True)
         added = x + sum(outputs)
         after = None if block.after is None else FrozenNorm.on(block.after, added)
-        blocks.append(FrozenBlock(tuple(layers), tuple(names), tuple(patterns), after, x, tuple(outputs)))
+        blocks.append(FrozenBlock(layers, tuple(names), heads, after, x, outputs))
         x = added if after is None else after.apply(added)
     final = None if weights.final_norm is None else FrozenNorm.on(weights.final_norm, x)
-    return FrozenModel(tuple(blocks), embedding, final, weights.unembed, checked[0])
+    return FrozenModel(tuple(blocks), embedding, parts, final, weights.unembed, checked[0])
 
 
-def _frozen_branch(branch: Branch, x: Array, local_map: LocalMap) -> tuple[FrozenLayer, Array | None, Array]:
-    """Return a frozen layer, its patterns if it is attention, and its output (n, d_model) for the stream x."""
+def _embedded(weights: Weights, tokens: Array) -> dict[str, Array]:
+    """Return the embedding of one sequence (1, n) as named parts, (n, d_model) each, behind its norm if it has one."""
+    parts = {name: part[0] for name, part in weights.embedding.parts(tokens).items()}
+    norm = weights.embedding.norm if isinstance(weights.embedding, TokenEmbedding) else None
+    if norm is None:
+        return parts
+    frozen = FrozenNorm.on(norm, np.asarray(sum(parts.values())))
+    normed = {name: frozen.linear(part) for name, part in parts.items()}
+    bias = {} if norm.bias is None else {"norm embedding": np.tile(norm.bias, (tokens.shape[1], 1))}
+    return normed | bias
+
+
+class _FrozenBranch(NamedTuple):
+    operator: FrozenLayer
+    heads: FrozenHeads | None
+    output: Array  # n d_model
+
+
+def _freeze_branch(branch: Branch, x: Array, local_map: LocalMap) -> _FrozenBranch:
+    """Return a layer frozen on the stream x (n, d_model)."""
     if isinstance(branch.layer, Attention):
         heads = freeze_heads(branch.layer, branch, x)
-        return heads.operator, heads.patterns, heads.output
+        return _FrozenBranch(heads.operator, heads, heads.output)
     layer, output = freeze_feed_forward(branch, x, local_map)
-    return layer, None, output
+    return _FrozenBranch(layer, None, output)
