@@ -2,6 +2,7 @@ from .attribution.pair_attributions import PairAttribution as PairAttribution
 from .attribution.pair_attributions import ScoreAttribution as ScoreAttribution
 from .attribution.query_key_attributions import QKAttributions as QKAttributions
 from .attribution.query_key_attributions import qk_attributions as qk_attributions
+from .attribution.score_graph import save_score_graph as save_score_graph
 from .composition.chance_level import Score as Score
 from .composition.chance_level import composition_score as composition_score
 from .composition.head_pairs import Compositions as Compositions

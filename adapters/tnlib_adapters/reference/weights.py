@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
-
 from numpy.typing import DTypeLike
 
 from tnlib import ArgumentError, FileFormatError
@@ -160,8 +159,7 @@ def _embedding(tensors: _Tensors) -> TokenEmbedding:
     if table.shape[1] != d:
         raise _misfit(embedding.table.weight, (None, d), table.shape)
     positions, segments = (
-        None if name is None else tensors.read(name, (None, d))
-        for name in (embedding.positions, embedding.segments)
+        None if name is None else tensors.read(name, (None, d)) for name in (embedding.positions, embedding.segments)
     )
     return TokenEmbedding(
         tokens=table * embedding.scale if embedding.scale != 1 else table,
@@ -209,9 +207,7 @@ def _unembedding(tensors: _Tensors) -> Unembedding | None:
 def _readers(tensors: _Tensors, k: int, length: int | None) -> list[Callable[[], Block]]:
     """Return functions that read the blocks of a layer."""
     layer: LayerWiring = tensors.checkpoint.wiring.layers[k]
-    readers: list[Callable[[], Block]] = [
-        lambda: _block(tensors, _attention(tensors, k, length), layer.attention)
-    ]
+    readers: list[Callable[[], Block]] = [lambda: _block(tensors, _attention(tensors, k, length), layer.attention)]
     feed_forward, experts = layer.feed_forward, layer.experts
     if feed_forward is not None:
         readers.append(lambda: _block(tensors, _feed_forward(tensors, feed_forward), feed_forward))
@@ -243,7 +239,9 @@ def _attention(tensors: _Tensors, layer: int, length: int | None) -> Attention:
     if attention.latent_norm is not None:
         norm = attention.latent_norm
         query_down = None if norm.query is None else norm.query.astype(tensors.dtype, copy=False)
-        arrays["latent_norm"] = replace(norm, query=query_down, key_value=norm.key_value.astype(tensors.dtype, copy=False))
+        arrays["latent_norm"] = replace(
+            norm, query=query_down, key_value=norm.key_value.astype(tensors.dtype, copy=False)
+        )
     return replace(attention, **arrays)
 
 
@@ -253,9 +251,7 @@ def _experts(tensors: _Tensors, wiring: ExpertsWiring) -> Experts:
         experts=tuple(_feed_forward(tensors, expert) for expert in wiring.experts),
         n_chosen=wiring.n_chosen,
         routing=wiring.routing,
-        correction=None
-        if wiring.correction is None
-        else tensors.read(wiring.correction, (len(wiring.experts),)),
+        correction=None if wiring.correction is None else tensors.read(wiring.correction, (len(wiring.experts),)),
         shared=None if wiring.shared is None else _feed_forward(tensors, wiring.shared),
     )
 

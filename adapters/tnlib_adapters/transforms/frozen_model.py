@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
@@ -136,7 +135,7 @@ class FrozenModel:
         return x
 
 
-def freeze_weights(weights: Weights, tokens: ArrayLike, local_map: LocalMap) -> FrozenModel:
+def freeze_weights(weights: Weights, tokens: Array, local_map: LocalMap) -> FrozenModel:
     """Return a model on one sequence with its own patterns, divisors and slopes."""
     checked = weights.embedding.check("freeze", tokens, weights.context)
     if len(checked) != 1:

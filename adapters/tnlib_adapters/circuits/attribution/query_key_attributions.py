@@ -1,36 +1,35 @@
 r"""Attention scores by writer of the query and writer of the key, for all heads of a model on a text.
 
-A score is bilinear in the stream once divisors are frozen, so it is an exact sum over pairs of writers. For a whole head
-the pairs are summed over the text with the weights
+A score is bilinear in the stream once divisors are frozen, so it is an exact sum over pairs of writers. For a whole
+head the pairs are summed over the text with the weights
 
     m_ij = (A_ij - 1 / |visible_i|) / n
 
 the difference of the attention A and uniform attention over the visible keys: how much the score of the keys that are
-attended to exceeds that of the average key. What is the same for all keys of a query, to which softmax is invariant, adds
-nothing.
+attended to exceeds that of the average key. A term that is the same for all keys of a query, to which softmax is
+invariant, adds nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution, ScoreAttribution
-from tnlib_adapters.circuits.attribution.query_key_factors import BIAS, QueryKeyFactors, query_key_factors, score_form
-from tnlib_adapters.circuits.attribution.stream_writers import writers_before_attention
-from tnlib_adapters.reference.weights import Weights, read_weights
-from tnlib_adapters.transforms.freezing import freeze
+from tnlib_adapters.circuits.attribution.query_key_factors import query_key_factors, score_form, writer_names
+from tnlib_adapters.circuits.attribution.stream_writers import Writers, writers_before_attention
+from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
-from tnlib_adapters.transforms.frozen_model import FrozenModel
+from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
 
 _SHOWN = 10  # rows of a printed table
 
@@ -115,9 +114,7 @@ class QKAttributions:
         )
         heads, writers = _layer(self.model, number)
         inputs = writers.through(heads.before).at(np.array([i, j])).outputs()  # writer 2 d
-        names, (p, _, d) = writers.names, inputs.shape
-        if len(self.layers[number].names) > p:
-            names = (*names, BIAS)
+        names, (p, _, d) = writer_names(heads, writers), inputs.shape
         homogeneous = np.zeros((2, len(names), d + 1), inputs.dtype)
         homogeneous[:, :p, :d] = inputs.transpose(1, 0, 2)
         homogeneous[:, p:, d] = 1
@@ -185,26 +182,28 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     if isinstance(model, FrozenModel) != (tokens is None):
         remedy = "leave them out of a frozen model" if tokens is not None else "pass one sequence"
         raise ArgumentTypeError(f"qk_attributions: tokens must be given with a model, once; {remedy}.")
-    frozen = model if isinstance(model, FrozenModel) else freeze(_single_precision(model), tokens)
-    return QKAttributions(frozen, tuple(_layer_pairs(frozen)))
+    if not isinstance(model, FrozenModel):
+        weights = read_weights(model, dtype=np.float32) if isinstance(model, Checkpoint) else model
+        model = freeze_weights(as_weights("qk_attributions", weights), np.asarray(tokens), "secant")
+    return QKAttributions(model, tuple(_layer_pairs(model)))
 
 
-def _single_precision(model: Any) -> Any:
-    return read_weights(model, dtype=np.float32) if isinstance(model, Checkpoint) else model
-
-
-def _layer(model: FrozenModel, number: int) -> tuple[FrozenHeads, Any]:
-    for k, found in enumerate(writers_before_attention(model)):
-        if k == number:
-            return found
-    raise ArgumentError(f"QKAttributions: layer must be one of the model, got {number}.")  # unreachable
+def _layer(model: FrozenModel, number: int) -> tuple[FrozenHeads, Writers]:
+    return next(itertools.islice(writers_before_attention(model), number, None))
 
 
 def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
     for heads, writers in writers_before_attention(model):
-        factors = query_key_factors(heads, writers)
-        weights = _contrast(heads)
-        yield LayerPairs(factors.names, _summed_pairs(factors, weights), _summed_offsets(heads, weights))
+        names, weights = writer_names(heads, writers), _contrast(heads)
+        pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
+        group = heads.layer.n_heads // heads.layer.kv_heads
+        for kv_head in range(heads.layer.kv_heads):
+            factors = query_key_factors(heads, writers, kv_head)
+            for k, q in enumerate(factors.queries):
+                head = group * kv_head + k
+                keys = weights[head] @ factors.keys  # writer n [n'] dh
+                pairs[head] = q.reshape(len(q), -1) @ keys.reshape(len(q), -1).T  # writer [n dh] writer
+        yield LayerPairs(names, pairs, _summed_offsets(heads, weights))
 
 
 def _contrast(heads: FrozenHeads) -> Array:
@@ -212,16 +211,6 @@ def _contrast(heads: FrozenHeads) -> Array:
     visible = heads.layer.mask(heads.patterns.shape[1]).astype(heads.patterns.dtype)
     weights: Array = (heads.patterns - visible / visible.sum(axis=1, keepdims=True)) / len(visible)
     return weights
-
-
-def _summed_pairs(factors: QueryKeyFactors, weights: Array) -> Array:
-    """Return sum_ij weights_ij <q_i^p, k_j^p'> of every head, (heads, writers, writers)."""
-    h, p = factors.queries.shape[:2]
-    pairs, group = np.empty((h, p, p), factors.queries.dtype), h // len(factors.keys)
-    for head, q in enumerate(factors.queries):
-        keys = weights[head] @ factors.keys[head // group]  # writer n [n'] dh
-        pairs[head] = q.reshape(p, -1) @ keys.reshape(p, -1).T  # writer [n dh] writer
-    return pairs
 
 
 def _summed_offsets(heads: FrozenHeads, weights: Array) -> Array:

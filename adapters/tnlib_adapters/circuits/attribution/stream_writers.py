@@ -1,8 +1,8 @@
 """Writers of the residual stream of a frozen model: tokens, positions, heads, feed-forward layers and biases.
 
-The output of the heads of a layer is kept as two factors, values (heads, n, d_head) and W_O (heads, d_head, d_model), so
-that a projection of all writers multiplies W_O, not n rows of every head. A norm keeps this form: its divisors belong to
-the values, its weight and centring to W_O.
+The output of the heads of a layer is kept as two factors, values (heads, n, d_head) and W_O (heads, d_head, d_model),
+so that a projection of all writers multiplies W_O, not n rows of every head. A norm keeps this form: its divisors
+belong to the values, its weight and centring to W_O.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tnlib_adapters.circuits.paths.contributions import Layer
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 from tnlib_adapters.transforms.frozen_model import FrozenBlock, FrozenModel
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
+
+BIASES = "output biases"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +40,14 @@ class WriterGroup:
     values: Array
     out: Array | None = None
 
-    def project(self, weight: Array) -> Array:
-        """Return the outputs times a matrix (d_model, columns), (writers, n, columns)."""
-        if self.out is None:
-            return np.asarray(self.values @ weight)  # writer n [d] c
-        if self.values.shape[1] < self.out.shape[1]:
-            return np.asarray(self.outputs() @ weight)
+    def project(self, weight: Array, out: Array) -> None:
+        """Write the outputs times a matrix (d_model, columns) into `out` (writers, n, columns)."""
+        if self.out is None or self.values.shape[1] < self.out.shape[1]:
+            np.matmul(self.outputs(), weight, out=out)  # writer n [d] c
+            return
         k, r, d = self.out.shape
         projected = (self.out.reshape(-1, d) @ weight).reshape(k, r, -1)  # (writer r) [d] c
-        return np.asarray(self.values @ projected)  # writer n [r] c
+        np.matmul(self.values, projected, out=out)  # writer n [r] c
 
     def outputs(self) -> Array:
         """Return the outputs, (writers, n, d_model)."""
@@ -75,9 +76,12 @@ class Writers:
         """Names of the writers, in order of the model."""
         return tuple(name for group in self.groups for name in group.names)
 
-    def project(self, weight: Array) -> Array:
-        """Return the outputs times a matrix (d_model, columns), (writers, n, columns)."""
-        return np.concatenate([group.project(weight) for group in self.groups])
+    def project(self, weight: Array, out: Array) -> None:
+        """Write the outputs times a matrix (d_model, columns) into `out` (writers, n, columns)."""
+        start = 0
+        for group in self.groups:
+            group.project(weight, out[start : start + len(group.names)])
+            start += len(group.names)
 
     def outputs(self) -> Array:
         """Return the outputs, (writers, n, d_model)."""
@@ -93,19 +97,24 @@ class Writers:
 
 
 def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, Writers]]:
-    """Yield every attention layer with the writers of the stream before it, before its norm."""
+    """Yield every attention layer with the writers of the stream before it, before its norm.
+
+    The biases of all layers before it, of norms and outputs of attention, are one writer.
+    """
     parts = model.embedding_parts
     groups = [WriterGroup(tuple(parts), np.stack(list(parts.values())))]
+    biases = np.zeros_like(model.embedding)
     for block in model.blocks:
-        yield from ((heads, Writers(tuple(groups))) for heads in block.heads if heads is not None)
+        constant = [WriterGroup((BIASES,), biases[None])] if biases.any() else []
+        yield from ((heads, Writers((*groups, *constant))) for heads in block.heads if heads is not None)
         groups += _written(block)
+        biases = biases + sum(layer.constant for layer in block.layers if isinstance(layer, FrozenAttention))
         if block.after is not None:
-            groups = [group.through(block.after) for group in groups]
-            groups += _constant(f"norm after {block.names[-1]}", block.after.bias, len(block.stream))
+            groups, biases = [group.through(block.after) for group in groups], block.after.apply(biases)
 
 
 def _written(block: FrozenBlock) -> list[WriterGroup]:
-    """Return what the layers of a block add to the stream."""
+    """Return what heads and feed-forward layers of a block add to the stream."""
     groups = []
     for layer, name, output in zip(block.layers, block.names, block.outputs, strict=True):
         if isinstance(layer, FrozenAttention):
@@ -113,11 +122,6 @@ def _written(block: FrozenBlock) -> list[WriterGroup]:
             values = np.stack(heads.read(block.stream))  # h n r
             out = heads.out.reshape(len(values), -1, heads.out.shape[1])  # h r d
             groups.append(WriterGroup(tuple(f"{name}.{h}" for h in range(len(values))), values, out))
-            groups += [WriterGroup((f"{name}.bias",), layer.constant[None])] if layer.constant.any() else []
         else:
             groups.append(WriterGroup((name,), output[None]))
     return groups
-
-
-def _constant(name: str, bias: Array | None, n: int) -> list[WriterGroup]:
-    return [] if bias is None else [WriterGroup((name,), np.tile(bias, (1, n, 1)))]
