@@ -11,6 +11,7 @@ from .attention.relative_bias import RelativeBias as RelativeBias
 from .attention.rotary import Rotary as Rotary
 from .checkpoints.checkpoint import Checkpoint as Checkpoint
 from .checkpoints.checkpoint import open_checkpoint as open_checkpoint
+from .checkpoints.checkpoint import open_model as open_model
 from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View

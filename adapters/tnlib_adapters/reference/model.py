@@ -12,7 +12,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import Norm, log_softmax, softmax
 from tnlib_adapters.reference.weights import Block, Weights, as_weights
 
@@ -55,6 +55,7 @@ class Forward:
         return f"Forward({len(self.patterns)} layers, hidden {self.hidden.shape}{ends})"
 
 
+@accepts_models
 def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None = None) -> Forward:
     """Run a model on token sequences without padding: every position is attended to.
 
@@ -136,6 +137,7 @@ def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _R
     return x
 
 
+@accepts_models
 def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     """Return the mean cross-entropy, in nats, of predicting tokens[:, t] from the preceding tokens, where mask[:, t].
 

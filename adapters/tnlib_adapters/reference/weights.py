@@ -20,7 +20,7 @@ from tnlib_adapters.architectures.wiring import (
     NormWiring,
 )
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, two_streams
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, two_streams
 from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
 from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding
@@ -88,6 +88,7 @@ def as_weights(function: str, model: Any, *, with_decoder: bool = False) -> Weig
     return weights
 
 
+@accepts_models
 def read_weights(
     checkpoint: Checkpoint, *, length: int | None = None, in_memory: bool = True, dtype: DTypeLike = np.float64
 ) -> Weights:

@@ -12,7 +12,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, is_list, is_one_of
 from tnlib_adapters.attention.frozen.stack import FrozenPaths, FrozenStack
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.reference.weights import Weights, as_weights
 from tnlib_adapters.transforms.frozen_feed_forward import LocalMap
 from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
@@ -28,6 +28,7 @@ def freeze(
 ) -> FrozenModel: ...
 @overload
 def freeze(checkpoint: Checkpoint, *, patterns: Sequence[Array]) -> FrozenStack: ...
+@accepts_models
 def freeze(
     checkpoint: Checkpoint | Weights, tokens: Any = None, *, patterns: Any = None, feed_forward: LocalMap = "secant"
 ) -> FrozenStack | FrozenModel:

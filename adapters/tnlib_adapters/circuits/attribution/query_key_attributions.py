@@ -23,7 +23,7 @@ from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution, ScoreAttribution
 from tnlib_adapters.circuits.attribution.query_key_factors import query_key_factors, score_form, writer_names
 from tnlib_adapters.circuits.attribution.stream_writers import Writers, writers_before_attention
@@ -140,6 +140,7 @@ class QKAttributions:
         return number, as_index(f"QKAttributions.{method}", "head", head, len(pairs.pairs)), pairs
 
 
+@accepts_models
 def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike | None = None) -> QKAttributions:
     """Return the attention scores of all heads on a text as sums over writers of the query and writers of the key.
 
