@@ -126,3 +126,13 @@ def test_other_objects_are_refused(llama: Any) -> None:
         empty = models.transformers.AutoModelForCausalLM.from_config(llama[0].config)
     with refused(ValueError, "open_model: parameter", "must hold floating-point numbers", "meta"):
         open_model(empty)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gpt_neox"])
+def test_transformer_lens(name: str, saved: Any) -> None:
+    bridges = pytest.importorskip("transformer_lens.model_bridge")
+    folder = saved(name)[1]
+    model = type(saved(name)[0]).from_pretrained(folder)
+    want = run(model, TOKENS).hidden
+    bridge = bridges.TransformerBridge.boot_transformers(str(folder), hf_model=model, load_weights=False)
+    assert np.array_equal(run(bridge, TOKENS).hidden, want)

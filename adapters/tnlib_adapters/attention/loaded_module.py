@@ -58,8 +58,14 @@ def wire_model(model: Any, function: str) -> Wiring:
 
 
 def named_parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of a model by their names in transformers, which hooks of TransformerLens lengthen."""
-    return ((plain_name(name), parameter) for name, parameter in model.named_parameters())
+    """Yield the parameters of a model by their names in transformers, which hooks of TransformerLens lengthen.
+
+    TransformerLens holds a parameter under several names, of which torch gives the first one, by default.
+    """
+    parameters = dict(model.named_parameters())
+    if any(plain_name(name) != name for name in parameters):
+        parameters = {plain_name(name): value for name, value in model.named_parameters(remove_duplicate=False)}
+    return iter(parameters.items())
 
 
 def plain_name(name: str) -> str:

@@ -137,7 +137,7 @@ def read_weights(
         embedding=embedding,
         blocks=after_encoder,
         final_norm=tensors.norm(wiring.final_norm),
-        unembed=_unembedding(tensors),
+        unembed=_unembedding(tensors, None if isinstance(embedding, PatchEmbedding) else embedding.tokens),
         context=min((n for n in (embedding.context, *contexts) if n is not None), default=None),
         encoder=encoder,
         encoder_norm=None if wiring.encoder is None else tensors.norm(wiring.encoder.final_norm),
@@ -183,15 +183,20 @@ def _patches(tensors: _Tensors) -> PatchEmbedding:
 
 def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
     """Load the unembedding in float64, None for a model without one."""
-    return _unembedding(_Tensors(checkpoint))
+    return _unembedding(_Tensors(checkpoint), None)
 
 
-def _unembedding(tensors: _Tensors) -> Unembedding | None:
-    unembedding, d = tensors.checkpoint.wiring.unembedding, tensors.d_model
+def _unembedding(tensors: _Tensors, table: Array | None) -> Unembedding | None:
+    """Load the unembedding; a tied one shares the memory of the embeddings, if `table` holds them as they are."""
+    wiring, d = tensors.checkpoint.wiring, tensors.d_model
+    unembedding, embedding = wiring.unembedding, wiring.embedding
     if unembedding is None:
         return None
     name, cap = unembedding.linear.weight, unembedding.logit_cap
-    weight = tensors.read(name, (None, None)).T  # in vocab
+    is_shared = table is not None and name == embedding.table.weight and embedding.widen is None
+    if table is None or not is_shared or embedding.scale != 1:
+        table = tensors.read(name, (None, None))
+    weight = table.T  # in vocab
     if unembedding.narrow is not None:
         narrow = tensors.read(unembedding.narrow.weight, (len(weight), d))
         weight = narrow.T @ weight  # d_model [e] vocab

@@ -54,9 +54,13 @@ class LocalFeedForward:
         hidden = y @ self.down.T  # ... n [d] d_ff
         return np.asarray(sum((hidden * slopes) @ affine.weight.T for affine, slopes in self.maps))  # ... n [d_ff] d
 
-    def of_biases(self) -> Array:
-        """Return the output of the biases of the maps, (positions, d_model) or 0."""
-        hidden = [affine.bias * slopes for affine, slopes in self.maps if affine.bias is not None]
+    def of_biases(self, bias: Array | None) -> Array:
+        """Return the output of the biases of the maps, and of one of the input (d_model,); (positions, d_model) or 0."""
+        hidden = [
+            ((0 if bias is None else bias @ affine.weight) + (0 if affine.bias is None else affine.bias)) * slopes
+            for affine, slopes in self.maps
+            if not (bias is None and affine.bias is None)
+        ]
         return np.asarray(sum(hidden) @ self.down if hidden else 0.0)  # n [d_ff] d
 
 
@@ -120,14 +124,12 @@ def freeze_feed_forward(branch: Branch, stream: Array, local_map: LocalMap) -> t
     """
     before = None if branch.before is None else FrozenNorm.on(branch.before, stream)
     x = stream if before is None else before.apply(stream)
-    values = [_local_map(layer, x, weights, local_map) for layer, weights in _weighted_layers(branch.layer, x)]
+    bias = None if before is None else before.bias
+    values = [_local_map(layer, x, weights, bias, local_map) for layer, weights in _weighted_layers(branch.layer, x)]
     parts = tuple(value.part for value in values)
     constant, remainder, output = (
         _scattered(parts, [getattr(value, name) for value in values], x) for name in ("constant", "remainder", "output")
     )
-    if before is not None and before.bias is not None:
-        bias = np.broadcast_to(before.bias, x.shape)
-        constant = constant + _scattered(parts, [part.linear(_rows(part, bias)) for part in parts], x)
     behind = None if branch.behind is None else FrozenNorm.on(branch.behind, output)
     if behind is not None:
         constant, remainder, output = behind.apply(constant), behind.linear(remainder), behind.apply(output)
@@ -151,8 +153,10 @@ def _weighted_layers(layer: Any, x: Array) -> list[tuple[FeedForward, Array | No
     return weighted if layer.shared is None else [*weighted, (layer.shared, None)]
 
 
-def _local_map(layer: FeedForward, x: Array, weights: Array | None, local_map: LocalMap) -> _LocalValues:
-    """Return the linear map of a layer at x (n, d_model), times its weights."""
+def _local_map(
+    layer: FeedForward, x: Array, weights: Array | None, bias: Array | None, local_map: LocalMap
+) -> _LocalValues:
+    """Return the linear map of a layer at x (n, d_model), times its weights; `bias` is the part of x of the norm."""
     positions = None if weights is None else np.flatnonzero(weights)
     factor = np.ones((), x.dtype) if weights is None else weights[weights != 0][:, None]
     read = x if positions is None else x[positions]
@@ -169,10 +173,10 @@ def _local_map(layer: FeedForward, x: Array, weights: Array | None, local_map: L
         if local_map == "jacobian":
             slopes = factor * layer.activation.derivative(g) * u
             maps, missing = (*maps, (layer.gate, slopes)), -slopes * g
-    down, bias = layer.down.weight, 0 if layer.down.bias is None else layer.down.bias
+    down, last = layer.down.weight, 0 if layer.down.bias is None else factor * layer.down.bias
     part = LocalFeedForward(maps, down, positions)
     remainder = np.zeros_like(read) if local_map == "secant" else missing @ down  # n [d_ff] d
-    return _LocalValues(part, part.of_biases() + factor * bias, remainder, hidden @ down + factor * bias)
+    return _LocalValues(part, part.of_biases(bias) + last, remainder, hidden @ down + last)
 
 
 def _scattered(parts: Sequence[LocalFeedForward], outputs: Sequence[Array], like: Array) -> Array:
