@@ -1,4 +1,4 @@
-"""Models in memory as checkpoints: the same tensors and results as from the folder they were saved in, without a copy."""
+"""Models in memory as checkpoints: the same tensors and results as from their folder, without a copy."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_model_is_saved(llama: Any, tmp_path: Path) -> None:
 def test_wrapped_models(llama: Any) -> None:
     """nnsight's, and TransformerLens' bridge, whose modules stand around those of transformers."""
     model, _ = llama
-    for module, attribute in (("nnsight.modeling.base", "_module"), ("transformer_lens.model_bridge", "original_model")):
+    for module, attribute in (("nnsight.modeling", "_module"), ("transformer_lens.model_bridge", "original_model")):
         wrapper = type("Wrapper", (), {"__module__": module})()
         setattr(wrapper, attribute, model)
         assert np.array_equal(run(wrapper, TOKENS).hidden, run(model, TOKENS).hidden)

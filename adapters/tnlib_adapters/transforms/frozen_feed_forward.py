@@ -55,7 +55,7 @@ class LocalFeedForward:
         return np.asarray(sum((hidden * slopes) @ affine.weight.T for affine, slopes in self.maps))  # ... n [d_ff] d
 
     def of_biases(self, bias: Array | None) -> Array:
-        """Return the output of the biases of the maps, and of one of the input (d_model,); (positions, d_model) or 0."""
+        """Return the output of the biases of the maps and of the input (d_model,), (positions, d_model) or 0."""
         hidden = [
             ((0 if bias is None else bias @ affine.weight) + (0 if affine.bias is None else affine.bias)) * slopes
             for affine, slopes in self.maps
