@@ -289,12 +289,12 @@ def accepts_models(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that takes a transformers model in memory wherever it takes a checkpoint."""
 
     @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+    def _run(*args: P.args, **kwargs: P.kwargs) -> R:
         opened: Any = [open_model(value) if is_loaded_model(value) else value for value in args]
         named: Any = {name: open_model(value) if is_loaded_model(value) else value for name, value in kwargs.items()}
         return function(*opened, **named)
 
-    return run
+    return _run
 
 
 def _as_checkpoint(opened: Folder) -> Checkpoint:

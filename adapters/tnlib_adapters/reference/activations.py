@@ -50,16 +50,16 @@ def _normal_cdf(x: Array) -> Array:
 def _tanh_gelu(c: float, cubic: float) -> Activation:
     """Return x (1 + tanh(c x + cubic x^3)) / 2 and its derivative."""
 
-    def function(x: Array) -> Array:
+    def _function(x: Array) -> Array:
         y: Array = 0.5 * x * (1 + np.tanh(x * (c + cubic * x * x)))
         return y
 
-    def derivative(x: Array) -> Array:
+    def _derivative(x: Array) -> Array:
         t = np.tanh(x * (c + cubic * x * x))
         y: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (c + 3 * cubic * x * x)
         return y
 
-    return Activation(function, derivative)
+    return Activation(_function, _derivative)
 
 
 def _relu(x: Array) -> Array:
@@ -73,15 +73,15 @@ def _relu_derivative(x: Array) -> Array:
 def _scaled_silu(c: float) -> Activation:
     """Return x sigmoid(c x) and its derivative."""
 
-    def function(x: Array) -> Array:
+    def _function(x: Array) -> Array:
         return x * sigmoid(c * x)
 
-    def derivative(x: Array) -> Array:
+    def _derivative(x: Array) -> Array:
         s = sigmoid(c * x)
         y: Array = s + c * x * s * (1 - s)
         return y
 
-    return Activation(function, derivative)
+    return Activation(_function, _derivative)
 
 
 def sigmoid(x: Array) -> Array:

@@ -158,6 +158,7 @@ class _Readout:
 
     @classmethod
     def at(cls, vector: Array, position: int, n: int) -> _Readout:
+        """Return the readout of one position."""
         every = np.zeros((n, len(vector)), vector.dtype)
         every[position] = vector
         return cls(every, every)
