@@ -11,6 +11,7 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, FrozenAttention, FrozenModel, builtin_path, circuits, freeze, open_checkpoint
 from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import read_weights
 from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward
 from tnlib_adapters.transforms.frozen_model import linear_part
 
@@ -50,6 +51,17 @@ def test_the_sum_over_paths_is_the_stream_of_transformers(name: str, local_map: 
     assert_close(final, model.stream, factor=1e3)
     if want.hidden.shape[1:] == final.shape:  # narrow embeddings: transformers has left the stream here already
         assert np.linalg.norm(hidden(model, final) - want.hidden[0]) <= 1e-5 * np.linalg.norm(want.hidden[0])
+
+
+@pytest.mark.parametrize("local_map", LOCAL_MAPS)
+@pytest.mark.parametrize("name", FEW)
+def test_single_precision(name: str, local_map: Any, saved: Any, recorded: Any) -> None:
+    want = recorded(name)
+    weights = read_weights(open_checkpoint(saved(name)[1]), dtype=np.float32)
+    model = freeze(weights, want.tokens[0], feed_forward=local_map)
+    final = hidden(model, model.apply(model.embedding))
+    assert final.dtype == np.float32
+    assert np.linalg.norm(final - want.hidden[0]) <= 1e-5 * np.linalg.norm(want.hidden[0])
 
 
 @pytest.mark.parametrize("local_map", LOCAL_MAPS)
