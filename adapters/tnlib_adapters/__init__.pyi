@@ -11,6 +11,7 @@ from .attention.relative_bias import RelativeBias as RelativeBias
 from .attention.rotary import Rotary as Rotary
 from .checkpoints.checkpoint import Checkpoint as Checkpoint
 from .checkpoints.checkpoint import open_checkpoint as open_checkpoint
+from .checkpoints.checkpoint import open_model as open_model
 from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
@@ -30,6 +31,7 @@ from .transforms.folding import Folded as Folded
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors
 from .transforms.freezing import freeze as freeze
+from .transforms.frozen_model import FrozenModel as FrozenModel
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
 from .transforms.rotation import rotate as rotate

@@ -211,9 +211,9 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     for layers in (None, np.eye(3), [np.eye(3)], "a"):
         with refused(TypeError, "FrozenStack: layers must be a list of FrozenAttention, got"):
             FrozenStack(layers)  # type: ignore[arg-type]
-    for patterns_ in (None, 3.0, "ab"):
+    for patterns_ in (3.0, "ab"):
         with refused(ValueError, "freeze: patterns must be one array per layer, 2, got"):
-            freeze(open_checkpoint(builtin_path()), patterns_)  # type: ignore[arg-type]
+            freeze(open_checkpoint(builtin_path()), patterns=patterns_)  # type: ignore[call-overload]
     with refused(TypeError, "freeze: checkpoint must be a Checkpoint"):
         freeze(builtin_path(), [patterns()])  # type: ignore[arg-type]
     with refused(TypeError, "ResidualProduct: factors", "NoneType"):

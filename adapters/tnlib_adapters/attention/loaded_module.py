@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tnlib import ArgumentError, ArgumentTypeError
@@ -24,7 +25,7 @@ def module_arguments(model: Any, layer: int, length: int | None) -> dict[str, An
         )
     wiring = wire_model(model, FUNCTION)
     attention = wiring.layers[as_index(FUNCTION, "layer", layer, wiring.sizes.n_layers)].attention
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
 
     def get(name: str) -> Array | None:
         return _as_numpy(name, parameters[name]) if name in parameters else None
@@ -43,7 +44,7 @@ def module_arguments(model: Any, layer: int, length: int | None) -> dict[str, An
 def wire_model(model: Any, function: str) -> Wiring:
     """Return the wiring of a loaded transformers model, by the names of its parameters."""
     config, where = model.config.to_dict(), f"the config of {type(model).__name__}"
-    names = [name for name, _ in model.named_parameters()]
+    names = [name for name, _ in named_parameters(model)]
     bare = wire(config, (), where=where, function=function, prefix="", loaded=True)
     probe = next(iter(bare.layers[0].attention.projections.values())).weight
     prefixes = [name.removesuffix(probe) for name in names if name == probe or name.endswith(f".{probe}")]
@@ -54,6 +55,22 @@ def wire_model(model: Any, function: str) -> Wiring:
             "transformers."
         )
     return wire(config, set(names), where=where, function=function, prefix=prefixes[0], loaded=True)
+
+
+def named_parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a model by their names in transformers, which hooks of TransformerLens lengthen.
+
+    TransformerLens holds a parameter under several names, of which torch gives the first one, by default.
+    """
+    parameters = dict(model.named_parameters())
+    if any(plain_name(name) != name for name in parameters):
+        parameters = {plain_name(name): value for name, value in model.named_parameters(remove_duplicate=False)}
+    return iter(parameters.items())
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter without the modules that TransformerLens puts around its own."""
+    return name.replace("._original_component", "")
 
 
 def _as_numpy(name: str, tensor: Any) -> Array:

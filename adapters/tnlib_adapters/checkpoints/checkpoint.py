@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 from tnlib._typing import Array
@@ -18,12 +19,16 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import layer_arguments, one_head, per_head
 from tnlib_adapters.attention.validation import as_distance, as_index
+from tnlib_adapters.checkpoints.loaded_tensors import folder_of_model, is_loaded_model
 from tnlib_adapters.factors.config_section import check_factors, descriptions, factored_projections
 from tnlib_adapters.factors.expansion import expand, with_expanded
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.projections import Projections, check_shapes, columns_of_head, take_apart
 from tnlib_adapters.files.folder import CONFIG, Folder, open_folder
 from tnlib_adapters.files.tensor_file import TensorInfo
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, repr=False)
@@ -248,7 +253,51 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     >>> tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).n_layers
     2
     """
-    opened = open_folder(folder)
+    return _as_checkpoint(open_folder(folder))
+
+
+def open_model(model: Any) -> Checkpoint:
+    """Return a transformers model in memory as a checkpoint, without a copy of its weights.
+
+    All functions that take a checkpoint take such a model too, and open it themselves. A change of its parameters is
+    seen by everything that reads them later.
+
+    Parameters
+    ----------
+    model
+        A model of a supported architecture, with or without a task head, on any device; or one that nnsight wraps, or a
+        TransformerBridge of TransformerLens before `enable_compatibility_mode`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If this is no model of transformers.
+    ArgumentError, FileFormatError
+        If the architecture or the variant is not supported, or weights are quantized or not loaded.
+
+    Examples
+    --------
+    ::
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        open_model(model).attention(0).qk(3, distance=1)
+    """
+    return _as_checkpoint(folder_of_model(model))
+
+
+def accepts_models(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that takes a transformers model in memory wherever it takes a checkpoint."""
+
+    @functools.wraps(function)
+    def _run(*args: P.args, **kwargs: P.kwargs) -> R:
+        opened: Any = [open_model(value) if is_loaded_model(value) else value for value in args]
+        named: Any = {name: open_model(value) if is_loaded_model(value) else value for name, value in kwargs.items()}
+        return function(*opened, **named)
+
+    return _run
+
+
+def _as_checkpoint(opened: Folder) -> Checkpoint:
     wiring = _wire(opened)
     factored = descriptions(opened.config, wiring.attention_modules)
     check_factors(opened, wiring, factored or [])

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib._validate import as_path
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, with_folder
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import (
@@ -68,6 +68,7 @@ def wide(checkpoint: Checkpoint, name: str) -> Array:
     return checkpoint.folder.tensors[name].read_finite().astype(np.float64)
 
 
+@accepts_models
 def save_checkpoint(checkpoint: Checkpoint, out: Path | str, *, force: bool = False) -> None:
     """Write a checkpoint, for example from `fold` or `rotate`, into a folder, atomically.
 

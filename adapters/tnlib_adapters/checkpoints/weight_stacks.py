@@ -15,7 +15,7 @@ from tnlib._validate import as_sizes, is_one_of, to_numpy
 from tnlib.linalg.orthogonal import r_factor
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, as_layer, check_form
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, as_layer, check_form
 
 PROJECTIONS = ("Q", "K", "V", "O")
 
@@ -91,6 +91,7 @@ def projections(attention: Attention) -> View:
     )
 
 
+@accepts_models
 def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> View:
     """Return one projection of all layers: layer x head x d_model x d_head, W_O transposed to fit.
 
@@ -148,6 +149,7 @@ def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: i
     return View(f"{circuit.upper()} operators of a layer", np.stack([form.full() for form in forms]), ("head", *sides))
 
 
+@accepts_models
 def embedding(checkpoint: Checkpoint) -> View:
     """Return the token embeddings: token x d_model."""
     wiring = as_checkpoint("embedding", checkpoint).wiring
@@ -159,6 +161,7 @@ def embedding(checkpoint: Checkpoint) -> View:
     return View("token embeddings", checkpoint.read(wiring.embedding.table.weight), ("token", "d_model"))
 
 
+@accepts_models
 def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
     """Return the matrices of a feed-forward layer, acting on rows: inputs d_model x d_ff, outputs d_ff x d_model.
 

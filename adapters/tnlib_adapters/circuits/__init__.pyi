@@ -1,3 +1,8 @@
+from .attribution.pair_attributions import PairAttribution as PairAttribution
+from .attribution.pair_attributions import ScoreAttribution as ScoreAttribution
+from .attribution.query_key_attributions import QKAttributions as QKAttributions
+from .attribution.query_key_attributions import qk_attributions as qk_attributions
+from .attribution.score_graph import save_score_graph as save_score_graph
 from .composition.chance_level import Score as Score
 from .composition.chance_level import composition_score as composition_score
 from .composition.head_pairs import Compositions as Compositions
@@ -50,6 +55,8 @@ from .paths.contributions import PathContributions as PathContributions
 from .paths.contributions import Paths as Paths
 from .paths.contributions import path_contributions as path_contributions
 from .paths.contributions import stream_by_order as stream_by_order
+from .paths.logit_paths import LogitContributions as LogitContributions
+from .paths.logit_paths import logit_contributions as logit_contributions
 from .paths.path_ablation import PathLosses as PathLosses
 from .paths.path_ablation import path_losses as path_losses
 from .paths.stream_parts import StreamParts as StreamParts

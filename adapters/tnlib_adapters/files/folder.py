@@ -90,8 +90,8 @@ def _find_folder(path: Any) -> Path:
     """Return the folder at a path, or, for the name of a model on the hub, its folder in the local cache."""
     if hasattr(path, "save_pretrained"):
         raise ArgumentTypeError(
-            f"open_checkpoint: folder must be a path, got a {type(path).__name__} in memory; save it first, with "
-            "model.save_pretrained(folder), or read single layers with Attention.from_module(model, layer)."
+            f"open_checkpoint: folder must be a path, got a {type(path).__name__} in memory; pass it to open_model, or "
+            "save it first, with model.save_pretrained(folder)."
         )
     folder = as_path("open_checkpoint", "folder", path)
     if folder.is_dir():

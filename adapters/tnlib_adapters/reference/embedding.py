@@ -40,12 +40,17 @@ class TokenEmbedding:
 
     def __call__(self, tokens: Array) -> Array:
         """Return the stream (batch, n, d_model) for tokens (batch, n)."""
-        x: Array = self.tokens[tokens]
-        if self.positions is not None:
-            x = x + self.positions[: tokens.shape[1]]
-        if self.segment is not None:
-            x = x + self.segment
+        x: Array = sum(self.parts(tokens).values())  # type: ignore[assignment]
         return x if self.norm is None else self.norm(x)
+
+    def parts(self, tokens: Array) -> dict[str, Array]:
+        """Return the terms of the sum before the norm, (batch, n, d_model) each, by name."""
+        parts = {"tokens": self.tokens[tokens]}
+        if self.positions is not None:
+            parts["positions"] = np.broadcast_to(self.positions[: tokens.shape[1]], parts["tokens"].shape)
+        if self.segment is not None:
+            parts["segment"] = np.broadcast_to(self.segment, parts["tokens"].shape)
+        return parts
 
     def check(self, function: str, tokens: Array, context: int | None) -> Array:
         """Return token numbers (batch, n), validated."""
@@ -97,12 +102,18 @@ class PatchEmbedding:
 
     def __call__(self, images: Array) -> Array:
         """Return the stream (batch, 1 + patches, d_model) for images (batch, channels, height, width)."""
+        parts = self.parts(images)
+        return np.asarray(parts["patches"] + parts["positions"])
+
+    def parts(self, images: Array) -> dict[str, Array]:
+        """Return the terms of the sum, (batch, 1 + patches, d_model) each, by name."""
         p, (batch, channels, height, width) = self.kernel.shape[-1], images.shape
         patches = images.reshape(batch, channels, height // p, p, width // p, p).transpose(0, 2, 4, 1, 3, 5)
         flat = patches.reshape(batch, -1, channels * p * p)
         x = flat @ self.kernel.reshape(len(self.kernel), -1).T + self.bias  # batch patch [c p p] d_model
         first = np.broadcast_to(self.first, (batch, 1, len(self.first)))
-        return np.concatenate([first, x], axis=1) + self.positions
+        patches_and_first = np.concatenate([first, x], axis=1)
+        return {"patches": patches_and_first, "positions": np.broadcast_to(self.positions, patches_and_first.shape)}
 
     def check(self, function: str, images: Array, context: int | None) -> Array:
         """Return images (batch, channels, height, width) in float64, validated."""

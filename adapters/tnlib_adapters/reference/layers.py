@@ -1,17 +1,14 @@
-"""Layers other than attention: affine maps, norms, feed-forward layers, activations, softmax."""
+"""Layers other than attention: affine maps, norms, feed-forward layers, softmax."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Routing
-
-Activation = Callable[[Array], Array]
+from tnlib_adapters.reference.activations import Activation, sigmoid
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Experts:
     def weights(self, x: Array) -> Array:
         """Return the weight of every expert at every position, (..., experts), 0 unless it is chosen."""
         logits = self.router(x)
-        scores = softmax(logits) if self.routing.scores == "softmax" else _sigmoid(logits)
+        scores = softmax(logits) if self.routing.scores == "softmax" else sigmoid(logits)
         ranked = self._of_chosen_groups(scores if self.correction is None else scores + self.correction)
         kept = np.where(_is_largest(ranked, self.n_chosen), scores, 0.0)
         kept = kept / kept.sum(-1, keepdims=True) if self.routing.normalised else kept
@@ -148,52 +145,3 @@ def log_softmax(scores: Array) -> Array:
     shifted: Array = scores - scores.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
-
-
-def _gelu(x: Array) -> Array:
-    from scipy.special import erf
-
-    y: Array = 0.5 * x * (1 + erf(x / math.sqrt(2)))
-    return y
-
-
-def _gelu_tanh(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return y
-
-
-def _gelu_bloom(x: Array) -> Array:
-    """Return the tanh approximation of GELU with BLOOM's truncated constant for sqrt(2 / pi)."""
-    y: Array = 0.5 * x * (1 + np.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
-    return y
-
-
-def _quick_gelu(x: Array) -> Array:
-    return _silu(1.702 * x) / 1.702
-
-
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0.0)
-
-
-def _sigmoid(x: Array) -> Array:
-    y: Array = 0.5 * (1 + np.tanh(0.5 * x))  # 1 / (1 + exp(-x)) without overflow
-    return y
-
-
-def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
-
-
-# Keys are the names in config.json.
-ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": _gelu,
-    "gelu_bloom": _gelu_bloom,  # not a name of any config
-    "gelu_new": _gelu_tanh,
-    "gelu_fast": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
-    "relu": _relu,
-    "silu": _silu,
-    "swish": _silu,
-}

@@ -12,7 +12,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import Norm, log_softmax, softmax
 from tnlib_adapters.reference.weights import Block, Weights, as_weights
 
@@ -21,7 +21,7 @@ _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in 
 
 @dataclass(frozen=True, repr=False)
 class Forward:
-    """Activations of a forward pass on a batch of token sequences, all in float64.
+    """Activations of a forward pass on a batch of token sequences, in the precision of the weights.
 
     Parameters
     ----------
@@ -55,6 +55,7 @@ class Forward:
         return f"Forward({len(self.patterns)} layers, hidden {self.hidden.shape}{ends})"
 
 
+@accepts_models
 def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None = None) -> Forward:
     """Run a model on token sequences without padding: every position is attended to.
 
@@ -136,6 +137,7 @@ def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _R
     return x
 
 
+@accepts_models
 def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     """Return the mean cross-entropy, in nats, of predicting tokens[:, t] from the preceding tokens, where mask[:, t].
 
@@ -216,7 +218,7 @@ def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Ar
     """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model); in cross-attention (..., n, n')."""
     read = memory if layer.cross and memory is not None else None
     visible = layer.mask(x.shape[1], None if read is None else read.shape[1])
-    patterns, written = np.empty((len(x), layer.n_heads, *visible.shape)), np.empty_like(x)
+    patterns, written = np.empty((len(x), layer.n_heads, *visible.shape), x.dtype), np.empty_like(x)
     for k, sequence in enumerate(x):
         other = None if read is None else read[k]
         patterns[k] = softmax(np.where(visible, layer.scores(sequence, other), -np.inf))

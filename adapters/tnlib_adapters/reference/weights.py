@@ -1,4 +1,4 @@
-"""Load the weights of a model in float64, arranged in blocks as its architecture defines."""
+"""Load the weights of a model in one precision, arranged in blocks as its architecture defines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
@@ -19,9 +20,10 @@ from tnlib_adapters.architectures.wiring import (
     NormWiring,
 )
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint, two_streams
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, two_streams
+from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Experts, FeedForward, Norm, Unembedding
+from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding
 
 Shape = tuple[int | None, ...]
 
@@ -86,7 +88,10 @@ def as_weights(function: str, model: Any, *, with_decoder: bool = False) -> Weig
     return weights
 
 
-def read_weights(checkpoint: Checkpoint, *, length: int | None = None, in_memory: bool = True) -> Weights:
+@accepts_models
+def read_weights(
+    checkpoint: Checkpoint, *, length: int | None = None, in_memory: bool = True, dtype: DTypeLike = np.float64
+) -> Weights:
     """Load a checkpoint for the forward pass; factored attention is multiplied out.
 
     Parameters
@@ -97,11 +102,8 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None, in_memory
         Sequence length, for rotary embeddings that depend on it.
     in_memory
         False to read every block whenever it is used, for a model that does not fit in memory.
-
-    Returns
-    -------
-    Weights
-        All weights in float64.
+    dtype
+        Precision of all weights, and so of the forward pass.
 
     Raises
     ------
@@ -116,11 +118,11 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None, in_memory
     >>> read_weights(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
-    wiring = checkpoint.wiring
+    wiring, tensors = checkpoint.wiring, _Tensors(checkpoint, np.dtype(dtype))
     n_encoder = 0 if wiring.encoder is None else wiring.encoder.n_layers
 
     def blocks(layers: Sequence[int]) -> Sequence[Block]:
-        readers = [read for k in layers for read in _readers(checkpoint, k, length)]
+        readers = [read for k in layers for read in _readers(tensors, k, length)]
         return tuple(read() for read in readers) if in_memory else StoredBlocks(readers)
 
     encoder, after_encoder = blocks(range(n_encoder)), blocks(range(n_encoder, checkpoint.n_layers))
@@ -129,16 +131,16 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None, in_memory
         contexts = [layer.context for layer in branches if isinstance(layer, Attention)]
     else:
         contexts = [checkpoint.head(k, 0, length=length).context for k in range(checkpoint.n_layers)]
-    embedding = _patches(checkpoint) if wiring.reads == "images" else read_embedding(checkpoint)
+    embedding = _patches(tensors) if wiring.reads == "images" else _embedding(tensors)
     return Weights(
         architecture=wiring.model_type,
         embedding=embedding,
         blocks=after_encoder,
-        final_norm=read_norm(checkpoint, wiring.final_norm),
-        unembed=read_unembedding(checkpoint),
+        final_norm=tensors.norm(wiring.final_norm),
+        unembed=_unembedding(tensors, None if isinstance(embedding, PatchEmbedding) else embedding.tokens),
         context=min((n for n in (embedding.context, *contexts) if n is not None), default=None),
         encoder=encoder,
-        encoder_norm=None if wiring.encoder is None else read_norm(checkpoint, wiring.encoder.final_norm),
+        encoder_norm=None if wiring.encoder is None else tensors.norm(wiring.encoder.final_norm),
     )
 
 
@@ -146,119 +148,129 @@ def read_weights(checkpoint: Checkpoint, *, length: int | None = None, in_memory
 
 
 def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
-    """Load the embedding of a model that reads tokens."""
-    embedding, d = checkpoint.wiring.embedding, checkpoint.sizes.d_model
-    table = _tensor(checkpoint, embedding.table.weight, (None, None))
+    """Load the embedding of a model that reads tokens, in float64."""
+    return _embedding(_Tensors(checkpoint))
+
+
+def _embedding(tensors: _Tensors) -> TokenEmbedding:
+    embedding, d = tensors.checkpoint.wiring.embedding, tensors.d_model
+    table = tensors.read(embedding.table.weight, (None, None))
     if embedding.widen is not None:
-        table = table @ _tensor(checkpoint, embedding.widen.weight, (d, table.shape[1])).T  # vocab [e] d_model
+        table = table @ tensors.read(embedding.widen.weight, (d, table.shape[1])).T  # vocab [e] d_model
     if table.shape[1] != d:
         raise _misfit(embedding.table.weight, (None, d), table.shape)
     positions, segments = (
-        None if name is None else _tensor(checkpoint, name, (None, d))
-        for name in (embedding.positions, embedding.segments)
+        None if name is None else tensors.read(name, (None, d)) for name in (embedding.positions, embedding.segments)
     )
     return TokenEmbedding(
         tokens=table * embedding.scale if embedding.scale != 1 else table,
         positions=None if positions is None else positions[embedding.first_position :],
         segment=None if segments is None else segments[0],
-        norm=read_norm(checkpoint, embedding.norm),
+        norm=tensors.norm(embedding.norm),
     )
 
 
-def _patches(checkpoint: Checkpoint) -> PatchEmbedding:
-    embedding, d = checkpoint.wiring.embedding, checkpoint.sizes.d_model
-    kernel = _tensor(checkpoint, embedding.table.weight, (d, None, None, None))
+def _patches(tensors: _Tensors) -> PatchEmbedding:
+    embedding, d = tensors.checkpoint.wiring.embedding, tensors.d_model
+    kernel = tensors.read(embedding.table.weight, (d, None, None, None))
     return PatchEmbedding(
         kernel=kernel,
-        bias=_tensor(checkpoint, f"{embedding.table.module}.bias", (d,)),
-        first=_tensor(checkpoint, str(embedding.class_token), (1, 1, d))[0, 0],
-        positions=_tensor(checkpoint, str(embedding.positions), (1, None, d))[0],
+        bias=tensors.read(f"{embedding.table.module}.bias", (d,)),
+        first=tensors.read(str(embedding.class_token), (1, 1, d))[0, 0],
+        positions=tensors.read(str(embedding.positions), (1, None, d))[0],
     )
 
 
 def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
-    """Load the unembedding, None for a model without one."""
-    unembedding, d = checkpoint.wiring.unembedding, checkpoint.sizes.d_model
+    """Load the unembedding in float64, None for a model without one."""
+    return _unembedding(_Tensors(checkpoint), None)
+
+
+def _unembedding(tensors: _Tensors, table: Array | None) -> Unembedding | None:
+    """Load the unembedding; a tied one shares the memory of the embeddings, if `table` holds them as they are."""
+    wiring, d = tensors.checkpoint.wiring, tensors.d_model
+    unembedding, embedding = wiring.unembedding, wiring.embedding
     if unembedding is None:
         return None
     name, cap = unembedding.linear.weight, unembedding.logit_cap
-    weight = _tensor(checkpoint, name, (None, None)).T  # in vocab
+    is_shared = table is not None and name == embedding.table.weight and embedding.widen is None
+    if table is None or not is_shared or embedding.scale != 1:
+        table = tensors.read(name, (None, None))
+    weight = table.T  # in vocab
     if unembedding.narrow is not None:
-        narrow = _tensor(checkpoint, unembedding.narrow.weight, (len(weight), d))
+        narrow = tensors.read(unembedding.narrow.weight, (len(weight), d))
         weight = narrow.T @ weight  # d_model [e] vocab
     if len(weight) != d:
         raise _misfit(name, (None, d), weight.shape[::-1])
     weight = weight * unembedding.scale if unembedding.scale != 1 else weight
-    bias = _bias(checkpoint, unembedding.linear, weight.shape[1])
+    bias = tensors.bias(unembedding.linear, weight.shape[1])
     return Unembedding(Affine(weight, bias), None if cap is None else float(cap))
 
 
 # ------------------------------------------------------------------------------------------------------- the layers
 
 
-def _readers(checkpoint: Checkpoint, k: int, length: int | None) -> list[Callable[[], Block]]:
+def _readers(tensors: _Tensors, k: int, length: int | None) -> list[Callable[[], Block]]:
     """Return functions that read the blocks of a layer."""
-    layer: LayerWiring = checkpoint.wiring.layers[k]
-    readers: list[Callable[[], Block]] = [
-        lambda: _block(checkpoint, _attention(checkpoint, k, length), layer.attention)
-    ]
+    layer: LayerWiring = tensors.checkpoint.wiring.layers[k]
+    readers: list[Callable[[], Block]] = [lambda: _block(tensors, _attention(tensors, k, length), layer.attention)]
     feed_forward, experts = layer.feed_forward, layer.experts
     if feed_forward is not None:
-        readers.append(lambda: _block(checkpoint, _feed_forward(checkpoint, feed_forward), feed_forward))
+        readers.append(lambda: _block(tensors, _feed_forward(tensors, feed_forward), feed_forward))
     if experts is not None:
-        readers.append(lambda: _block(checkpoint, _experts(checkpoint, experts), experts))
+        readers.append(lambda: _block(tensors, _experts(tensors, experts), experts))
     if not layer.parallel:
         return readers
     return [lambda: Block(tuple(branch for read in readers for branch in read().branches), None)]
 
 
 def _block(
-    checkpoint: Checkpoint,
+    tensors: _Tensors,
     inner: Attention | FeedForward | Experts,
     wiring: AttentionWiring | FeedForwardWiring | ExpertsWiring,
 ) -> Block:
-    norm, behind = (read_norm(checkpoint, norm_wiring) for norm_wiring in (wiring.norm, wiring.output_norm))
+    norm, behind = (tensors.norm(norm_wiring) for norm_wiring in (wiring.norm, wiring.output_norm))
     after = wiring.norm is not None and wiring.norm.place == "post"
     return Block((Branch(inner, None if after else norm, behind),), norm if after else None)
 
 
-def _attention(checkpoint: Checkpoint, layer: int, length: int | None) -> Attention:
-    attention = checkpoint.attention(layer, length=length)
-    wide: dict[str, Any] = {
-        name: a.astype(np.float64) for name, a in vars(attention).items() if isinstance(a, np.ndarray)
+def _attention(tensors: _Tensors, layer: int, length: int | None) -> Attention:
+    attention = tensors.checkpoint.attention(layer, length=length)
+    arrays: dict[str, Any] = {
+        name: a.astype(tensors.dtype, copy=False) for name, a in vars(attention).items() if isinstance(a, np.ndarray)
     }
     if attention.head_norm is not None:
-        query, key = (a.astype(np.float64) for a in (attention.head_norm.query, attention.head_norm.key))
-        wide["head_norm"] = replace(attention.head_norm, query=query, key=key)
+        query, key = (a.astype(tensors.dtype, copy=False) for a in (attention.head_norm.query, attention.head_norm.key))
+        arrays["head_norm"] = replace(attention.head_norm, query=query, key=key)
     if attention.latent_norm is not None:
         norm = attention.latent_norm
-        query_down = None if norm.query is None else norm.query.astype(np.float64)
-        wide["latent_norm"] = replace(norm, query=query_down, key_value=norm.key_value.astype(np.float64))
-    return replace(attention, **wide)
+        query_down = None if norm.query is None else norm.query.astype(tensors.dtype, copy=False)
+        arrays["latent_norm"] = replace(
+            norm, query=query_down, key_value=norm.key_value.astype(tensors.dtype, copy=False)
+        )
+    return replace(attention, **arrays)
 
 
-def _experts(checkpoint: Checkpoint, wiring: ExpertsWiring) -> Experts:
+def _experts(tensors: _Tensors, wiring: ExpertsWiring) -> Experts:
     return Experts(
-        router=_affine(checkpoint, wiring.router, (checkpoint.sizes.d_model, len(wiring.experts))),
-        experts=tuple(_feed_forward(checkpoint, expert) for expert in wiring.experts),
+        router=tensors.affine(wiring.router, (tensors.d_model, len(wiring.experts))),
+        experts=tuple(_feed_forward(tensors, expert) for expert in wiring.experts),
         n_chosen=wiring.n_chosen,
         routing=wiring.routing,
-        correction=None
-        if wiring.correction is None
-        else _tensor(checkpoint, wiring.correction, (len(wiring.experts),)),
-        shared=None if wiring.shared is None else _feed_forward(checkpoint, wiring.shared),
+        correction=None if wiring.correction is None else tensors.read(wiring.correction, (len(wiring.experts),)),
+        shared=None if wiring.shared is None else _feed_forward(tensors, wiring.shared),
     )
 
 
-def _feed_forward(checkpoint: Checkpoint, wiring: FeedForwardWiring) -> FeedForward:
-    d = checkpoint.sizes.d_model
-    up = _affine(checkpoint, wiring.up, (d, None))
+def _feed_forward(tensors: _Tensors, wiring: FeedForwardWiring) -> FeedForward:
+    d = tensors.d_model
+    up = tensors.affine(wiring.up, (d, None))
     gate = None
     if wiring.gate == wiring.up:
         gate, up = _halves(up)
     elif wiring.gate is not None:
-        gate = _affine(checkpoint, wiring.gate, up.weight.shape)
-    down = _affine(checkpoint, wiring.down, (up.weight.shape[1], d))
+        gate = tensors.affine(wiring.gate, up.weight.shape)
+    down = tensors.affine(wiring.down, (up.weight.shape[1], d))
     if wiring.activation not in tuple(ACTIVATIONS):
         raise ArgumentError(
             f"read_weights: {wiring.activation_key} in config.json must be one of {', '.join(ACTIVATIONS)}, "
@@ -278,32 +290,47 @@ def _halves(both: Affine) -> tuple[Affine, Affine]:
 
 
 def read_norm(checkpoint: Checkpoint, wiring: NormWiring | None) -> Norm | None:
-    """Load a norm of the stream, None for None."""
-    if wiring is None:
-        return None
-    eps, shape = wiring.required_eps("read_weights"), (checkpoint.sizes.d_model,)
-    weight = wiring.offset + _tensor(checkpoint, wiring.weight, shape)
-    if wiring.kind == "rms":
-        return Norm(weight, None, eps, centred=False)
-    return Norm(weight, _tensor(checkpoint, wiring.bias or f"{wiring.name}.bias", shape), eps)
+    """Load a norm of the stream in float64, None for None."""
+    return _Tensors(checkpoint).norm(wiring)
 
 
-def _affine(checkpoint: Checkpoint, linear: Linear, shape: Shape) -> Affine:
-    """Load an affine map whose weight has `shape` (in, out)."""
-    weight = linear.on_rows(_tensor(checkpoint, linear.weight, shape[::-1] if linear.stored == "out_in" else shape))
-    return Affine(weight, _bias(checkpoint, linear, weight.shape[1]))
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a checkpoint, read in one precision."""
 
+    checkpoint: Checkpoint
+    dtype: np.dtype[Any] = np.dtype(np.float64)  # noqa: RUF009
 
-def _bias(checkpoint: Checkpoint, linear: Linear, n: int) -> Array | None:
-    return None if linear.bias is None else _tensor(checkpoint, linear.bias, (n,))
+    @property
+    def d_model(self) -> int:
+        """Dimension of the residual stream."""
+        return self.checkpoint.sizes.d_model
 
+    def norm(self, wiring: NormWiring | None) -> Norm | None:
+        """Load a norm of the stream, None for None."""
+        if wiring is None:
+            return None
+        eps, shape = wiring.required_eps("read_weights"), (self.d_model,)
+        weight = wiring.offset + self.read(wiring.weight, shape)
+        if wiring.kind == "rms":
+            return Norm(weight, None, eps, centred=False)
+        return Norm(weight, self.read(wiring.bias or f"{wiring.name}.bias", shape), eps)
 
-def _tensor(checkpoint: Checkpoint, name: str, shape: Shape) -> Array:
-    """Load a tensor in float64; None in `shape` matches any size."""
-    array = checkpoint.read(name)
-    if len(array.shape) != len(shape) or any(n not in (None, m) for m, n in zip(array.shape, shape, strict=True)):
-        raise _misfit(name, shape, array.shape)
-    return array.astype(np.float64)
+    def affine(self, linear: Linear, shape: Shape) -> Affine:
+        """Load an affine map whose weight has `shape` (in, out)."""
+        weight = linear.on_rows(self.read(linear.weight, shape[::-1] if linear.stored == "out_in" else shape))
+        return Affine(weight, self.bias(linear, weight.shape[1]))
+
+    def bias(self, linear: Linear, n: int) -> Array | None:
+        """Load the bias (n,) of a map, None if it has none."""
+        return None if linear.bias is None else self.read(linear.bias, (n,))
+
+    def read(self, name: str, shape: Shape) -> Array:
+        """Load a tensor; None in `shape` matches any size."""
+        array = self.checkpoint.read(name)
+        if len(array.shape) != len(shape) or any(n not in (None, m) for m, n in zip(array.shape, shape, strict=True)):
+            raise _misfit(name, shape, array.shape)
+        return array.astype(self.dtype, copy=False)
 
 
 def _misfit(name: str, shape: Shape, shape_in_file: tuple[int, ...]) -> FileFormatError:

@@ -28,7 +28,7 @@ from tnlib_adapters.architectures.wiring import (
     NormWiring,
     Wiring,
 )
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.residual_stream import Leg, read_stream
 from tnlib_adapters.factors.projections import Projections, put_together, take_apart
@@ -41,6 +41,7 @@ _WHY = {
 }
 
 
+@accepts_models
 def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
     """Return the divisors of the norms of a model at each position of the stream x (n, d_model), (n,) in float64.
 
@@ -184,6 +185,7 @@ class Folded:
         return "\n".join(lines + [f"  left     {what}" for what in self.left])
 
 
+@accepts_models
 def fold(checkpoint: Checkpoint) -> Folded:
     """Fold norms into the maps that read them and value biases into output biases; centre weights where that is exact.
 

@@ -1,51 +1,104 @@
-"""Attention-only models with frozen patterns."""
+"""Models with frozen attention: of any architecture on one sequence, or attention-only with given patterns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, get_args, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, is_list
+from tnlib._validate import as_array, is_list, is_one_of
 from tnlib_adapters.attention.frozen.stack import FrozenPaths, FrozenStack
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
+from tnlib_adapters.reference.weights import Weights, as_weights
+from tnlib_adapters.transforms.frozen_feed_forward import LocalMap
+from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
 
-__all__ = ["FrozenPaths", "FrozenStack", "freeze"]
+__all__ = ["FrozenModel", "FrozenPaths", "FrozenStack", "freeze"]
 
 
-def freeze(checkpoint: Checkpoint, patterns: Sequence[Array]) -> FrozenStack:
-    """Return an attention-only model, from its embeddings to its final stream, with all patterns frozen.
+@overload
+def freeze(checkpoint: Checkpoint, tokens: Sequence[Array], *, feed_forward: LocalMap = "secant") -> FrozenStack: ...
+@overload
+def freeze(
+    checkpoint: Checkpoint | Weights, tokens: ArrayLike, *, feed_forward: LocalMap = "secant"
+) -> FrozenModel: ...
+@overload
+def freeze(checkpoint: Checkpoint, *, patterns: Sequence[Array]) -> FrozenStack: ...
+@accepts_models
+def freeze(
+    checkpoint: Checkpoint | Weights, tokens: Any = None, *, patterns: Any = None, feed_forward: LocalMap = "secant"
+) -> FrozenStack | FrozenModel:
+    """Return a model on one sequence as an affine map of its residual stream: all patterns and norm divisors frozen.
 
     Parameters
     ----------
     checkpoint
-        Checkpoint of an architecture without norms and feed-forward layers.
+        A checkpoint of any architecture with one residual stream, or its loaded `Weights`.
+    tokens
+        (n,), integers: the sequence. A single image (channels, height, width) for a model of images.
     patterns
-        Per layer (heads, n, n): attention weights, rows summing to one.
+        In place of `tokens`, or in their position, for an attention-only model without norms: per layer (heads, n, n),
+        attention weights, rows summing to one.
+    feed_forward
+        Linear map of a feed-forward layer at each position. "secant": activations a(u) = (a(u) / u) u with a(u) / u
+        frozen, or the open gates frozen, which leaves no remainder. "jacobian": the derivative, which leaves one.
+
+    Returns
+    -------
+    FrozenModel
+        For `patterns` a `FrozenStack`.
 
     Raises
     ------
     ArgumentError
-        If the model has norms or feed-forward layers, which are not linear, or patterns do not fit it.
+        If the tokens are not one sequence that fits the model, or patterns do not fit it or are given for a model with
+        norms or feed-forward layers.
 
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.reference.model import run
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> frozen = freeze(llama, [5, 6, 7, 5, 6])
+    >>> bool(np.allclose(frozen.apply(frozen.embedding), run(llama, [5, 6, 7, 5, 6]).residuals[-1][0]))
+    True
+
+    With patterns:
+
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> forward = run(model, [5, 6, 7, 5, 6])
     >>> stack = freeze(model, [of_layer[0] for of_layer in forward.patterns])
     >>> bool(np.allclose(stack.apply(forward.residuals[0][0]), forward.residuals[-1][0]))
     True
     """
+    if not is_one_of(feed_forward, get_args(LocalMap)):
+        raise ArgumentError(
+            f"freeze: feed_forward must be 'secant' or 'jacobian', got {feed_forward!r:.80}; choose one."
+        )
+    if (tokens is None) == (patterns is None):
+        count = "neither" if tokens is None else "both"
+        raise ArgumentTypeError(f"freeze: tokens or patterns must be given, got {count}; pass one sequence of tokens.")
+    if patterns is None and not _are_patterns(tokens):
+        return freeze_weights(as_weights("freeze", checkpoint), tokens, feed_forward)
+    return _freeze_patterns(checkpoint, tokens if patterns is None else patterns)
+
+
+def _are_patterns(value: Any) -> bool:
+    """Test if the second argument is a list of arrays with legs, not token numbers or an image."""
+    return isinstance(value, list | tuple) and any(np.ndim(entry) > 1 for entry in value)
+
+
+def _freeze_patterns(checkpoint: Any, patterns: Any) -> FrozenStack:
     wiring = as_checkpoint("freeze", checkpoint).wiring
     if not wiring.is_attention_only:
         raise ArgumentError(
-            f"freeze: checkpoint must be an attention-only model without norms, got a {wiring.model_type}, whose "
-            "norms and feed-forward layers are not linear; freeze one layer with "
-            "checkpoint.attention(layer).frozen(...)."
+            f"freeze: checkpoint must be an attention-only model without norms for patterns, got a "
+            f"{wiring.model_type}, whose norms and feed-forward layers are not linear; pass tokens, or freeze one "
+            "layer with checkpoint.attention(layer).frozen(...)."
         )
     if not is_list(patterns) or len(patterns) != checkpoint.n_layers:
         received = len(patterns) if is_list(patterns) else type(patterns).__name__

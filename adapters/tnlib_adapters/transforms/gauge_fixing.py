@@ -23,7 +23,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.gauge.layer import fix_heads, in_order, rank_heads
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_layer
 from tnlib_adapters.checkpoints.modified import with_tensors
 from tnlib_adapters.factors.projections import NAMES, Projections, put_together
 
@@ -32,6 +32,7 @@ from tnlib_adapters.factors.projections import NAMES, Projections, put_together
 def fix_gauge(attention: Attention) -> Attention: ...
 @overload
 def fix_gauge(attention: Checkpoint) -> Checkpoint: ...
+@accepts_models
 def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
     """Return the layer, or the model, in the gauge that depends only on the function it computes.
 

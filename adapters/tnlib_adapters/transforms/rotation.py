@@ -10,13 +10,14 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.residual_stream import Leg, Stream, read_stream
 
 _ORTHOGONAL = 1e-6  # norm of R^T R - 1 over sqrt(d): accuracy of float32 rotations
 
 
+@accepts_models
 def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
     r"""Return the model with its residual stream x in another basis, x R, computing the same function.
 

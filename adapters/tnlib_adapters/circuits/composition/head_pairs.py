@@ -24,7 +24,7 @@ from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, check_form
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.arguments import Kind, as_kind, as_layers, fold_norms_before_heads, has_layer_norm
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
 from tnlib_adapters.reference.model import Forward
@@ -95,6 +95,7 @@ class Compositions:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
+@accepts_models
 @single_threaded_blas
 def compositions(
     model: Checkpoint | Sequence[Attention],

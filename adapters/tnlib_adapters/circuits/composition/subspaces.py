@@ -28,7 +28,7 @@ from tnlib._validate import as_array, as_count, as_flag, is_one_of
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm
 
 Side = Literal["Q", "K", "V", "O"]
@@ -197,6 +197,7 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
     return _basis(layer, as_head("head_subspace", layer, head), side, centred=False)
 
 
+@accepts_models
 @single_threaded_blas
 def subspace_overlaps(
     model: Checkpoint | Sequence[Attention], one: Side, other: Side, *, centred: bool | None = None

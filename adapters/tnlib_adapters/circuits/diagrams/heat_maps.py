@@ -1,4 +1,4 @@
-"""Heat maps of composition scores, drawn with matplotlib."""
+"""Heat maps of composition scores and of score attributions, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._deprecation import renamed_arguments
+from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution
 from tnlib_adapters.circuits.composition.head_pairs import Compositions
 
 if TYPE_CHECKING:
@@ -16,12 +17,20 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 400  # largest number of pairs with printed values
 _MOST_NAMES = 40  # largest number of heads named on an axis
+_MOST_WRITERS = 14  # largest number of writers named on an axis
 _MOST_LEVEL = 12  # largest number of names written horizontally
 
 
 @renamed_arguments(found="compositions")
-def heat_map(compositions: Compositions) -> Figure:
-    """Draw composition scores as multiples of chance: writers as rows, readers as columns, white for absent pairs.
+def heat_map(compositions: Compositions | PairAttribution) -> Figure:
+    """Draw composition scores or attributions of scores.
+
+    Parameters
+    ----------
+    compositions
+        `Compositions`: multiples of chance, writers as rows, readers as columns, white for absent pairs. Or the result
+        of `QKAttributions.head` or `.score`: writers of the query as rows, of the key as columns, those of small
+        contributions summed as "others".
 
     Raises
     ------
@@ -34,9 +43,11 @@ def heat_map(compositions: Compositions) -> Figure:
 
         heat_map(compositions(model, "K")).savefig("k.svg")
     """
+    if isinstance(compositions, PairAttribution):
+        return _pair_map(compositions)
     if not isinstance(compositions, Compositions):
         raise ArgumentTypeError(
-            f"heat_map: compositions must be Compositions, got {type(compositions).__name__}; "
+            f"heat_map: compositions must be Compositions or a PairAttribution, got {type(compositions).__name__}; "
             "pass compositions(model, 'K')."
         )
     from matplotlib.colors import TwoSlopeNorm
@@ -63,6 +74,39 @@ def heat_map(compositions: Compositions) -> Figure:
     ax.set(title=f"{compositions.kind}-composition", xlabel="head that reads", ylabel="head that writes")
     figure.colorbar(image, ax=ax, label="multiple of chance", shrink=0.9)
     return figure
+
+
+def _pair_map(attribution: PairAttribution) -> Figure:
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+
+    pairs = attribution.pairs
+    rows, columns = (_largest(np.abs(pairs).max(axis=axis)) for axis in (1, 0))
+    values = _with_others(_with_others(pairs, rows).T, columns).T
+    others = ["others"] if len(rows) < len(pairs) else []
+    names = [[*(attribution.names[k] for k in shown), *others] for shown in (rows, columns)]
+    figure = Figure(figsize=(2.6 + 0.42 * len(names[1]), 1.8 + 0.42 * len(names[0])), layout="constrained")
+    ax = figure.subplots()
+    top = max(float(np.abs(values).max()), float(np.finfo(np.float32).tiny))
+    image = ax.imshow(values, cmap="RdBu_r", norm=TwoSlopeNorm(0.0, -top, top))
+    ax.set_yticks(range(len(names[0])), names[0])
+    ax.set_xticks(range(len(names[1])), names[1], rotation=90)
+    ax.set(
+        title=f"{attribution.title}: {attribution.total:.2f}", xlabel="writer of the key", ylabel="writer of the query"
+    )
+    figure.colorbar(image, ax=ax, label="contribution to the score", shrink=0.9)
+    return figure
+
+
+def _largest(sizes: Any) -> Any:
+    """Return the indices of the writers that are named, in order of the model."""
+    return np.sort(np.argsort(-sizes, kind="stable")[:_MOST_WRITERS])
+
+
+def _with_others(values: Any, shown: Any) -> Any:
+    """Return some rows, then the sum of the others if there are any."""
+    others = np.delete(values, shown, axis=0)
+    return np.vstack([values[shown], others.sum(axis=0)]) if len(others) else values
 
 
 def _name_heads(axis: Any, layers: range, n_heads: int) -> None:

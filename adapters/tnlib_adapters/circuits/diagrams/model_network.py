@@ -20,7 +20,7 @@ from tnlib.drawing import Diagram, Leg
 from tnlib.drawing.diagram import Point
 from tnlib_adapters.architectures.wiring import ExpertsWiring, FeedForwardWiring
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.diagrams.sublayer_networks import (
     STEP,
     AttentionNetwork,
@@ -34,6 +34,7 @@ from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Block, Branch, Weights, read_weights
 
 
+@accepts_models
 def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None, *, blocks: Iterable[int] = (0,)) -> Diagram:
     r"""Return the diagram of a model as one network, from tokens to logits, with the residual stream as backbone.
 
@@ -74,6 +75,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None, *, blo
     return _ModelNetwork("model_diagram", checkpoint, n, blocks).diagram()
 
 
+@accepts_models
 def model_values(checkpoint: Checkpoint, tokens: Array, *, blocks: Iterable[int] = (0,)) -> dict[str, Any]:
     """Return the arrays and functions of `model_diagram` by label, in float64, for one sequence.
 

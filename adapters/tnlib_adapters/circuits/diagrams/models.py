@@ -11,13 +11,14 @@ from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
 from tnlib_adapters.architectures.wiring import LayerWiring, NormWiring
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.checkpoints.weight_stacks import mlp
 from tnlib_adapters.circuits.diagrams.heads import REACH, STEP, layer_diagram, weight_node
 
 _SIDE = 0.9  # distance of the gate and of the gated matrix from the middle
 
 
+@accepts_models
 def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = None) -> Diagram:
     r"""Return the diagram of one block: attention and, if present, the feed-forward layer.
 
@@ -61,6 +62,7 @@ def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = 
     return join(tuple(placed), f"block {layer} of a {checkpoint.wiring.model_type}")
 
 
+@accepts_models
 def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     """Return the diagram of the feed-forward layer of a block at one position; functions are drawn as bubbles.
 
@@ -115,6 +117,7 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     return Diagram((*nodes,), (*legs,), title, (bubble,))
 
 
+@accepts_models
 def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
     """Return the diagram of a dense network; a bubble is contracted first, then its function is applied.
 

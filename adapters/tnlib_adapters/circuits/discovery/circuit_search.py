@@ -13,7 +13,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import is_one_of
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, path_terms, ten_terms_by_heads
 
 By = Literal["greedy", "gradient"]
@@ -147,6 +147,7 @@ class Circuit:
         return "\n".join(lines + (["  ..."] if len(order) > _SHOWN else []))
 
 
+@accepts_models
 @single_threaded_blas
 def find_circuit(
     model: Checkpoint,

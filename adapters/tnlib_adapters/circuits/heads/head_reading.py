@@ -10,7 +10,7 @@ from tnlib._deprecation import renamed_arguments, renamed_names
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, check_form
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.heads.effective_head import stream_head
 from tnlib_adapters.circuits.heads.singular_vectors import Maximum, SingularVectors, form_maximum, singular_vectors
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import Copying, circuit_copying
@@ -185,6 +185,7 @@ class HeadReading:
         )
 
 
+@accepts_models
 @renamed_arguments(features="n_vectors")
 @single_threaded_blas
 def read_head(

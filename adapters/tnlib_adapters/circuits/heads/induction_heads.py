@@ -24,7 +24,7 @@ from tnlib._validate import as_array, as_count, as_rng
 from tnlib.interop import quimb
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.composition.head_pairs import compositions
 from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, attention_only
 from tnlib_adapters.circuits.heads.pattern_scores import pattern_scores
@@ -170,6 +170,7 @@ class Induction:
         return "\n".join(lines)
 
 
+@accepts_models
 @single_threaded_blas
 def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Generator = 0) -> Induction:
     """Find the induction circuit of an attention-only model from patterns, weights and ablations.

@@ -20,7 +20,7 @@ from tnlib._deprecation import renamed_arguments
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, is_list, is_one_of, to_numpy
 from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, as_weights
@@ -121,6 +121,7 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     return PatternScores(**shares, chance={kind: float(_share(alike, t)[0]) for kind, t in targets.items()})
 
 
+@accepts_models
 def repeat_scores(
     model: Checkpoint | Weights,
     *,

@@ -25,7 +25,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.heads.effective_head import (
     TokenPositionParts,
     as_length,
@@ -75,6 +75,7 @@ class ScoreShares:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
+@accepts_models
 @single_threaded_blas
 def score_shares(
     model: Checkpoint,

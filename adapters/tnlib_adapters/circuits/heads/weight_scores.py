@@ -29,7 +29,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.heads.effective_head import (
     StreamHead,
     TokenPositionParts,
@@ -86,6 +86,7 @@ class WeightScores:
         return "\n".join(lines)
 
 
+@accepts_models
 @single_threaded_blas
 def weight_scores(
     model: Checkpoint, *, length: int | None = None, vocabulary: Vocabulary | None = None

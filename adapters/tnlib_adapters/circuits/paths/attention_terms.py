@@ -20,7 +20,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_flag, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.layers import softmax
@@ -260,6 +260,7 @@ class TenTerms:
         return array
 
 
+@accepts_models
 def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenTerms:
     """Decompose the final stream of an attention-only model of two layers into ten terms.
 

@@ -17,7 +17,7 @@ from tnlib._typing import Array
 from tnlib._validate import is_list
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import Norm, softmax
 from tnlib_adapters.reference.weights import Branch, Weights, as_weights
 
@@ -98,6 +98,7 @@ def _as_names(function: str, names: Any) -> Sequence[str]:
     return names  # type: ignore[no-any-return]
 
 
+@accepts_models
 def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None = None) -> StreamParts:
     """Return the input of an attention layer as a sum of the outputs before it, patterns and norm divisors frozen.
 

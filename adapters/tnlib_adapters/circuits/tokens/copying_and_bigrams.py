@@ -20,7 +20,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, to_numpy
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.heads.effective_head import StreamHead, stream_head
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 
@@ -61,6 +61,7 @@ class Copying:
         return f"Copying(score {self.score:.3f}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{sampled})"
 
 
+@accepts_models
 @single_threaded_blas
 def copying(
     model: Checkpoint,
@@ -117,6 +118,7 @@ def copying(
     return circuit_copying(effective, words, chosen)
 
 
+@accepts_models
 @single_threaded_blas
 def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -> Array:
     """Return the copying scores of all heads, (layers, heads), from one pass over the vocabulary.
@@ -235,6 +237,7 @@ class Bigrams:
         return "\n".join(lines + [f"... and {more:,} more tokens"] * (more > 0))
 
 
+@accepts_models
 @single_threaded_blas
 def bigrams(
     model: Checkpoint, tokens: Array | None = None, *, k: int = 5, vocabulary: Vocabulary | None = None

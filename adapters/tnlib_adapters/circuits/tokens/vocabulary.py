@@ -20,7 +20,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import read_embedding, read_norm, read_unembedding
@@ -259,6 +259,7 @@ def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | Non
     return vocabulary
 
 
+@accepts_models
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """Load the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.
 

@@ -1,0 +1,141 @@
+"""Parameters of a transformers model in memory, under the names that its file gives them, without a copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib_adapters.architectures.resolve_wiring import wire
+from tnlib_adapters.architectures.wiring import FeedForwardWiring, Wiring
+from tnlib_adapters.attention.loaded_module import named_parameters, plain_name, wire_model
+from tnlib_adapters.files.folder import WEIGHTS, Folder
+from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, check_finite, decode
+
+FUNCTION = "open_model"
+
+# package -> attribute of its models that is the transformers model
+_WRAPPERS = {"nnsight": "_module", "transformer_lens": "original_model"}
+# torch's name -> safetensors' name
+_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "int64": "I64", "bool": "BOOL"}
+
+
+@dataclass(frozen=True)
+class LoadedTensor(TensorInfo):
+    """A tensor of a model in memory; reading it returns a read-only view, half precision a float32 copy."""
+
+    tensor: Any = field(kw_only=True, compare=False)
+
+    def read_stored(self) -> Array:
+        """Return the numbers; those of bfloat16 as uint16 bit patterns."""
+        import torch
+
+        on_cpu = self.tensor.detach().cpu()
+        array: Array = on_cpu.view(torch.uint16).numpy() if self.dtype == "BF16" else on_cpu.numpy()
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+    def read_part(self, index: tuple[slice, ...]) -> Array:
+        """Return the numbers of some rows and columns, refusing NaN and inf."""
+        part = decode(np.array(self.read_stored()[index]), self.dtype)
+        check_finite(self.name, self.file, part)
+        return part
+
+
+def is_loaded_model(model: Any) -> bool:
+    """Test if this is a model in memory: one of transformers, or one that nnsight or TransformerLens wraps."""
+    model = _inner(model)
+    return hasattr(model, "named_parameters") and hasattr(getattr(model, "config", None), "to_dict")
+
+
+def folder_of_model(model: Any) -> Folder:
+    """Return the configuration and the parameters of a model as those of a checkpoint folder.
+
+    The path is that of the folder it was loaded from, if there is one, so that its tokenizer is found.
+    """
+    if not is_loaded_model(model):
+        raise ArgumentTypeError(
+            f"{FUNCTION}: model must be a model of transformers, got {type(model).__name__}; pass what from_pretrained "
+            "returned."
+        )
+    if vars(model).get("_weights_processed", False):
+        raise ArgumentError(
+            f"{FUNCTION}: weights of model must be those of transformers, got a {type(model).__name__} with folded "
+            "ones; pass it before enable_compatibility_mode, and fold the checkpoint."
+        )
+    model = _inner(model)
+    loaded = wire_model(model, FUNCTION)
+    origin = Path(str(getattr(model, "name_or_path", "") or ""))
+    path = origin if origin.name and origin.is_dir() else Path(f"({type(model).__name__} in memory)")
+    config = model.config.to_dict()
+    tensors = {name: _tensor(path / WEIGHTS, name, value) for name, value in _stored_tensors(model, loaded, config)}
+    return Folder(path, config, tensors, (), {"format": "pt"})
+
+
+def _inner(model: Any) -> Any:
+    """Return the transformers model inside one of nnsight or TransformerLens; anything else as it is."""
+    attribute = _WRAPPERS.get(type(model).__module__.partition(".")[0])
+    return model if attribute is None else vars(model).get(attribute, model)
+
+
+def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters and stored buffers by the names that save_pretrained gives them."""
+    stored = set(model.state_dict())
+    buffers = [(plain_name(name), value) for name, value in model.named_buffers() if name in stored]
+    experts = _experts_by_module(loaded, config)
+    for name, value in (*named_parameters(model), *buffers):
+        module, _, own = name.rpartition(".mlp.")
+        if module not in experts:
+            yield _name_in_file(loaded, name), value
+        elif own == "experts.gate_up_proj":
+            for expert, both in zip(experts[module].experts, value, strict=True):
+                gate, up = both.chunk(2)
+                yield from ((expert.gate.weight, gate), (expert.up.weight, up))  # type: ignore[union-attr]
+        elif own == "experts.down_proj":
+            yield from ((expert.down.weight, down) for expert, down in zip(experts[module].experts, value, strict=True))
+        else:
+            yield f"{experts[module].parent}{own}", value
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """Names in a file of a mixture of experts, whose loaded model holds all experts in one tensor."""
+
+    parent: str
+    experts: tuple[FeedForwardWiring, ...]
+
+
+def _experts_by_module(loaded: Wiring, config: Mapping[str, Any]) -> dict[str, _Experts]:
+    """Return the names of experts in a file by the module of their layer in the loaded model."""
+    where = "the config of the model"
+    in_file = wire(config, (), where=where, function=FUNCTION, prefix=loaded.prefix)
+    return {
+        layer.module: _Experts(stored.experts.router.module.removesuffix("gate"), stored.experts.experts)
+        for layer, stored in zip(loaded.layers, in_file.layers, strict=True)
+        if stored.experts is not None
+    }
+
+
+def _name_in_file(loaded: Wiring, name: str) -> str:
+    """Return the name of a parameter in a file."""
+    for stored, in_memory in loaded.in_memory.items():
+        name = name.replace(in_memory, stored)
+    return name
+
+
+def _tensor(file: Path, name: str, value: Any) -> LoadedTensor:
+    dtype = _DTYPES.get(str(value.dtype).removeprefix("torch."))
+    if dtype is None or value.is_meta:
+        raise ArgumentError(
+            f"{FUNCTION}: parameter {name!r} must hold floating-point numbers, got {value.dtype} on {value.device}; "
+            "load the weights, dequantized."
+        )
+    shape = tuple(value.shape)
+    return LoadedTensor(file, name, dtype, shape, 0, math.prod(shape) * STORED_AS[dtype].itemsize, tensor=value)

@@ -1,0 +1,1 @@
+"""Attribution of attention scores to the writers of the residual stream."""

@@ -1,0 +1,220 @@
+r"""Attention scores by writer of the query and writer of the key, for all heads of a model on a text.
+
+A score is bilinear in the stream once divisors are frozen, so it is an exact sum over pairs of writers. For a whole
+head the pairs are summed over the text with the weights
+
+    m_ij = (A_ij - 1 / |visible_i|) / n
+
+the difference of the attention A and uniform attention over the visible keys: how much the score of the keys that are
+attended to exceeds that of the average key. A term that is the same for all keys of a query, to which softmax is
+invariant, adds nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tnlib import ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import as_count
+from tnlib_adapters.attention.validation import as_index
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
+from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution, ScoreAttribution
+from tnlib_adapters.circuits.attribution.query_key_factors import query_key_factors, score_form, writer_names
+from tnlib_adapters.circuits.attribution.stream_writers import Writers, writers_before_attention
+from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
+from tnlib_adapters.transforms.frozen_heads import FrozenHeads
+from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
+
+_SHOWN = 10  # rows of a printed table
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPairs:
+    """Attributions of the heads of one attention layer.
+
+    Parameters
+    ----------
+    names
+        Writers of its input.
+    pairs
+        (heads, writers, writers), summed over the text.
+    offsets
+        (heads,): what ALiBi or a relative bias adds.
+    """
+
+    names: tuple[str, ...]
+    pairs: Array
+    offsets: Array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QKAttributions:
+    """Scores of all heads on a text by writer of the query and writer of the key, returned by `qk_attributions`.
+
+    Parameters
+    ----------
+    model
+        The model on the text.
+    layers
+        One for every attention layer.
+    """
+
+    model: FrozenModel
+    layers: tuple[LayerPairs, ...]
+
+    def __repr__(self) -> str:
+        rows = self.top(_SHOWN)
+        width = max((len(name) for row in rows for name in row[1:3]), default=4) + 2
+        lines = [f"  {head:8}{a:{width}}{b:{width}}{value:9.3f}" for head, a, b, value in rows]
+        heads = sum(len(layer.pairs) for layer in self.layers)
+        title = f"QKAttributions of {heads} heads on {len(self.model.embedding)} tokens"
+        return "\n".join([title, f"  {'head':8}{'query':{width}}{'key':{width}}", *lines])
+
+    def top(self, count: int = 10) -> list[tuple[str, str, str, float]]:
+        """Return the largest contributions as rows (head, writer of the query, writer of the key, contribution)."""
+        count = as_count("QKAttributions.top", "count", count)
+        rows = [
+            (f"{number}.{head}", *row)
+            for number, layer in enumerate(self.layers)
+            for head in range(len(layer.pairs))
+            for row in self.head(number, head).top(count)
+        ]
+        return sorted(rows, key=lambda row: -abs(row[3]))[:count]
+
+    def head(self, layer: int, head: int) -> PairAttribution:
+        """Return the contributions to the scores of a head, by which attended keys exceed the average visible key."""
+        number, h, pairs = self._indices("head", layer, head)
+        return PairAttribution(f"scores of head {number}.{h}", pairs.names, pairs.pairs[h], float(pairs.offsets[h]))
+
+    def score(self, layer: int, head: int, query: int, key: int) -> ScoreAttribution:
+        """Return one score, before a soft cap, by writers and singular components.
+
+        Parameters
+        ----------
+        layer, head
+            Indices, from 0.
+        query, key
+            Positions.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such head or position.
+        """
+        number, h, _ = self._indices("score", layer, head)
+        i, j = (
+            as_index("QKAttributions.score", name, at, len(self.model.embedding))
+            for name, at in (("query", query), ("key", key))
+        )
+        heads, writers = _layer(self.model, number)
+        inputs = writers.through(heads.before).at(np.array([i, j])).outputs()  # writer 2 d
+        names, (p, _, d) = writer_names(heads, writers), inputs.shape
+        homogeneous = np.zeros((2, len(names), d + 1), inputs.dtype)
+        homogeneous[:, :p, :d] = inputs.transpose(1, 0, 2)
+        homogeneous[:, p:, d] = 1
+        form = score_form(heads, h, i, j)
+        queries, keys = homogeneous[0] @ form.query, homogeneous[1] @ form.key  # writer [d~] dh
+        offsets = heads.layer.offsets(np.array([i - j]))
+        return ScoreAttribution(
+            title=f"score of head {number}.{h}, query {i}, key {j}",
+            names=names,
+            pairs=form.scale * queries @ keys.T,  # writer [dh] writer
+            offset=0.0 if offsets is None else float(offsets[h, 0]),
+            head=(number, h),
+            query=i,
+            key=j,
+            weight=float(heads.patterns[h, i, j]),
+            form=form,
+            inputs=homogeneous,
+        )
+
+    def _indices(self, method: str, layer: int, head: int) -> tuple[int, int, LayerPairs]:
+        number = as_index(f"QKAttributions.{method}", "layer", layer, len(self.layers))
+        pairs = self.layers[number]
+        return number, as_index(f"QKAttributions.{method}", "head", head, len(pairs.pairs)), pairs
+
+
+@accepts_models
+def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike | None = None) -> QKAttributions:
+    """Return the attention scores of all heads on a text as sums over writers of the query and writers of the key.
+
+    Parameters
+    ----------
+    model
+        A model on a text, from `freeze(model, tokens)`; or a checkpoint or loaded `Weights`, with `tokens`. A
+        checkpoint is read in single precision.
+    tokens
+        (n,), integers: one sequence.
+
+    Returns
+    -------
+    QKAttributions
+        `head` for a whole head and `score` for one score; norms, rotary embeddings, biases, shared key heads, norms of
+        heads and latent vectors are included. Scores are those before a soft cap.
+
+    Raises
+    ------
+    ArgumentError
+        If `tokens` are given with a frozen model, or are not one sequence that fits the model.
+
+    References
+    ----------
+    H. Kamath et al., "Tracing Attention Computation Through Feature Interactions" (2025).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:20], 2)
+    >>> found = qk_attributions(model, tokens)
+    >>> found.head(1, 2).top(1)[0][:2]                      # queries read tokens, keys the previous-token head
+    ('tokens', '0.3')
+    >>> score = found.score(1, 2, query=30, key=11)
+    >>> components, singular_values = score.components()
+    >>> bool(np.allclose(components.sum(axis=0), score.pairs, atol=1e-4))
+    True
+    """
+    if isinstance(model, FrozenModel) != (tokens is None):
+        remedy = "leave them out of a frozen model" if tokens is not None else "pass one sequence"
+        raise ArgumentTypeError(f"qk_attributions: tokens must be given with a model, once; {remedy}.")
+    if not isinstance(model, FrozenModel):
+        weights = read_weights(model, dtype=np.float32) if isinstance(model, Checkpoint) else model
+        model = freeze_weights(as_weights("qk_attributions", weights), np.asarray(tokens), "secant")
+    return QKAttributions(model, tuple(_layer_pairs(model)))
+
+
+def _layer(model: FrozenModel, number: int) -> tuple[FrozenHeads, Writers]:
+    return next(itertools.islice(writers_before_attention(model), number, None))
+
+
+def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
+    for heads, writers in writers_before_attention(model):
+        names, weights = writer_names(heads, writers), _contrast(heads)
+        pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
+        group = heads.layer.n_heads // heads.layer.kv_heads
+        for kv_head in range(heads.layer.kv_heads):
+            factors = query_key_factors(heads, writers, kv_head)
+            for k, q in enumerate(factors.queries):
+                head = group * kv_head + k
+                keys = weights[head] @ factors.keys  # writer n [n'] dh
+                pairs[head] = q.reshape(len(q), -1) @ keys.reshape(len(q), -1).T  # writer [n dh] writer
+        yield LayerPairs(names, pairs, _summed_offsets(heads, weights))
+
+
+def _contrast(heads: FrozenHeads) -> Array:
+    """Return the attention less uniform attention over the visible keys, over the number of queries, (heads, n, n)."""
+    visible = heads.layer.mask(heads.patterns.shape[1]).astype(heads.patterns.dtype)
+    weights: Array = (heads.patterns - visible / visible.sum(axis=1, keepdims=True)) / len(visible)
+    return weights
+
+
+def _summed_offsets(heads: FrozenHeads, weights: Array) -> Array:
+    positions = np.arange(weights.shape[1])
+    offsets = heads.layer.offsets(positions[:, None] - positions)  # h n n
+    return np.zeros(len(weights)) if offsets is None else np.asarray((weights * offsets).sum(axis=(1, 2)))

@@ -1,0 +1,153 @@
+r"""Queries and keys of every writer, with the divisors of all norms frozen.
+
+With x_i = sum_p x_i^p + b the input of an attention layer (writers behind the norm, and the bias of the norm), queries
+are linear in the writers once the divisors of norms of heads and of latent vectors are numbers:
+
+    q_i = sum_p q_i^p,    q_i^p = (x_i^p W_Q * a_i) R_i,    score_ij = scale * sum_pp' <q_i^p, k_j^p'> + offset_(i-j)
+
+where a_i are the weights of these norms over their divisors, R_i the rotation to position i, and the writer "bias" has
+b W_Q + b_Q. Keys likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.circuits.attribution.stream_writers import Writers
+from tnlib_adapters.transforms.frozen_heads import FrozenHeads
+
+BIAS = "bias"
+
+
+@dataclass(frozen=True, eq=False)
+class QueryKeyFactors:
+    """Queries and keys by writer, of the heads that share a key head.
+
+    Parameters
+    ----------
+    queries
+        (heads of the group, writers, n, d_head), scale included.
+    keys
+        (writers, n, d_head).
+    """
+
+    queries: Array
+    keys: Array
+
+
+def writer_names(heads: FrozenHeads, writers: Writers) -> tuple[str, ...]:
+    """Return the names of the writers of queries and keys, "bias" last if there is one."""
+    return (*writers.names, BIAS) if _has_constant(heads) else writers.names
+
+
+def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> QueryKeyFactors:
+    """Return the queries and keys of the heads of a key head, by writer of the stream before the norm of the layer.
+
+    One group at a time bounds the memory: the factors of all heads would be as large as all writers twice.
+    """
+    layer, group = heads.layer, heads.layer.n_heads // heads.layer.kv_heads
+    own = range(group * kv_head, group * (kv_head + 1))
+    projected = _project(heads, writers, own, kv_head)
+    q, k = projected[:-1], projected[-1]
+    if layer.latent_norm is not None:
+        q, k = layer.latent_norm.queries(q, heads.input), layer.latent_norm.keys(k, heads.input)
+    if layer.head_norm is not None:
+        norm = layer.head_norm
+        q = q * _norm_factors(q.sum(axis=1), norm.query, norm.eps)[:, None]
+        k = k * _norm_factors(k.sum(axis=0), norm.key, norm.eps)
+    if layer.rotary is not None:
+        positions = np.arange(len(heads.input))
+        q, k = layer.rotary.rotate(q, positions), layer.rotary.rotate(k, positions)
+    return QueryKeyFactors(q * q.dtype.type(layer.scale), k)
+
+
+def _project(heads: FrozenHeads, writers: Writers, query_heads: Sequence[int], kv_head: int) -> Array:
+    """Return queries of some heads, then the keys of one, by writer, (heads + 1, writers, n, d_head), "bias" last."""
+    layer, norm, n = heads.layer, heads.before, len(heads.input)
+    weight = np.concatenate([layer.W_Q[query_heads], layer.W_K[[kv_head]]])
+    h, d, width = weight.shape
+    flat = weight.transpose(1, 0, 2).reshape(d, -1)  # d (h dh)
+    if norm is not None:  # rows behind the norm are centred, weighted and divided: so are the columns, but the last
+        flat = norm.norm.centre((norm.norm.weight[:, None] * flat).T).T
+    n_writers, has_constant = len(writers.names), _has_constant(heads)
+    projected = np.empty((n_writers + has_constant, n, h * width), flat.dtype)
+    writers.project(flat, out=projected[:n_writers])
+    if norm is not None:
+        projected[:n_writers] /= norm.divisors
+    if has_constant:
+        constants = [_constant(heads, layer.W_Q[k], layer.b_Q, k) for k in query_heads]
+        projected[n_writers] = np.concatenate([*constants, _constant(heads, layer.W_K[kv_head], layer.b_K, kv_head)])
+    by_head = projected.reshape(-1, n, h, width).transpose(2, 0, 1, 3)  # h writer n dh
+    return np.ascontiguousarray(by_head)
+
+
+def _has_constant(heads: FrozenHeads) -> bool:
+    """Test if queries or keys have a part that does not depend on the stream."""
+    has_norm_bias = heads.before is not None and heads.before.bias is not None
+    return has_norm_bias or heads.layer.b_Q is not None or heads.layer.b_K is not None
+
+
+def _constant(heads: FrozenHeads, weight: Array, biases: Array | None, head: int) -> Array:
+    """Return the part of the queries or keys of a head that does not depend on the stream, (d_head,)."""
+    constant: Array = np.zeros_like(weight[0]) if biases is None else biases[head]
+    of_norm = None if heads.before is None else heads.before.bias
+    return constant if of_norm is None else np.asarray(constant + of_norm @ weight)  # [d] dh
+
+
+def _norm_factors(x: Array, weight: Array, eps: float) -> Array:
+    """Return the weights of RMSNorm over its divisors, for vectors x (..., d_head)."""
+    factors: Array = weight / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps)
+    return factors
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreForm:
+    """The bilinear form of one score: scale * x~_i query key^T x~_j^T, all divisors frozen.
+
+    Parameters
+    ----------
+    query, key
+        (d_model + 1, d_head): maps of the input and of the constant coordinate, which holds the bias of the norm too.
+    scale
+        Factor of the score.
+    """
+
+    query: Array
+    key: Array
+    scale: float
+
+
+def score_form(heads: FrozenHeads, head: int, query: int, key: int) -> ScoreForm:
+    """Return the form of the score of one head between two positions."""
+    layer, kv_head = heads.layer, head // (heads.layer.n_heads // heads.layer.kv_heads)
+    sides = []
+    for position, index, weights, biases, is_query in (
+        (query, head, layer.W_Q, layer.b_Q, True),
+        (key, kv_head, layer.W_K, layer.b_K, False),
+    ):
+        weight = weights[index]
+        constant = _constant(heads, weight, biases, index)
+        x = heads.input[position]
+        vector = x @ weight + (0 if biases is None else biases[index])  # [d] dh
+        factors = _column_factors(layer, vector, x, is_query=is_query)
+        sides.append(np.vstack([weight, constant]) * factors)  # d~ dh
+    if layer.rotary is not None:
+        sides = [layer.rotary.rotate(side, at) for side, at in zip(sides, (query, key), strict=True)]
+    return ScoreForm(sides[0], sides[1], layer.scale)
+
+
+def _column_factors(layer: Attention, vector: Array, x: Array, *, is_query: bool) -> Array:
+    """Return what norms multiply the columns of one query or key (d_head,) of the input x (d_model,) with."""
+    factors = np.ones_like(vector)
+    if layer.latent_norm is not None:
+        divided = layer.latent_norm.queries if is_query else layer.latent_norm.keys
+        factors = divided(factors[None, None], x[None])[0, 0]
+    if layer.head_norm is not None:
+        weight = layer.head_norm.query if is_query else layer.head_norm.key
+        factors = factors * _norm_factors(factors * vector, weight, layer.head_norm.eps)
+    return factors

@@ -1,0 +1,187 @@
+"""A model on one sequence as a product of residual blocks: patterns, norm divisors and feed-forward slopes frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.frozen.layer import FrozenAttention
+from tnlib_adapters.reference.embedding import TokenEmbedding
+from tnlib_adapters.reference.layers import Unembedding
+from tnlib_adapters.reference.weights import Branch, Weights
+from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward, LocalMap, freeze_feed_forward
+from tnlib_adapters.transforms.frozen_heads import FrozenHeads, freeze_heads
+from tnlib_adapters.transforms.frozen_norm import FrozenNorm
+
+FrozenLayer = FrozenAttention | FrozenFeedForward
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenBlock:
+    """Layers that read the same stream x, on one sequence: x -> after(x + sum of the layers).
+
+    Parameters
+    ----------
+    layers
+        Attention and feed-forward layers, each an affine map of the stream, norms around it included.
+    names
+        Of every layer: "3" for attention 3, "mlp 3".
+    heads
+        Of every layer: the attention with its patterns; None for feed-forward layers.
+    after
+        Norm of the sum, or None.
+    stream
+        (n, d_model), the stream before the block.
+    outputs
+        Of every layer, (n, d_model): what it adds to this stream, biases and remainder included.
+    """
+
+    layers: tuple[FrozenLayer, ...]
+    names: tuple[str, ...]
+    heads: tuple[FrozenHeads | None, ...]
+    after: FrozenNorm | None
+    stream: Array
+    outputs: tuple[Array, ...]
+
+    def linear(self, x: Array) -> Array:
+        """Return the linear part for x (n, d_model)."""
+        y = x + sum(linear_part(layer, x) for layer in self.layers)
+        return y if self.after is None else self.after.linear(y)
+
+    def apply(self, x: Array) -> Array:
+        """Return the affine map for x (n, d_model): for `stream`, the stream after the block."""
+        y: Array = x + sum(layer.apply(x) for layer in self.layers)
+        return y if self.after is None else self.after.apply(y)
+
+
+def linear_part(layer: FrozenLayer, x: Array) -> Array:
+    """Return the linear part of the output of a layer, (n, d_model)."""
+    return layer.terms.apply(x) if isinstance(layer, FrozenAttention) else layer.linear(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrozenModel:
+    """A model on one sequence as an affine map of the residual stream, returned by `freeze(model, tokens)`.
+
+    Attention patterns, the divisors of norms and the slopes of feed-forward layers are those of the sequence, so that
+    every block is affine, and the final stream is a sum over all paths from the embedding, from biases and from the
+    remainders of feed-forward layers. `circuits.logit_contributions` sums the paths of a logit.
+
+    Parameters
+    ----------
+    blocks
+        First block first.
+    embedding
+        (n, d_model), the stream before the first block.
+    embedding_parts
+        The same as a sum of named parts: "tokens", "positions" where they are learned, "segment", "norm embedding".
+    final_norm
+        Norm of the final stream, or None.
+    unembed
+        Map of the normed final stream to logits, or None.
+    tokens
+        (n,), the sequence; an image (channels, height, width) for a model of images.
+    """
+
+    blocks: tuple[FrozenBlock, ...]
+    embedding: Array
+    embedding_parts: Mapping[str, Array]
+    final_norm: FrozenNorm | None
+    unembed: Unembedding | None
+    tokens: Array
+
+    def __repr__(self) -> str:
+        n, d = self.embedding.shape
+        layers = [layer for block in self.blocks for layer in block.layers]
+        heads = [str(layer.terms.ranks[0]) for layer in layers if isinstance(layer, FrozenAttention)]
+        shown = ", ".join(heads if len(heads) < 8 else [*heads[:3], "...", heads[-1]])
+        others = len(layers) - len(heads)
+        share = max(self.remainders.values(), default=0.0)
+        ends = f", remainder of a feed-forward layer at most {share:.2g} of its output" if share else ""
+        return (
+            f"FrozenModel({len(heads)} layers of {shown} heads, {others} feed-forward layers, on {n} positions x {d} "
+            f"features{ends})"
+        )
+
+    @property
+    def stream(self) -> Array:
+        """The final stream of the model, (n, d_model), before the final norm."""
+        if not self.blocks:
+            return self.embedding
+        last = self.blocks[-1]
+        y: Array = last.stream + sum(last.outputs)
+        return y if last.after is None else last.after.apply(y)
+
+    @property
+    def remainders(self) -> dict[str, float]:
+        """Norm of the remainder of every feed-forward layer that has one, relative to the norm of its output."""
+        return {
+            name: float(np.linalg.norm(layer.remainder) / np.linalg.norm(output))
+            for block in self.blocks
+            for layer, name, output in zip(block.layers, block.names, block.outputs, strict=True)
+            if isinstance(layer, FrozenFeedForward) and layer.remainder is not None
+        }
+
+    def apply(self, x: Array) -> Array:
+        """Return the final stream for an initial stream x (n, d_model): for `embedding`, that of the model."""
+        for block in self.blocks:
+            x = block.apply(x)
+        return x
+
+
+def freeze_weights(weights: Weights, tokens: Array, local_map: LocalMap) -> FrozenModel:
+    """Return a model on one sequence with its own patterns, divisors and slopes."""
+    checked = weights.embedding.check("freeze", tokens, weights.context)
+    if len(checked) != 1:
+        raise ArgumentError(
+            f"freeze: tokens must be one sequence, got {len(checked)}; freeze them one after the other."
+        )
+    parts = _embedded(weights, checked)
+    x = embedding = np.asarray(sum(parts.values()))
+    blocks, n_before = [], {"": 0, "mlp ": 0}
+    for block in weights.blocks:
+        frozen, names = [_freeze_branch(branch, x, local_map) for branch in block.branches], []
+        for layer in frozen:
+            kind = "mlp " if layer.heads is None else ""
+            names.append(f"{kind}{n_before[kind]}")
+            n_before[kind] += 1
+        layers, heads, outputs = zip(*frozen, strict=True)
+        added = x + sum(outputs)
+        after = None if block.after is None else FrozenNorm.on(block.after, added)
+        blocks.append(FrozenBlock(layers, tuple(names), heads, after, x, outputs))
+        x = added if after is None else after.apply(added)
+    final = None if weights.final_norm is None else FrozenNorm.on(weights.final_norm, x)
+    return FrozenModel(tuple(blocks), embedding, parts, final, weights.unembed, checked[0])
+
+
+def _embedded(weights: Weights, tokens: Array) -> dict[str, Array]:
+    """Return the embedding of one sequence (1, n) as named parts, (n, d_model) each, behind its norm if it has one."""
+    parts = {name: part[0] for name, part in weights.embedding.parts(tokens).items()}
+    norm = weights.embedding.norm if isinstance(weights.embedding, TokenEmbedding) else None
+    if norm is None:
+        return parts
+    frozen = FrozenNorm.on(norm, np.asarray(sum(parts.values())))
+    normed = {name: frozen.linear(part) for name, part in parts.items()}
+    bias = {} if norm.bias is None else {"norm embedding": np.tile(norm.bias, (tokens.shape[1], 1))}
+    return normed | bias
+
+
+class _FrozenBranch(NamedTuple):
+    operator: FrozenLayer
+    heads: FrozenHeads | None
+    output: Array  # n d_model
+
+
+def _freeze_branch(branch: Branch, x: Array, local_map: LocalMap) -> _FrozenBranch:
+    """Return a layer frozen on the stream x (n, d_model)."""
+    if isinstance(branch.layer, Attention):
+        heads = freeze_heads(branch.layer, branch, x)
+        return _FrozenBranch(heads.operator, heads, heads.output)
+    layer, output = freeze_feed_forward(branch, x, local_map)
+    return _FrozenBranch(layer, None, output)
