@@ -341,7 +341,8 @@ def adam(
 
     The rate rises over a few steps and falls to 0 along a cosine.
     """
-    optimiser, schedule = make_optimiser(moves, rate, len(order), fused=not block.model.fits_in_memory)
+    fused = not block.model.fits_in_memory and has_fused_adam(block.model.device)
+    optimiser, schedule = make_optimiser(moves, rate, len(order), fused=fused)
     for b in order:
         wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
         loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
@@ -349,6 +350,11 @@ def adam(
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
+
+
+def has_fused_adam(device: torch.device) -> bool:
+    """Test if torch has Adam as one kernel on a device."""
+    return device.type in ("cpu", "cuda", "mps")
 
 
 def make_optimiser(

@@ -13,7 +13,7 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.instrument.block import Block, as_array
 from tnlib_adapters.instrument.block_passes import Call
-from tnlib_adapters.instrument.layer_fit import RATE, MovingProducts, make_optimiser
+from tnlib_adapters.instrument.layer_fit import RATE, MovingProducts, has_fused_adam, make_optimiser
 from tnlib_adapters.instrument.running_model import Batch
 
 _PARTS = 4  # of a batch, the same for any number of processes
@@ -42,7 +42,9 @@ class PartialDescent:
         self._numbers = [a.numel() for a in start.parts]
         # one vector, and one kernel: every process does all of a step, which takes long with many of either
         self._moves = torch.zeros(sum(self._numbers), device=block.model.device, requires_grad=True)
-        self._optimiser, self._schedule = make_optimiser([self._moves], RATE, n_steps, fused=True)
+        self._optimiser, self._schedule = make_optimiser(
+            [self._moves], RATE, n_steps, fused=has_fused_adam(block.model.device)
+        )
         self.n_done = 0
 
     def gradient(self, x: Tensor, call: Call, target: Tensor, valid: Tensor, n_tokens: int) -> Array:

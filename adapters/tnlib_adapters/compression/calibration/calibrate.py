@@ -168,8 +168,7 @@ def fit_factors(
         part = parts[name].load()
         factors = part.factors(options[name])
         if factors and model.wiring.is_embedding(name):
-            table = np.linalg.multi_dot([a.astype(np.float64) for a in factors])
-            tables.add({name: table.astype(np.float32)})
+            tables.add({name: np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)})
         return name, part.packed(factors)
 
     yield from map(truncated, outside)
