@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -16,6 +16,7 @@ from tnlib._errors import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers
 from tnlib.linalg.scaling import shift
+from tnlib.out_of_core.split_matrix import with_paired_legs
 
 Tile: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along every axis
 
@@ -53,13 +54,22 @@ class ArraySource:
             )
         self.dtype = as_numbers(function, parameter, np.zeros(1, x.dtype)).dtype
         self.exponent = 0
+        self.on_workers = False  # where there are any; not the arrays that a pass leaves in this process
+        self.edges: tuple[tuple[int, ...], ...] | None = None  # of chunks that must not be divided
         chunks: Any = getattr(x, "chunks", None)
         aligned = isinstance(chunks, tuple) and len(chunks) == len(self.shape) and all(map(_is_size, chunks))
         self.chunks: tuple[int, ...] = tuple(map(int, chunks)) if aligned else (1,) * len(self.shape)
 
-    def view(self, change: Callable[[Any], Any]) -> ArraySource:
-        """Return the source of `change(x)`, a view of the array."""
-        return open_source(self.function, self.parameter, change(self._x))
+    def paired(self, rows: Sequence[int], columns: Sequence[int]) -> ArraySource:
+        """Return a matrix as the source of the tensor (rows[0], columns[0], rows[1], columns[1], ...)."""
+        out = open_source(self.function, self.parameter, with_paired_legs(self._x, rows, columns))
+        out.on_workers = self.on_workers
+        return out
+
+    def rechunk_advice(self, whole: Collection[int]) -> str:
+        """Return the call that makes chunks with the axes `whole` undivided."""
+        chunks = ", ".join(f"{a}: {-1 if a in whole else repr('auto')}" for a in range(len(self.shape)))
+        return f"{self.parameter}.rechunk({{{chunks}}})"
 
     @property
     def size(self) -> int:
@@ -89,7 +99,10 @@ class ArraySource:
 
     def read(self, tile: Tile) -> Array:
         """Return the entries of a tile, in any memory order."""
-        a = self._fetch(tuple(slice(*bounds) for bounds in tile))
+        return self._converted(self._fetch(tuple(slice(*bounds) for bounds in tile)), tile)
+
+    def _converted(self, a: Array, tile: Tile) -> Array:
+        """Return fetched entries of a tile in the dtype and at the scale of the source."""
         expected = tuple(stop - start for start, stop in tile)
         if a.shape != expected:
             raise FileFormatError(

@@ -24,13 +24,12 @@ from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
 from tnlib.linalg.gram_svd import LeftSVD
-from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
 from tnlib.out_of_core.leg_reduction import LegSVD
 from tnlib.out_of_core.leg_truncation import first_svd, project_truncated
-from tnlib.out_of_core.row_space import SourceRows, project_columns, times_rows
-from tnlib.out_of_core.split_matrix import with_paired_legs
+from tnlib.out_of_core.row_sample import sampled_row_space
+from tnlib.out_of_core.row_space import project_columns, times_rows
 from tnlib.out_of_core.tile_passes import Passes
 
 _SMALLEST_SAVING = 0.9  # of the array that a projection may leave
@@ -60,7 +59,7 @@ def decompose_matrix(
     max_rank: int | None,
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its truncations."""
-    paired = source.view(lambda a: with_paired_legs(a, rows, columns))
+    paired = source.paired(rows, columns)
     return decompose_source(passes, paired, [(2 * k, 2 * k + 1) for k in range(len(rows))], rtol, max_rank)
 
 
@@ -73,13 +72,8 @@ def _split_in_the_middle(
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
     kept = [a for axes in legs[half:] for a in axes]
-    rows = SourceRows(source, kept)
-    most = passes.limit.array // (4 * 8 * rows.shape[1])
-    if most < LEAST_ROWS or rows.shape[0] < 2 * LEAST_ROWS:
-        return None
-    size = rows.set_scale()
-    basis = sampled_rows(rows, limit=budget.threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
-    if basis is None or 8 * len(basis) * max(rows.shape) > passes.limit.sums // 12:
+    basis = sampled_row_space(passes, source, kept, budget.threshold)
+    if basis is None or 8 * len(basis) * max(source.size // basis.shape[1], basis.shape[1]) > passes.limit.sums // 12:
         return None
     columns, budget.norm = times_rows(passes, source, kept, basis)
     if columns is None:  # the scale of the sample is not that of the array

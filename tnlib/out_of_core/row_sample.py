@@ -1,0 +1,121 @@
+"""A few orthonormal rows that nearly span the row space of a large matrix, from a sample of its rows.
+
+Single rows are read from files. The rows of a sample of an array of chunks lie in a few groups of chunks, so that only
+these are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
+from tnlib.linalg.scaling import exponent_of, norm, shift
+from tnlib.out_of_core.array_source import ArraySource, Tile
+from tnlib.out_of_core.blocks_of_legs import block_name
+from tnlib.out_of_core.row_space import leading_legs, rows_of, tiles_of_rows
+from tnlib.out_of_core.tile_data import Partial, TileData
+from tnlib.out_of_core.tile_passes import Passes
+from tnlib.out_of_core.tree_sum import add
+
+_LEAST_GROUPS, _MOST_GROUPS = 4, 16  # of chunks with the same rows: an eighth of them is read, and no more than these
+_ROWS_OF_CHUNKS = 512
+
+
+def sampled_row_space(passes: Passes, source: ArraySource, kept: Sequence[int], threshold: float) -> Array | None:
+    """Return orthonormal rows (l, n) of the matrix with columns `kept`, and set the scale of the source by a sample.
+
+    They span the sample within `threshold` times its norm. None where l were not small, or a sample were too large.
+    """
+    m = math.prod(source.shape[a] for a in leading_legs(source, kept))
+    n = math.prod(source.shape[a] for a in kept)
+    most = passes.limit.array // (4 * 8 * n)
+    if most < LEAST_ROWS or m < 2 * LEAST_ROWS:
+        return None
+    if source.edges is None:
+        rows = SourceRows(source, kept)
+        size = rows.set_scale()
+        return sampled_rows(rows, limit=threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
+    sample = _rows_of_chunks(passes, source, kept, min(most, _ROWS_OF_CHUNKS))
+    if sample is None or not sample.any():
+        return None
+    source.exponent = exponent_of(sample)
+    sample = shift(sample, -source.exponent)
+    return sampled_rows(sample, limit=threshold * norm(sample), most=len(sample))
+
+
+def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], count: int) -> Array | None:
+    """Return a sample of rows (count, n), None where reading it were no less than a quarter of a pass."""
+    leading = leading_legs(source, kept)
+    tiles = tiles_of_rows(passes, source, kept)
+    groups = list(dict.fromkeys(tuple(tile[a] for a in leading) for tile in tiles))
+    if len(groups) < _LEAST_GROUPS:
+        return None
+    rng = np.random.default_rng(0)  # the same input gives the same output
+    n_chosen = max(1, min(len(groups) // 8, _MOST_GROUPS))
+    numbers = {}  # of the rows of a group
+    for k in np.sort(rng.choice(len(groups), n_chosen, replace=False)).tolist():
+        size = math.prod(stop - start for start, stop in groups[k])
+        numbers[groups[k]] = np.sort(rng.choice(size, min(size, count // n_chosen), replace=False))
+
+    def work(data: TileData) -> Partial:
+        chosen = rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
+        return {block_name(data.tile, range(len(data.tile))): shift(chosen, data.exponent)}
+
+    own = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
+    total = passes.reduce(source, own, work, add)
+    samples = [_join_columns(source, kept, [tile for tile in own if tuple(tile[a] for a in leading) == group], total)
+               for group in numbers]  # fmt: skip
+    return np.concatenate(samples)
+
+
+def _join_columns(source: ArraySource, kept: Sequence[int], tiles: Sequence[Tile], total: Partial) -> Array:
+    """Return the rows (count, n) of tiles that divide their columns."""
+    blocks = [total[block_name(tile, range(len(tile)))] for tile in tiles]
+    out = np.empty((len(blocks[0]), *(source.shape[a] for a in kept)), blocks[0].dtype)
+    for tile, block in zip(tiles, blocks, strict=True):
+        index = tuple(slice(*tile[a]) for a in kept)
+        out[(slice(None), *index)] = block.reshape(len(out), *(part.stop - part.start for part in index))
+    return out.reshape(len(out), -1)
+
+
+class SourceRows:
+    """Rows of the matrix, read by their numbers."""
+
+    def __init__(self, source: ArraySource, kept: Sequence[int]) -> None:
+        self._source, self._kept = source, kept
+        self._leading = leading_legs(source, kept)
+        self._grid = tuple(source.shape[a] for a in self._leading)
+        self.shape = math.prod(self._grid), math.prod(source.shape[a] for a in kept)
+        self.dtype = source.dtype
+        self._read: dict[int, Array] = {}
+
+    def __getitem__(self, numbers: Array) -> Array:
+        self._read = {int(k): self._row(int(k)) for k in numbers}
+        return np.stack(list(self._read.values()))
+
+    def _row(self, number: int) -> Array:
+        if number in self._read:
+            return self._read[number]
+        index = dict(zip(self._leading, map(int, np.unravel_index(number, self._grid)), strict=True))
+        tile: Tile = tuple((index[a], index[a] + 1) if a in index else (0, n) for a, n in enumerate(self._source.shape))
+        row: Array = rows_of(self._source.read(tile), self._kept)[0]
+        return row
+
+    def set_scale(self) -> float:
+        """Set the exponent of the source by a sample of rows, and return an estimate of its norm at that scale.
+
+        NaN where the sample has one; the first pass names it.
+        """
+        m = self.shape[0]
+        sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
+        if not np.isfinite(sample).all():
+            return math.nan
+        self._source.exponent = exponent_of(sample)
+        if self._source.exponent:
+            self._read = {}
+            sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
+        return norm(sample) * math.sqrt(m / len(sample))
