@@ -174,6 +174,16 @@ class MappedFile(ArraySource):
         status = os.fstat(self._file)
         return description | {"path": str(self._x.filename), "bytes": status.st_size, "changed": status.st_mtime_ns}
 
+    def place(self) -> tuple[str, str, str, int, str, tuple[int, ...], tuple[int, ...]]:
+        """Return the arguments of `open_mapped_source`, with which another process opens the same numbers."""
+        if self._file is None:
+            raise ArgumentError(
+                f"{self.function}: {self.parameter} must be a map of a file without changes in memory, for workers to "
+                f"open it, got mode {getattr(self._x, 'mode', '')!r}; flush it, and open it with mode='r'."
+            )
+        file = str(Path(self._x.filename).absolute())
+        return self.function, self.parameter, file, self._position, self._x.dtype.str, self._x.shape, self._x.strides
+
     def _fetch(self, index: tuple[slice, ...]) -> Array:
         if self._file is not None and os.fstat(self._file).st_size < self._end + self._x.itemsize:
             # reading the map beyond the end of its file would kill the process
@@ -209,6 +219,21 @@ class MappedFile(ArraySource):
             if n_read < length:
                 raise self._unreadable(index, f"the end of the file after {first + offset + n_read} bytes")
         return buffer.transpose(np.argsort(order))
+
+
+def open_mapped_source(
+    function: str, parameter: str, file: str, position: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+) -> MappedFile:
+    """Return the source of the array at a position of a file, see `MappedFile.place`."""
+    if not Path(file).is_file():
+        raise ArgumentError(
+            f"{function}: {parameter} must be a file that all workers see, got none at {file} on one of them; place it "
+            "on a shared file system."
+        )
+    data = np.memmap(file, np.uint8, "r", offset=position)
+    whole = data[: len(data) // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
+    strided = np.lib.stride_tricks.as_strided(whole, shape, strides, subok=True, writeable=False)
+    return MappedFile(function, parameter, strided)
 
 
 def _axes_by_stride(x: Array) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ from tnlib._typing import Array
 from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
 from tnlib.linalg.scaling import exponent_of, norm, shift
 from tnlib.out_of_core.array_source import ArraySource, Tile
-from tnlib.out_of_core.blocks_of_legs import block_name
+from tnlib.out_of_core.blocks_of_legs import block_index, block_name
 from tnlib.out_of_core.row_space import leading_legs, rows_of, tiles_of_rows
 from tnlib.out_of_core.tile_data import Partial, TileData
 from tnlib.out_of_core.tile_passes import Passes
+from tnlib.out_of_core.tiling import joins_chunks
 from tnlib.out_of_core.tree_sum import add
 
 _LEAST_GROUPS, _MOST_GROUPS = 4, 16  # of chunks with the same rows: an eighth of them is read, and no more than these
@@ -39,20 +40,25 @@ def sampled_row_space(passes: Passes, source: ArraySource, kept: Sequence[int], 
         rows = SourceRows(source, kept)
         size = rows.set_scale()
         return sampled_rows(rows, limit=threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
-    sample = _rows_of_chunks(passes, source, kept, min(most, _ROWS_OF_CHUNKS))
-    if sample is None or not sample.any():
+    held = _rows_of_chunks(passes, source, kept, min(most, _ROWS_OF_CHUNKS))
+    if held is None or not held.any():
         return None
-    source.exponent = exponent_of(sample)
-    sample = shift(sample, -source.exponent)
-    return sampled_rows(sample, limit=threshold * norm(sample), most=len(sample))
+    source.exponent = exponent_of(held)
+    rows = HeldRows(shift(held, -source.exponent), m)
+    size = norm(rows.held) * math.sqrt(m / len(held))
+    return sampled_rows(rows, limit=threshold * size, most=len(held))  # type: ignore[arg-type]
 
 
 def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], count: int) -> Array | None:
-    """Return a sample of rows (count, n), None where reading it were no less than a quarter of a pass."""
+    """Return a sample of at most `count` rows in random order.
+
+    None where reading it were no less than a quarter of a pass, and chunks can be joined to tiles of whole leading
+    legs, as the other way requires.
+    """
     leading = leading_legs(source, kept)
     tiles = tiles_of_rows(passes, source, kept)
     groups = list(dict.fromkeys(tuple(tile[a] for a in leading) for tile in tiles))
-    if len(groups) < _LEAST_GROUPS:
+    if len(groups) < _LEAST_GROUPS and joins_chunks(source, leading, passes.limit):
         return None
     rng = np.random.default_rng(0)  # the same input gives the same output
     n_chosen = max(1, min(len(groups) // 8, _MOST_GROUPS))
@@ -62,24 +68,38 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
         numbers[groups[k]] = np.sort(rng.choice(size, min(size, count // n_chosen), replace=False))
 
     def work(data: TileData) -> Partial:
-        chosen = rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
-        return {block_name(data.tile, range(len(data.tile))): shift(chosen, data.exponent)}
+        rows = rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
+        return {block_name(data.tile, range(len(data.tile))): shift(rows, data.exponent)}
 
     own = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
     total = passes.reduce(source, own, work, add)
-    samples = [_join_columns(source, kept, [tile for tile in own if tuple(tile[a] for a in leading) == group], total)
-               for group in numbers]  # fmt: skip
-    return np.concatenate(samples)
+    position, start = {}, 0  # of the rows of a group in the sample
+    for group, rows in numbers.items():
+        position[group] = slice(start, start + len(rows))
+        start += len(rows)
+    out = np.empty((start, *(source.shape[a] for a in kept)), source.dtype)
+    for tile in own:
+        index = (position[tuple(tile[a] for a in leading)], *block_index(tile, kept))
+        out[index] = total[block_name(tile, range(len(tile)))].reshape(out[index].shape)
+    return out.reshape(start, -1)[rng.permutation(start)]
 
 
-def _join_columns(source: ArraySource, kept: Sequence[int], tiles: Sequence[Tile], total: Partial) -> Array:
-    """Return the rows (count, n) of tiles that divide their columns."""
-    blocks = [total[block_name(tile, range(len(tile)))] for tile in tiles]
-    out = np.empty((len(blocks[0]), *(source.shape[a] for a in kept)), blocks[0].dtype)
-    for tile, block in zip(tiles, blocks, strict=True):
-        index = tuple(slice(*tile[a]) for a in kept)
-        out[(slice(None), *index)] = block.reshape(len(out), *(part.stop - part.start for part in index))
-    return out.reshape(len(out), -1)
+class HeldRows:
+    """Rows in random order that stand for all of a matrix.
+
+    Parameters
+    ----------
+    held
+        Rows (k, n).
+    m
+        Number of rows of the matrix.
+    """
+
+    def __init__(self, held: Array, m: int) -> None:
+        self.held, self.shape, self.dtype = held, (m, held.shape[1]), held.dtype
+
+    def __getitem__(self, numbers: Array) -> Array:
+        return self.held[: len(numbers)]
 
 
 class SourceRows:

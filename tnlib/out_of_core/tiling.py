@@ -48,7 +48,7 @@ def _tiles_of_chunks(
     source: ArraySource, edges: Sequence[Sequence[int]], whole: Collection[int], limit: MemoryLimit
 ) -> list[Tile]:
     """Return tiles of whole chunks, neighbours merged to at least the size of a tile; chunks are never divided."""
-    edges = [(0, n) if a in whole else edges[a] for a, n in enumerate(source.shape)]
+    edges = _edges_with_whole(source, edges, whole)
     if _largest(edges) * source.dtype.itemsize > limit.largest_tile:
         if math.prod(source.shape[a] for a in whole) * source.dtype.itemsize > limit.largest_tile:
             raise _too_large(source, whole, limit)
@@ -62,6 +62,19 @@ def _tiles_of_chunks(
         size = _largest(edges) * source.dtype.itemsize
         edges[a] = _merged(edges[a], min(-(-limit.tile // size), limit.largest_tile // (2 * size)))
     return list(itertools.product(*(itertools.pairwise(own) for own in edges)))
+
+
+def joins_chunks(source: ArraySource, whole: Collection[int], limit: MemoryLimit) -> bool:
+    """Test if `tiles_of` can join the chunks of a source."""
+    if source.edges is None:
+        return True
+    return _largest(_edges_with_whole(source, source.edges, whole)) * source.dtype.itemsize <= limit.largest_tile
+
+
+def _edges_with_whole(
+    source: ArraySource, edges: Sequence[Sequence[int]], whole: Collection[int]
+) -> list[Sequence[int]]:
+    return [(0, n) if a in whole else edges[a] for a, n in enumerate(source.shape)]
 
 
 def _largest(edges: Sequence[Sequence[int]]) -> int:

@@ -26,7 +26,7 @@ from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 
 _RESOLUTION = 1e-4  # relative difference of singular values that the subspace iteration resolves
 
@@ -41,6 +41,7 @@ def svd(
     max_rank: int | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
 ) -> Fit[SVD]:
     """Decompose `a` so that norm(a - fit.value.full()) <= rtol * norm(a), with the smallest rank.
 
@@ -53,8 +54,8 @@ def svd(
         Legs that form the rows; the others, in order, form the columns.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
-    memory, spill
-        Of an array that exceeds memory: as in `tt_svd`.
+    memory, spill, client
+        Of an array that exceeds memory, or that workers read: as in `tt_svd`.
 
     Returns
     -------
@@ -72,9 +73,9 @@ def svd(
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
     options = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
-    session = open_session("svd", "a", a, memory, spill, options)
+    session, dense = open_session("svd", "a", a, Resources(memory, spill, client), options)
     if session is None:
-        x, exponent, norm = prepare("svd", "a", a)
+        x, exponent, norm = prepare("svd", "a", dense)
         shape = x.shape
         rows, columns = _split_legs(left, shape)
         matrix = x.transpose(*rows, *columns).reshape(math.prod(shape[k] for k in rows), -1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy.typing as npt
 
@@ -25,7 +26,7 @@ from tnlib.formats.train.tt_svd_out_of_core import decompose_source
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 
 
 @single_threaded_blas
@@ -37,6 +38,7 @@ def tt_svd(
     max_rank: int | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
 ) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -44,13 +46,17 @@ def tt_svd(
     ----------
     x
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component; a numpy.memmap, a zarr array, an h5py
-        dataset or anything with `shape`, `dtype` and slicing may exceed memory.
+        dataset, a dask.array or anything with `shape`, `dtype` and slicing may exceed memory.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
     memory
         Bytes that the decomposition of an array that is read by slices may hold; a quarter of the free memory if None.
     spill
         Folder for intermediate files, from which the same call resumes after a kill; a temporary one if None.
+    client
+        distributed.Client whose workers read `x` and compute on its chunks. None: for a dask.array the client that
+        `x.compute()` would use, if there is one; this process else. `memory` then is that of every process, at most
+        4 GiB if None.
 
     Returns
     -------
@@ -74,9 +80,10 @@ def tt_svd(
     (1, 2, 2, 2, 1)
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
-    session = open_session("tt_svd", "x", x, memory, spill, {"rtol": rtol, "max_rank": max_rank})
+    options = {"rtol": rtol, "max_rank": max_rank}
+    session, dense = open_session("tt_svd", "x", x, Resources(memory, spill, client), options)
     if session is None:
-        value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+        value, budget = decompose_prepared(prepare("tt_svd", "x", dense), rtol, max_rank)
     else:
         with session as (passes, source):
             value, budget = decompose_source(passes, source, [(k,) for k in range(len(source.shape))], rtol, max_rank)

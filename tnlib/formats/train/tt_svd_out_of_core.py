@@ -96,7 +96,7 @@ def _split_from_the_left(
     cores: list[Array] = []
     current, stored = source, None
     groups = [tuple(axes) for axes in legs]  # of `current`, whose first axis is the bond after the first step
-    while not passes.limit.holds(8 * current.size):
+    while (current.on_workers and len(groups) > 1) or not passes.limit.holds(8 * current.size):
         head, projected = _split_first_legs(passes, current, groups, budget, max_rank)
         if stored is not None:
             passes.discard(stored)
@@ -120,6 +120,11 @@ def _split_first_legs(
     max_rank: int | None,
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few legs and the projected array (r, other axes)."""
+    if len(groups) == 1:
+        raise ArgumentError(
+            f"{current.function}: memory must hold the last core three times, {24 * current.size:,} bytes, got "
+            f"{passes.limit.total:,}; raise memory, or split its leg."
+        )
     bond = current.shape[0] if groups[0][0] > 0 else 1
     count, spectrum = _svd_of_first_legs(passes, current, groups, budget, max_rank)
     sizes = [math.prod(current.shape[a] for a in axes) for axes in groups[:count]]
@@ -129,7 +134,8 @@ def _split_first_legs(
 
     def basis_of(_: LeftSVD, cores: list[Array]) -> Array:
         basis = merge_cores(cores)
-        _refuse_no_saving(current, len(basis), basis.shape[1], budget)
+        if not passes.limit.holds(8 * current.size):
+            _refuse_no_saving(current, len(basis), basis.shape[1], budget)
         return basis
 
     axes = range(groups[count][0])

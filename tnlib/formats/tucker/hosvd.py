@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -18,7 +19,7 @@ from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 
 
 @single_threaded_blas
@@ -32,6 +33,7 @@ def tucker(
     max_rank: int | Sequence[int] | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
 ) -> Fit[Tucker]:
     """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -45,11 +47,11 @@ def tucker(
         Another name of `max_rank`.
     n_iter
         Sweeps of higher-order orthogonal iteration after the first decomposition, at its ranks. They lower the
-        error, often by little. Not for arrays that exceed memory.
+        error, often by little. Not for arrays that exceed memory or that workers read.
     max_rank
         Cap on the rank of every leg, one number for all or one per leg; the smaller rank wins.
-    memory, spill
-        Of an array that exceeds memory: as in `tt_svd`.
+    memory, spill, client
+        Of an array that exceeds memory, or that workers read: as in `tt_svd`.
 
     Returns
     -------
@@ -74,17 +76,17 @@ def tucker(
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
     options = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
-    session = open_session("tucker", "x", x, memory, spill, options)
+    session, dense = open_session("tucker", "x", x, Resources(memory, spill, client), options)
     if session is None:
-        scaled, exponent, norm = prepare("tucker", "x", x)
+        scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
         core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
     else:
         if n_iter:
             raise ArgumentError(
-                f"tucker: n_iter must be 0 for an array that exceeds memory, got {n_iter}; every sweep would read it "
-                "once per leg, lower rtol instead."
+                f"tucker: n_iter must be 0 for an array that exceeds memory or that workers read, got {n_iter}; "
+                "every sweep would read it once per leg, lower rtol instead."
             )
         with session as (passes, source):
             keyword, caps = _as_caps(max_rank, ranks, len(source.shape))
