@@ -48,7 +48,7 @@ def _is_client(value: Any) -> bool:
 
 
 @contextmanager
-def connected(function: str, workers: str, *, memory: str, advice: str = "") -> Iterator[None]:
+def connected(function: str, workers: str, *, memory: str, advice: str) -> Iterator[None]:
     """Turn errors of the connection to workers inside the block into one sentence.
 
     Parameters
@@ -58,23 +58,24 @@ def connected(function: str, workers: str, *, memory: str, advice: str = "") -> 
     memory
         What to do about too little memory.
     advice
-        Sentence at the end.
+        What to do about the loss of all workers.
     """
     from concurrent.futures import CancelledError
 
     from distributed import KilledWorker
+    from distributed.client import ClosedClientError
 
     try:
         yield
     except KilledWorker:
         raise ClusterError(
-            f"{function}: a task must not end its worker, got the end of several workers of {workers} in the "
-            f"same task; their memory may be too small: {memory}. {advice}".rstrip()
+            f"{function}: a task must not end its worker, got the end of several workers of {workers} in the same "
+            f"task; their memory may be too small: {memory}."
         ) from None
-    except (CancelledError, OSError) as problem:
+    except (CancelledError, ClosedClientError, OSError) as problem:
+        reason = str(problem).rstrip(".") or type(problem).__name__
         raise ClusterError(
-            f"{function}: the workers of {workers} must stay until the end, got "
-            f"{str(problem) or type(problem).__name__}; start them again. {advice}".rstrip()
+            f"{function}: the workers of {workers} must stay until the end, got {reason}; {advice}."
         ) from None
 
 

@@ -21,8 +21,6 @@ from tnlib.out_of_core.tile_executor import TilePass, TileResult
 from tnlib.out_of_core.tree_sum import dyadic_ranges
 from tnlib.out_of_core.worker_pickling import pickled_pass
 
-_RESUMED = "A folder of spill is kept, and the same call goes on from it."
-
 
 class DaskExecutor:
     """Runs passes on the workers of a client.
@@ -75,7 +73,8 @@ class DaskExecutor:
 
     def _connected(self) -> Any:
         workers = str(getattr(self._client.scheduler, "address", "the client"))
-        return connected(self._function, workers, memory="pass a smaller memory=", advice=_RESUMED)
+        advice = "start them again, and repeat the call: it resumes from a folder of spill"
+        return connected(self._function, workers, memory="pass a smaller memory=", advice=advice)
 
 
 def _graph_of(own: TilePass) -> tuple[dict[Any, Any], list[Any], list[tuple[int, Any]]]:

@@ -63,9 +63,9 @@ def _reduce(passes: Passes, source: ArraySource, budget: TruncationBudget, max_r
     current, stored = source, None
     legs = list(range(len(source.shape)))  # of the axes of `current`
     while current.on_workers or not passes.limit.holds(8 * current.size):
-        left = [k for k in legs if bases[k] is None]
-        joined = [k for k in left if joins_chunks(current, [legs.index(k)], passes.limit)]
-        leg = _leg_to_reduce(passes, current, joined or left, source.shape, max_ranks)
+        remaining = [k for k in legs if bases[k] is None]
+        joined = [k for k in remaining if joins_chunks(current, [legs.index(k)], passes.limit)]
+        leg = _leg_to_reduce(passes, current, joined or remaining, source.shape, max_ranks)
         if leg is None:
             break
         budget.sides = [*budget.sides[: len(budget.records)], *[sides[leg]] * (len(legs) - len(budget.records))]
