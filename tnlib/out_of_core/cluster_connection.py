@@ -63,8 +63,9 @@ def connected(function: str, workers: str, *, memory: str, advice: str) -> Itera
     from concurrent.futures import CancelledError
 
     from distributed import KilledWorker
-    from distributed.client import ClosedClientError
+    from distributed import client as client_module
 
+    closed = getattr(client_module, "ClosedClientError", CancelledError)  # of newer versions
     try:
         yield
     except KilledWorker:
@@ -72,7 +73,7 @@ def connected(function: str, workers: str, *, memory: str, advice: str) -> Itera
             f"{function}: a task must not end its worker, got the end of several workers of {workers} in the same "
             f"task; their memory may be too small: {memory}."
         ) from None
-    except (CancelledError, ClosedClientError, OSError) as problem:
+    except (CancelledError, closed, OSError) as problem:
         reason = str(problem).rstrip(".") or type(problem).__name__
         raise ClusterError(
             f"{function}: the workers of {workers} must stay until the end, got {reason}; {advice}."

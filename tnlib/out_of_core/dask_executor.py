@@ -10,7 +10,8 @@ import pickle
 import secrets
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from tnlib._typing import Array
 from tnlib.linalg.threads import single_threaded_blas, work_in_one_piece
@@ -43,7 +44,7 @@ class DaskExecutor:
         try:
             for k, future in enumerate(futures[: len(results)]):
                 fingerprint, part = self._result_of(future)
-                futures[k] = None  # workers may forget it
+                futures[k] = None  # so that workers drop it
                 totals = []
                 if k + 1 == len(results):
                     own_sums = zip(sums, futures[len(results) :], strict=True)
@@ -81,45 +82,63 @@ def _graph_of(own: TilePass) -> tuple[dict[Any, Any], list[Any], list[tuple[int,
     """Return the graph of a pass, the keys of the results of its tiles, and levels and keys of its sums."""
     run_id = secrets.token_hex(8)
     shared, tile, result, total = (f"tnlib-{word}-{run_id}" for word in ("pass", "tile", "result", "sum"))
-    graph: dict[Any, Any] = {}
-    if isinstance(own.source, DaskSource):
-        graph |= own.source.chunk_graph()[0]
-    graph[shared] = (pickle.loads, pickled_pass(own))
+    source = own.source if isinstance(own.source, DaskSource) else None
+    graph: dict[Any, Any] = {} if source is None else dict(source.chunk_graph()[0])
+    graph[shared] = (_PickledPass.load, _PickledPass(pickled_pass(own), run_id))
     numbers = range(own.first, len(own.tiles))
     for k in numbers:
-        chunks = [own.source.keys_of(own.tiles[k])] if isinstance(own.source, DaskSource) else []
+        chunks = [] if source is None else [source.keys_of(own.tiles[k])]
         graph[tile, k] = (partial(_run_tile, k), shared, *chunks)
-        graph[result, k] = (_first, (tile, k))
-        graph[total, 0, k] = (_second, (tile, k))
-    sums = dyadic_ranges(own.first, len(own.tiles))
-    for height, start in sums:
-        for level in range(1, height + 1):
-            for k in range(start, start + (1 << height), 1 << level):
-                halves = (total, level - 1, k), (total, level - 1, k + (1 << level - 1))
-                graph[total, level, k] = (partial(_combine, own.combine), *halves)
-    return graph, [(result, k) for k in numbers], [(level, (total, level, start)) for level, start in sums]
+        graph[result, k] = (itemgetter(0), (tile, k))
+    sums = []
+    for height, start in dyadic_ranges(own.first, len(own.tiles)):
+        keys: list[Any] = [(tile, k) for k in range(start, start + (1 << height))]
+        for level in range(height):
+            names = [(total, level, start, k) for k in range(len(keys) // 2)]
+            graph |= {name: (partial(_combine, own.combine), *keys[2 * k : 2 * k + 2]) for k, name in enumerate(names)}
+            keys = names
+        graph[total, start] = (_summed, keys[0])
+        sums.append((height, (total, start)))
+    return graph, [(result, k) for k in numbers], sums
+
+
+class _PickledPass:
+    """A pass as bytes, which Dask need not hash to name the graph."""
+
+    def __init__(self, pickled: bytes, run_id: str) -> None:
+        self._pickled, self._run_id = pickled, run_id
+
+    def __dask_tokenize__(self) -> str:
+        return self._run_id
+
+    def load(self) -> TilePass:
+        """Return the pass."""
+        own: TilePass = pickle.loads(self._pickled)
+        return own
+
+
+class _TileOutput(NamedTuple):
+    """Fingerprint and part of a tile for the caller, and what is summed."""
+
+    result: tuple[float, Array | None]
+    summed: Partial
 
 
 @single_threaded_blas
-def _run_tile(k: int, own: TilePass, chunks: Any = None) -> tuple[tuple[float, Array | None], Partial]:
-    """Return the fingerprint of a tile with the part for the caller, and what is summed."""
-    tile = own.tiles[k]
+def _run_tile(k: int, own: TilePass, chunks: Any = None) -> _TileOutput:
+    tile, source = own.tiles[k], own.source
     with work_in_one_piece():
-        a = own.source.read(tile) if chunks is None else own.source.assemble(tile, chunks)  # type: ignore[attr-defined]
-        data = checked_tile(own.source, tile, a)
+        a = source.assemble(tile, chunks) if isinstance(source, DaskSource) else source.read(tile)
+        data = checked_tile(source, tile, a)
         summed = own.work(data)
-    return (data.fingerprint, summed.pop(PART, None)), summed
+    return _TileOutput((data.fingerprint, summed.pop(PART, None)), summed)
+
+
+def _summed(value: _TileOutput | Partial) -> Partial:
+    return value.summed if isinstance(value, _TileOutput) else value
 
 
 @single_threaded_blas
-def _combine(combine: Combine, a: Partial, b: Partial) -> Partial:
+def _combine(combine: Combine, a: _TileOutput | Partial, b: _TileOutput | Partial) -> Partial:
     with work_in_one_piece():
-        return combine(a, b)
-
-
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
-
-
-def _second(pair: tuple[Any, Any]) -> Any:
-    return pair[1]
+        return combine(_summed(a), _summed(b))

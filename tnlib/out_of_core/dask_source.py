@@ -53,6 +53,7 @@ class DaskSource(ArraySource):
             )
         super().__init__(function, parameter, x)
         self._client, self._legs = client, legs
+        self._order: tuple[int, ...] | None = None  # of the axes
         self._graph: tuple[dict[Any, Any], Any] | None = None
         self.on_workers = client is not None
         self._chunk_edges = [tuple(itertools.accumulate(own, initial=0)) for own in x.chunks]
@@ -69,8 +70,18 @@ class DaskSource(ArraySource):
         """Return a matrix as the source of the tensor (rows[0], columns[0], rows[1], columns[1], ...)."""
         return DaskSource(self.function, self.parameter, self._x, self._client, (rows, columns))
 
+    def permuted(self, order: Sequence[int]) -> DaskSource:
+        """Return the source of the transposed array, whose axis k is the axis order[k] of this one."""
+        out = DaskSource(self.function, self.parameter, self._x, self._client, self._legs)
+        out._order = tuple(order)
+        out.shape = tuple(self.shape[a] for a in order)
+        out.edges = None if self.edges is None else tuple(self.edges[a] for a in order)
+        return out
+
     def rechunk_advice(self, whole: Collection[int]) -> str:
         """Return the call that makes chunks with the axes `whole` undivided."""
+        if self._order is not None:
+            whole = [self._order[a] for a in whole]
         if self._legs is None:
             return super().rechunk_advice(whole)
         after = len(whole) // 2 + 1  # chunks that divide the first pair of legs that is not whole
@@ -112,6 +123,7 @@ class DaskSource(ArraySource):
 
     def _ranges(self, tile: Tile) -> list[list[tuple[int, int]]]:
         """Return the ranges of a tile along every axis of the Dask array."""
+        tile = self._in_first_order(tile)
         if self._legs is None:
             return [[bounds] for bounds in tile]
         slices = [slice(*bounds) for bounds in tile]
@@ -119,13 +131,16 @@ class DaskSource(ArraySource):
 
     def _arranged(self, tile: Tile, chunks: Any) -> Array:
         """Return the array of a tile from the nested lists of its parts."""
-        ndim = 2 if self._legs is not None else len(tile)
-        a = _joined(chunks, ndim)
-        if self._legs is None:
-            return a
-        d = len(self._legs[0])
-        widths = [stop - start for start, stop in (*tile[::2], *tile[1::2])]
-        return a.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
+        a = _joined(chunks, 2 if self._legs is not None else len(tile))
+        if self._legs is not None:
+            d, own = len(self._legs[0]), self._in_first_order(tile)
+            widths = [stop - start for start, stop in (*own[::2], *own[1::2])]
+            a = a.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
+        return a if self._order is None else a.transpose(self._order)
+
+    def _in_first_order(self, tile: Tile) -> Tile:
+        """Return a tile with its axes in the order before `permuted`."""
+        return tile if self._order is None else tuple(tile[k] for k in np.argsort(self._order))
 
 
 def _edges_of_legs(sizes: Sequence[int], edges: Sequence[int]) -> list[tuple[int, ...]]:

@@ -55,8 +55,8 @@ class MemoryLimit:
 def as_memory(function: str, memory: Any, *, for_workers: bool = False) -> MemoryLimit:
     """Return the limit from a number of bytes; None is a quarter of the free memory, at most 4 GiB a worker."""
     if memory is None:
-        total = free_memory() // 4
-        return MemoryLimit(min(total, _MOST_OF_WORKERS) if for_workers else total, for_workers=for_workers)
+        free = free_memory() // 4
+        return MemoryLimit(min(free, _MOST_OF_WORKERS) if for_workers else free, for_workers=for_workers)
     total = as_real(function, "memory", memory, "memory=2**30")
     if not 1 << 16 <= total < math.inf:
         raise ArgumentError(

@@ -19,7 +19,7 @@ from tnlib.out_of_core.blocks_of_legs import block_index, block_name
 from tnlib.out_of_core.row_space import leading_legs, rows_of, tiles_of_rows
 from tnlib.out_of_core.tile_data import Partial, TileData
 from tnlib.out_of_core.tile_passes import Passes
-from tnlib.out_of_core.tiling import joins_chunks
+from tnlib.out_of_core.tiling import joined_size
 from tnlib.out_of_core.tree_sum import add
 
 _LEAST_GROUPS, _MOST_GROUPS = 4, 16  # of chunks with the same rows: an eighth of them is read, and no more than these
@@ -44,9 +44,9 @@ def sampled_row_space(passes: Passes, source: ArraySource, kept: Sequence[int], 
     if held is None or not held.any():
         return None
     source.exponent = exponent_of(held)
-    rows = HeldRows(shift(held, -source.exponent), m)
-    size = norm(rows.held) * math.sqrt(m / len(held))
-    return sampled_rows(rows, limit=threshold * size, most=len(held))  # type: ignore[arg-type]
+    held = shift(held, -source.exponent)
+    limit = threshold * norm(held) * math.sqrt(m / len(held))
+    return sampled_rows(HeldRows(held, m), limit=limit, most=len(held))  # type: ignore[arg-type]
 
 
 def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], count: int) -> Array | None:
@@ -58,7 +58,7 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
     leading = leading_legs(source, kept)
     tiles = tiles_of_rows(passes, source, kept)
     groups = list(dict.fromkeys(tuple(tile[a] for a in leading) for tile in tiles))
-    if len(groups) < _LEAST_GROUPS and joins_chunks(source, leading, passes.limit):
+    if len(groups) < _LEAST_GROUPS and joined_size(source, leading) <= passes.limit.largest_tile:
         return None
     rng = np.random.default_rng(0)  # the same input gives the same output
     n_chosen = max(1, min(len(groups) // 8, _MOST_GROUPS))
@@ -96,10 +96,10 @@ class HeldRows:
     """
 
     def __init__(self, held: Array, m: int) -> None:
-        self.held, self.shape, self.dtype = held, (m, held.shape[1]), held.dtype
+        self._held, self.shape, self.dtype = held, (m, held.shape[1]), held.dtype
 
     def __getitem__(self, numbers: Array) -> Array:
-        return self.held[: len(numbers)]
+        return self._held[: len(numbers)]
 
 
 class SourceRows:

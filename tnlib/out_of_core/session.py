@@ -64,7 +64,7 @@ def _source_on_workers(function: str, parameter: str, x: Any, client: Any) -> Ar
         return DaskSource(function, parameter, x, client)
     if not is_sliced(x):
         raise ArgumentError(
-            f"{function}: {parameter} must be an array that workers can read, got a {type(x).__name__} in this process; "
+            f"{function}: {parameter} must be an array that workers can read, got a {type(x).__name__} in memory; "
             "leave client out, or pass a file, a zarr array or a dask.array."
         )
     source = open_source(function, parameter, x)

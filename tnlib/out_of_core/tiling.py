@@ -49,13 +49,13 @@ def _tiles_of_chunks(
 ) -> list[Tile]:
     """Return tiles of whole chunks, neighbours merged to at least the size of a tile; chunks are never divided."""
     edges = _edges_with_whole(source, edges, whole)
-    if _largest(edges) * source.dtype.itemsize > limit.largest_tile:
+    if joined_size(source, whole) > limit.largest_tile:
         if math.prod(source.shape[a] for a in whole) * source.dtype.itemsize > limit.largest_tile:
             raise _too_large(source, whole, limit)
         largest = tuple(max(stop - start for start, stop in itertools.pairwise(own)) for own in edges)
         raise ArgumentError(
             f"{source.function}: {source.parameter} must have chunks that join to at most {limit.largest_tile:,} bytes "
-            f"with legs {tuple(whole)} whole, got {_largest(edges) * source.dtype.itemsize:,} for {largest}; pass "
+            f"with legs {tuple(whole)} whole, got {joined_size(source, whole):,} for {largest}; pass "
             f"{source.rechunk_advice(whole)}, or raise memory."
         )
     for a in reversed(range(len(edges))):
@@ -64,11 +64,11 @@ def _tiles_of_chunks(
     return list(itertools.product(*(itertools.pairwise(own) for own in edges)))
 
 
-def joins_chunks(source: ArraySource, whole: Collection[int], limit: MemoryLimit) -> bool:
-    """Test if `tiles_of` can join the chunks of a source."""
+def joined_size(source: ArraySource, whole: Collection[int]) -> int:
+    """Return the bytes of the smallest tiles of whole chunks that `tiles_of` makes; 0 where chunks may be divided."""
     if source.edges is None:
-        return True
-    return _largest(_edges_with_whole(source, source.edges, whole)) * source.dtype.itemsize <= limit.largest_tile
+        return 0
+    return _largest(_edges_with_whole(source, source.edges, whole)) * source.dtype.itemsize
 
 
 def _edges_with_whole(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.out_of_core.tile_data import Combine, Partial
-
 
 
 class TreeSum:
@@ -73,5 +71,3 @@ def dyadic_ranges(first: int, last: int) -> list[tuple[int, int]]:
         out.append((level, first))
         first += 1 << level
     return out
-
-

@@ -30,8 +30,8 @@ def pickled_pass(own: TilePass) -> bytes:
         raise
     except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as problem:
         raise ArgumentError(
-            f"{own.source.function}: {own.source.parameter} must be an array that workers can open, got one that cannot "
-            f"be pickled ({problem}); pass a file, a zarr array or a dask.array."
+            f"{own.source.function}: {own.source.parameter} must be an array that workers can open, got one that "
+            f"cannot be pickled ({problem}); pass a file, a zarr array or a dask.array."
         ) from None
     return out.getvalue()
 

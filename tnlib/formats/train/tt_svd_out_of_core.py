@@ -13,6 +13,7 @@ their cores; a second pass projects the array onto them. Both are repeated with 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,15 +23,19 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
+from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.gram_svd import LeftSVD
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
+from tnlib.out_of_core.dask_source import DaskSource
 from tnlib.out_of_core.leg_reduction import LegSVD
 from tnlib.out_of_core.leg_truncation import first_svd, project_truncated
 from tnlib.out_of_core.row_sample import sampled_row_space
 from tnlib.out_of_core.row_space import project_columns, times_rows
 from tnlib.out_of_core.tile_passes import Passes
+from tnlib.out_of_core.tiling import joined_size
 
 _SMALLEST_SAVING = 0.9  # of the array that a projection may leave
 
@@ -45,7 +50,10 @@ def decompose_source(
     cores = _split_in_the_middle(passes, source, legs, budget, max_rank)
     if cores is None:
         source.exponent = 0  # that of a sample need not suit the whole
-        cores = _split_from_the_left(passes, source, legs, budget, max_rank)
+        if joined_size(source, legs[-1]) < joined_size(source, legs[0]) and isinstance(source, DaskSource):
+            cores = _split_from_the_right(passes, source, legs, budget, max_rank)
+        else:
+            cores = _split_from_the_left(passes, source, legs, budget, max_rank)
     cores = [core.astype(source.dtype, copy=False) for core in cores]
     return TensorTrain.from_sweep(cores, len(cores) - 1, source.exponent), budget
 
@@ -112,6 +120,28 @@ def _split_from_the_left(
     return [*cores, *tail, rest.reshape(-1, sizes[-1], 1)]
 
 
+def _split_from_the_right(
+    passes: Passes, source: DaskSource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+) -> list[Array]:
+    """Return the cores from the train of the transposed array: chunks that divide the first legs hold the last ones.
+
+    They are left-canonical as well, with positive leading entries.
+    """
+    turned = source.permuted([a for axes in reversed(legs) for a in axes])
+    starts = [0, *itertools.accumulate(len(axes) for axes in reversed(legs))]
+    budget.sides = budget.sides[::-1]
+    cores = _split_from_the_left(passes, turned, [range(*ends) for ends in itertools.pairwise(starts)], budget, max_rank)
+    budget.records.reverse()
+    turned_back = TensorTrain.from_sweep([core.transpose(2, 1, 0) for core in reversed(cores)], 0)
+    train = move_center(turned_back, len(cores) - 1)
+    source.exponent = turned.exponent + train.exponent
+    cores = list(train.cores)
+    for k in range(len(cores) - 1):
+        phases = leading_phases(cores[k].reshape(-1, cores[k].shape[-1]), source.dtype)
+        cores[k], cores[k + 1] = cores[k] * phases.conj(), phases[:, None, None] * cores[k + 1]
+    return cores
+
+
 def _split_first_legs(
     passes: Passes,
     current: ArraySource,
@@ -159,7 +189,8 @@ def _svd_of_first_legs(
             f"{passes.limit.total:,} bytes; raise memory, or split this leg."
         )
     counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*ROWS, largest) if most <= largest})
-    for count in counts:
+    joined = [k for k in counts if joined_size(current, range(groups[k][0])) <= passes.limit.largest_tile]
+    for count in joined or counts[:1]:
         m = rows[count - 1]
         spectrum = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
         kept = int(np.count_nonzero(spectrum.svd.s > budget.threshold))

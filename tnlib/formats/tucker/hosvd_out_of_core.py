@@ -22,7 +22,7 @@ from tnlib.linalg.truncation import Truncation, TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
 from tnlib.out_of_core.leg_truncation import truncate_legs
 from tnlib.out_of_core.tile_passes import Passes
-from tnlib.out_of_core.tiling import joins_chunks
+from tnlib.out_of_core.tiling import joined_size
 
 
 class _Reduced(NamedTuple):
@@ -64,7 +64,7 @@ def _reduce(passes: Passes, source: ArraySource, budget: TruncationBudget, max_r
     legs = list(range(len(source.shape)))  # of the axes of `current`
     while current.on_workers or not passes.limit.holds(8 * current.size):
         remaining = [k for k in legs if bases[k] is None]
-        joined = [k for k in remaining if joins_chunks(current, [legs.index(k)], passes.limit)]
+        joined = [k for k in remaining if joined_size(current, [legs.index(k)]) <= passes.limit.largest_tile]
         leg = _leg_to_reduce(passes, current, joined or remaining, source.shape, max_ranks)
         if leg is None:
             break
