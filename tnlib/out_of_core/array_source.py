@@ -93,6 +93,10 @@ class ArraySource:
         place = f"{file}:{self._x.name}" if file else str(getattr(self._x, "store_path", ""))  # zarr
         return description | ({"path": place} if place else {})
 
+    def as_passed(self, tile: Tile, a: Array) -> tuple[Tile, Array]:
+        """Return a tile with the axes of the argument, for messages."""
+        return tile, a
+
     def read_all(self) -> Array:
         """Return all entries, in any memory order."""
         return self.read(tuple((0, n) for n in self.shape))
@@ -232,7 +236,8 @@ def open_mapped_source(
         )
     data = np.memmap(file, np.uint8, "r", offset=position)
     whole = data[: len(data) // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
-    strided = np.lib.stride_tricks.as_strided(whole, shape, strides, subok=True, writeable=False)
+    strided: Any = np.ndarray.__new__(np.memmap, shape, whole.dtype, whole, 0, strides)
+    strided.__array_finalize__(whole)  # file and offset
     return MappedFile(function, parameter, strided)
 
 

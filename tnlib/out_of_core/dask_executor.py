@@ -6,9 +6,11 @@ depend neither on the workers nor on the order in which these are done.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -84,7 +86,7 @@ def _graph_of(own: TilePass) -> tuple[dict[Any, Any], list[Any], list[tuple[int,
     shared, tile, result, total = (f"tnlib-{word}-{run_id}" for word in ("pass", "tile", "result", "sum"))
     source = own.source if isinstance(own.source, DaskSource) else None
     graph: dict[Any, Any] = {} if source is None else dict(source.chunk_graph()[0])
-    graph[shared] = (_PickledPass.load, _PickledPass(pickled_pass(own), run_id))
+    graph[shared] = (_itself, _PickledPass(run_id, pickled_pass(own)))
     numbers = range(own.first, len(own.tiles))
     for k in numbers:
         chunks = [] if source is None else [source.keys_of(own.tiles[k])]
@@ -102,19 +104,25 @@ def _graph_of(own: TilePass) -> tuple[dict[Any, Any], list[Any], list[tuple[int,
     return graph, [(result, k) for k in numbers], sums
 
 
+@dataclass(frozen=True)
 class _PickledPass:
-    """A pass as bytes, which Dask need not hash to name the graph."""
+    """A pass as bytes: workers send it to each other, and Dask need not hash it to name the graph."""
 
-    def __init__(self, pickled: bytes, run_id: str) -> None:
-        self._pickled, self._run_id = pickled, run_id
+    run_id: str
+    pickled: bytes = field(compare=False)
 
     def __dask_tokenize__(self) -> str:
-        return self._run_id
+        return self.run_id
 
-    def load(self) -> TilePass:
-        """Return the pass."""
-        own: TilePass = pickle.loads(self._pickled)
-        return own
+
+@functools.lru_cache(maxsize=1)
+def _loaded(own: _PickledPass) -> TilePass:
+    out: TilePass = pickle.loads(own.pickled)
+    return out
+
+
+def _itself(own: _PickledPass) -> _PickledPass:
+    return own
 
 
 class _TileOutput(NamedTuple):
@@ -125,7 +133,8 @@ class _TileOutput(NamedTuple):
 
 
 @single_threaded_blas
-def _run_tile(k: int, own: TilePass, chunks: Any = None) -> _TileOutput:
+def _run_tile(k: int, pickled: _PickledPass, chunks: Any = None) -> _TileOutput:
+    own = _loaded(pickled)
     tile, source = own.tiles[k], own.source
     with work_in_one_piece():
         a = source.assemble(tile, chunks) if isinstance(source, DaskSource) else source.read(tile)

@@ -92,6 +92,10 @@ class DaskSource(ArraySource):
         """Return the name of the array too, which Dask derives from its graph."""
         return super().identity() | {"name": str(self._x.name)}
 
+    def as_passed(self, tile: Tile, a: Array) -> tuple[Tile, Array]:
+        """Return a tile with its axes in the order before `permuted`."""
+        return self._in_first_order(tile), a if self._order is None else a.transpose(np.argsort(self._order))
+
     def chunk_graph(self) -> tuple[dict[Any, Any], Any]:
         """Return the graph of all chunks, and the nested lists of their keys."""
         if self._graph is None:

@@ -55,6 +55,7 @@ def words_of(tile: Tile) -> str:
 def _refuse_infinite(source: ArraySource, tile: Tile, a: Array) -> None:
     if np.isfinite(a).all():
         return
+    tile, a = source.as_passed(tile, a)
     try:
         refuse_infinite(source.function, source.parameter, a)
     except ArgumentError as problem:

@@ -50,7 +50,9 @@ def decompose_source(
     cores = _split_in_the_middle(passes, source, legs, budget, max_rank)
     if cores is None:
         source.exponent = 0  # that of a sample need not suit the whole
-        if joined_size(source, legs[-1]) < joined_size(source, legs[0]) and isinstance(source, DaskSource):
+        largest = passes.limit.largest_gram(np.result_type(source.dtype, np.float64).itemsize)
+        joins_less = joined_size(source, legs[-1]) < joined_size(source, legs[0])
+        if isinstance(source, DaskSource) and joins_less and sizes[-1] <= largest:
             cores = _split_from_the_right(passes, source, legs, budget, max_rank)
         else:
             cores = _split_from_the_left(passes, source, legs, budget, max_rank)
