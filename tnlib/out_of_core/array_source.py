@@ -265,7 +265,7 @@ def _open_same_file(x: Any, position: int) -> int | None:
         return None
     file = os.open(x.filename, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     start = bytearray(x.itemsize)
-    if _read_at(file, memoryview(start), position) == len(start) and bytes(start) == x[(0,) * x.ndim].tobytes():
+    if _read_at(file, memoryview(start), position) == len(start) and bytes(start) == x[(slice(1),) * x.ndim].tobytes():
         return file
     os.close(file)
     return None

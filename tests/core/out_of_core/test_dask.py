@@ -100,6 +100,7 @@ def test_chunks_of_matrices_are_joined_to_legs(chunks: Any) -> None:
         check("ttm_svd", x, da.from_array(x, chunks=chunks), memory=1 << 23, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
 def test_workers_keep_the_contract(name: str, client: Any) -> None:
     for dtype, noise in ((np.float64, 1e-12), (np.complex64, 1e-3)):
@@ -290,9 +291,12 @@ def test_a_cluster_that_goes_away_is_one_sentence(tmp_path: Path) -> None:
         with observed_passes(close), oracles.refused(RuntimeError, "tucker", "must stay until the end", "repeat"):
             tnlib.tucker(a, client=client, **options)
     stages = set()
-    with cluster_of(1, tmp_path) as cluster, distributed.Client(cluster, set_as_default=False) as client:
-        with observed_passes(lambda stage, done, total: stages.add(stage)):
-            fit = tnlib.tucker(a, client=client, **options)
+    with (
+        cluster_of(1, tmp_path) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+        observed_passes(lambda stage, done, total: stages.add(stage)),
+    ):
+        fit = tnlib.tucker(a, client=client, **options)
     assert bits(fit) == bits(want)
     assert "pass 1" not in stages
     assert not (tmp_path / "spill").exists()

@@ -22,8 +22,8 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.canonicalize import move_center
+from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
 from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.gram_svd import LeftSVD
@@ -132,7 +132,9 @@ def _split_from_the_right(
     turned = source.permuted([a for axes in reversed(legs) for a in axes])
     starts = [0, *itertools.accumulate(len(axes) for axes in reversed(legs))]
     budget.sides = budget.sides[::-1]
-    cores = _split_from_the_left(passes, turned, [range(*ends) for ends in itertools.pairwise(starts)], budget, max_rank)
+    cores = _split_from_the_left(
+        passes, turned, [range(*ends) for ends in itertools.pairwise(starts)], budget, max_rank
+    )
     budget.records.reverse()
     turned_back = TensorTrain.from_sweep([core.transpose(2, 1, 0) for core in reversed(cores)], 0)
     train = move_center(turned_back, len(cores) - 1)
