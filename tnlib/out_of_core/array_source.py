@@ -235,9 +235,8 @@ def open_mapped_source(
             "on a shared file system."
         )
     data = np.memmap(file, np.uint8, "r", offset=position)
-    whole = data[: len(data) // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
-    strided: Any = np.ndarray.__new__(np.memmap, shape, whole.dtype, whole, 0, strides)
-    strided.__array_finalize__(whole)  # file and offset
+    strided: Any = np.ndarray.__new__(np.memmap, shape, np.dtype(dtype), data, 0, strides)
+    strided.__array_finalize__(data)  # file and offset
     return MappedFile(function, parameter, strided)
 
 

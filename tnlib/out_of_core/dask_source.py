@@ -80,11 +80,10 @@ class DaskSource(ArraySource):
 
     def rechunk_advice(self, whole: Collection[int]) -> str:
         """Return the call that makes chunks with the axes `whole` undivided."""
-        if self._order is not None:
-            whole = [self._order[a] for a in whole]
+        own = whole if self._order is None else [self._order[a] for a in whole]
         if self._legs is None:
-            return super().rechunk_advice(whole)
-        after = len(whole) // 2 + 1  # chunks that divide the first pair of legs that is not whole
+            return super().rechunk_advice(own)
+        after = len(own) // 2 + 1  # chunks that divide the first pair of legs that is not whole
         sizes = tuple(math.prod(side[after:]) for side in self._legs)
         return f"{self.parameter}.rechunk({sizes})"
 

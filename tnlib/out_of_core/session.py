@@ -21,7 +21,7 @@ Session: TypeAlias = AbstractContextManager[tuple[Passes, ArraySource]]
 
 
 class Resources(NamedTuple):
-    """What a decomposition may use, as the caller passed it."""
+    """Memory, spill folder and client of a call, not yet checked."""
 
     memory: Any
     spill: Any

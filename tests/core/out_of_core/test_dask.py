@@ -130,11 +130,11 @@ def bits(fit: Any) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("chunks", [(5, 12, 30, 8), (20, 24, 10, 8)], ids=str)
 def test_any_number_of_workers_gives_the_same_bits(chunks: tuple[int, ...], tmp_path: Path) -> None:
-    a, matrix = da.from_array(noisy(), chunks=chunks), da.from_array(paired(), chunks=(80, 160))
+    a, matrix = da.from_array(noisy(noise=1e-8), chunks=chunks), da.from_array(paired(), chunks=(80, 160))
     results = []
     for n_workers in (1, 2, 4):
         with cluster_of(n_workers, tmp_path) as cluster, distributed.Client(cluster, set_as_default=False) as client:
-            options = {"memory": MEMORY, "client": client}
+            options = {"memory": 2 * MEMORY, "client": client}
             results.append([
                 bits(CALLS[name](matrix if name == "ttm_svd" else a, rtol=rtol, **options))
                 for name in CALLS for rtol in (1e-2, 1e-6) if name != "ttm_svd" or rtol == 1e-2
@@ -143,10 +143,10 @@ def test_any_number_of_workers_gives_the_same_bits(chunks: tuple[int, ...], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [1, 5, 12])
+@pytest.mark.parametrize("at", [1, 5])
 @pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
 def test_a_killed_worker_changes_no_bit(name: str, at: int, workers: Any, client: Any) -> None:
-    a = da.from_array(noisy(), chunks=(5, 12, 30, 8))
+    a = da.from_array(noisy(noise=1e-8), chunks=(5, 12, 30, 8))
     options = {"rtol": 1e-6, "memory": MEMORY, "client": client}
     want = bits(CALLS[name](a, **options))
     calls = iter(range(at))
