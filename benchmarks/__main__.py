@@ -14,7 +14,19 @@ from pathlib import Path
 
 import click
 
-from benchmarks import accuracy, cluster, growth, large_models, machine, memory, past_memory, report, speed, startup
+from benchmarks import (
+    accuracy,
+    cluster,
+    dask_workers,
+    growth,
+    large_models,
+    machine,
+    memory,
+    past_memory,
+    report,
+    speed,
+    startup,
+)
 from benchmarks.cases import SCALES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +36,7 @@ PARTS = {
     "speed": speed.measure,
     "memory": memory.measure,
     "past memory": past_memory.measure,
+    "dask": dask_workers.measure,
     "growth": growth.measure,
     "accuracy": accuracy.measure,
     "large": large_models.measure,

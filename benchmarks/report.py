@@ -59,6 +59,8 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from _memory(results)
     if results.data.get("past memory"):
         yield from _past_memory(results)
+    if results.data.get("dask"):
+        yield from _dask_workers(results)
     if results.data.get("large"):
         yield from large_models.section(results.data["large"])
     if results.data.get("workers"):
@@ -218,6 +220,23 @@ def _past_memory(results: Results) -> Iterator[str]:
     columns = ("file", "two plain reads (s)", "tt_svd (s)", "ratio", "peak memory", "error", "largest rank")
     columns += ("one pass (s)", "estimated error")
     yield from table(columns, rows)
+
+
+def _dask_workers(results: Results) -> Iterator[str]:
+    from benchmarks.dask_workers import CHUNKS, NOISE, RANK, RTOL
+
+    found = results.data["dask"]
+    yield from ("## Dask workers", "")
+    words = (
+        f"tt_svd of a Dask array of {found['bytes'] / 2**30:g} GiB in {CHUNKS} chunks along the first leg, read from ",
+        f"a file in the page cache: {' x '.join(map(str, found['shape']))}, a train of rank {RANK} plus noise of norm ",
+        f"{NOISE:g}, rtol {RTOL:g}, by worker processes of one thread. dask.array.linalg.svd_compressed is given rank ",
+        f"{RANK} and the first unfolding. The best of {len(next(iter(found['seconds'].values())))}.",
+    )
+    yield from textwrap.wrap("".join(words), 120)
+    yield ""
+    rows = [(name, _seconds(min(own)), f"{found['errors'][name]:.3g}") for name, own in found["seconds"].items()]
+    yield from table(("", "seconds", "error"), rows)
 
 
 def _startup(results: Results) -> Iterator[str]:

@@ -5,6 +5,7 @@ from . import network as network
 from . import random as random
 from ._errors import ArgumentError as ArgumentError
 from ._errors import ArgumentTypeError as ArgumentTypeError
+from ._errors import ClusterError as ClusterError
 from ._errors import ConvergenceWarning as ConvergenceWarning
 from ._errors import DegenerateCutWarning as DegenerateCutWarning
 from ._errors import FileFormatError as FileFormatError

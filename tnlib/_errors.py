@@ -43,6 +43,10 @@ class MissingFileError(FileFormatError, FileNotFoundError):
         return OSError.__new__(cls, *args)
 
 
+class ClusterError(TnlibError, RuntimeError):
+    """The workers of a computation are lost."""
+
+
 class ConvergenceWarning(UserWarning):
     """The result misses its tolerance; its `Fit.converged` is False."""
 

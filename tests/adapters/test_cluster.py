@@ -25,9 +25,8 @@ distributed = pytest.importorskip("distributed")
 from oracles import refused  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.cluster import shared_descent  # noqa: E402
-from tnlib_adapters.compression.cluster.connection import ClusterError  # noqa: E402
 
-from tnlib import ArgumentError, ArgumentTypeError  # noqa: E402
+from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
 
 LLAMA = builtin_path("llama")
 ROUNDOFF = 1e-3  # of weights in single precision, whose components are those of summed moments

@@ -28,6 +28,7 @@ _LARGE = 1 << 24  # multiplications; a smaller product ends before threads have 
 
 class _ThisThread(threading.local):
     in_pool = False  # True in threads of our pool
+    in_one_piece = False  # True inside of `work_in_one_piece`
 
 
 class _State:
@@ -91,8 +92,22 @@ def single_threaded_scipy() -> Iterator[None]:
         _set_blas_threads(previous, "scipy")
 
 
+@contextmanager
+def work_in_one_piece() -> Iterator[None]:
+    """Use one thread in the block, so that no sum depends on the number of cores; other threads are not affected."""
+    this = _State.this_thread
+    previous = this.in_pool, this.in_one_piece
+    this.in_pool = this.in_one_piece = True
+    try:
+        yield
+    finally:
+        this.in_pool, this.in_one_piece = previous
+
+
 def thread_count() -> int:
     """Return the number of threads that BLAS may use, limits of the environment and of threadpoolctl included."""
+    if _State.this_thread.in_one_piece:
+        return 1
     if _State.n_calls:
         allowed = _State.limit
     else:

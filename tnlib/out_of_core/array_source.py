@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -16,6 +16,7 @@ from tnlib._errors import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers
 from tnlib.linalg.scaling import shift
+from tnlib.out_of_core.split_matrix import with_paired_legs
 
 Tile: TypeAlias = tuple[tuple[int, int], ...]  # start and stop along every axis
 
@@ -53,13 +54,22 @@ class ArraySource:
             )
         self.dtype = as_numbers(function, parameter, np.zeros(1, x.dtype)).dtype
         self.exponent = 0
+        self.on_workers = False  # where there are any; not the arrays that a pass leaves in this process
+        self.edges: tuple[tuple[int, ...], ...] | None = None  # of chunks that must not be divided
         chunks: Any = getattr(x, "chunks", None)
         aligned = isinstance(chunks, tuple) and len(chunks) == len(self.shape) and all(map(_is_size, chunks))
         self.chunks: tuple[int, ...] = tuple(map(int, chunks)) if aligned else (1,) * len(self.shape)
 
-    def view(self, change: Callable[[Any], Any]) -> ArraySource:
-        """Return the source of `change(x)`, a view of the array."""
-        return open_source(self.function, self.parameter, change(self._x))
+    def paired(self, rows: Sequence[int], columns: Sequence[int]) -> ArraySource:
+        """Return a matrix as the source of the tensor (rows[0], columns[0], rows[1], columns[1], ...)."""
+        out = open_source(self.function, self.parameter, with_paired_legs(self._x, rows, columns))
+        out.on_workers = self.on_workers
+        return out
+
+    def rechunk_advice(self, whole: Collection[int]) -> str:
+        """Return the call that makes chunks with the axes `whole` undivided."""
+        chunks = ", ".join(f"{a}: {-1 if a in whole else repr('auto')}" for a in range(len(self.shape)))
+        return f"{self.parameter}.rechunk({{{chunks}}})"
 
     @property
     def size(self) -> int:
@@ -83,13 +93,20 @@ class ArraySource:
         place = f"{file}:{self._x.name}" if file else str(getattr(self._x, "store_path", ""))  # zarr
         return description | ({"path": place} if place else {})
 
+    def as_passed(self, tile: Tile, a: Array) -> tuple[Tile, Array]:
+        """Return a tile with the axes of the argument, for messages."""
+        return tile, a
+
     def read_all(self) -> Array:
         """Return all entries, in any memory order."""
         return self.read(tuple((0, n) for n in self.shape))
 
     def read(self, tile: Tile) -> Array:
         """Return the entries of a tile, in any memory order."""
-        a = self._fetch(tuple(slice(*bounds) for bounds in tile))
+        return self._converted(self._fetch(tuple(slice(*bounds) for bounds in tile)), tile)
+
+    def _converted(self, a: Array, tile: Tile) -> Array:
+        """Return fetched entries of a tile in the dtype and at the scale of the source."""
         expected = tuple(stop - start for start, stop in tile)
         if a.shape != expected:
             raise FileFormatError(
@@ -161,6 +178,16 @@ class MappedFile(ArraySource):
         status = os.fstat(self._file)
         return description | {"path": str(self._x.filename), "bytes": status.st_size, "changed": status.st_mtime_ns}
 
+    def place(self) -> tuple[str, str, str, int, str, tuple[int, ...], tuple[int, ...]]:
+        """Return the arguments of `open_mapped_source`, with which another process opens the same numbers."""
+        if self._file is None:
+            raise ArgumentError(
+                f"{self.function}: {self.parameter} must be a map of a file without changes in memory, for workers to "
+                f"open it, got mode {getattr(self._x, 'mode', '')!r}; flush it, and open it with mode='r'."
+            )
+        file = str(Path(self._x.filename).absolute())
+        return self.function, self.parameter, file, self._position, self._x.dtype.str, self._x.shape, self._x.strides
+
     def _fetch(self, index: tuple[slice, ...]) -> Array:
         if self._file is not None and os.fstat(self._file).st_size < self._end + self._x.itemsize:
             # reading the map beyond the end of its file would kill the process
@@ -198,6 +225,21 @@ class MappedFile(ArraySource):
         return buffer.transpose(np.argsort(order))
 
 
+def open_mapped_source(
+    function: str, parameter: str, file: str, position: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+) -> MappedFile:
+    """Return the source of the array at a position of a file, see `MappedFile.place`."""
+    if not Path(file).is_file():
+        raise ArgumentError(
+            f"{function}: {parameter} must be a file that all workers see, got none at {file} on one of them; place it "
+            "on a shared file system."
+        )
+    data = np.memmap(file, np.uint8, "r", offset=position)
+    strided: Any = np.ndarray.__new__(np.memmap, shape, np.dtype(dtype), data, 0, strides)
+    strided.__array_finalize__(data)  # file and offset
+    return MappedFile(function, parameter, strided)
+
+
 def _axes_by_stride(x: Array) -> tuple[int, ...]:
     return tuple(sorted(range(x.ndim), key=lambda a: (-abs(x.strides[a]), a)))
 
@@ -222,7 +264,7 @@ def _open_same_file(x: Any, position: int) -> int | None:
         return None
     file = os.open(x.filename, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     start = bytearray(x.itemsize)
-    if _read_at(file, memoryview(start), position) == len(start) and bytes(start) == x[(0,) * x.ndim].tobytes():
+    if _read_at(file, memoryview(start), position) == len(start) and bytes(start) == x[(slice(1),) * x.ndim].tobytes():
         return file
     os.close(file)
     return None

@@ -23,8 +23,10 @@ from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.projection import adjoint_times, residual_norm
 from tnlib.linalg.scaling import shift, squares
 from tnlib.linalg.thin_svd import thin_svd
-from tnlib.out_of_core.array_source import ArraySource
-from tnlib.out_of_core.tile_passes import Partial, Passes, TileData, write_tile
+from tnlib.out_of_core.array_source import ArraySource, Tile
+from tnlib.out_of_core.tile_data import PART, Partial, TileData
+from tnlib.out_of_core.tile_passes import Passes, write_tile
+from tnlib.out_of_core.tree_sum import add
 
 _DIFFERENCE = 1e-10  # a difference of squares above this part of them is right to a part in a thousand
 _ROUNDING = 1e-14  # of the squares
@@ -93,19 +95,15 @@ def project_legs(
         if data.exponent:
             projected = shift(projected, data.exponent)
         widths = [data.array.shape[a] for a in others]
-        index = (slice(None), *(slice(*data.tile[a]) for a in others))
-        write_tile(out, index, projected.reshape(rank, *widths))
-        return {key: np.array(value) for key, value in sums.items()}
+        return {key: np.array(value) for key, value in sums.items()} | {PART: projected.reshape(rank, *widths)}
 
-    total = passes.reduce(source, passes.tiles(source, legs), work, add)
+    def store(tile: Tile, part: Array) -> None:
+        write_tile(out, (slice(None), *(slice(*tile[a]) for a in others)), part)
+
+    total = passes.reduce(source, passes.tiles(source, legs), work, add, store)
     if measured:
         return out, math.sqrt(total["residual"])
     return out, math.sqrt(max(0.0, norm**2 - float(total["kept"])) + _ROUNDING * norm**2)
-
-
-def add(a: Partial, b: Partial) -> Partial:
-    """Return the sum of two results."""
-    return {key: a[key] + b[key] for key in a}
 
 
 def matrix_of(a: Array, legs: Sequence[int]) -> Array:

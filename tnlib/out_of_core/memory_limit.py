@@ -12,19 +12,26 @@ from tnlib._errors import ArgumentError
 from tnlib._validate import as_real
 
 _TILE = 1 << 25  # bytes; a fixed size, so that results do not depend on the memory that is free
+_TILE_OF_WORKERS = 1 << 26  # bytes; a task costs about a millisecond
+_MOST_OF_WORKERS = 1 << 32  # bytes
 _UNKNOWN = 1 << 32  # bytes that count as free where the system does not say
 
 
 class MemoryLimit:
-    """Bytes that a decomposition may hold, and how they are divided."""
+    """Bytes that a decomposition may hold in a process, and how they are divided."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, total: int, *, for_workers: bool = False) -> None:
+        self.total, self._for_workers = total, for_workers
 
     @property
     def tile(self) -> int:
         """Bytes of a tile; two are read, and a few copies of one are in use."""
-        return max(1 << 12, min(_TILE, self.total // 16))
+        return max(1 << 12, min(_TILE_OF_WORKERS if self._for_workers else _TILE, self.total // 16))
+
+    @property
+    def largest_tile(self) -> int:
+        """Bytes of a tile that must hold whole chunks or legs."""
+        return self.total // 6
 
     @property
     def array(self) -> int:
@@ -45,16 +52,17 @@ class MemoryLimit:
         return 3 * nbytes <= self.total
 
 
-def as_memory(function: str, memory: Any) -> MemoryLimit:
-    """Return the limit from a number of bytes; None is a quarter of the free memory."""
+def as_memory(function: str, memory: Any, *, for_workers: bool = False) -> MemoryLimit:
+    """Return the limit from a number of bytes; None is a quarter of the free memory, at most 4 GiB a worker."""
     if memory is None:
-        return MemoryLimit(free_memory() // 4)
+        free = free_memory() // 4
+        return MemoryLimit(min(free, _MOST_OF_WORKERS) if for_workers else free, for_workers=for_workers)
     total = as_real(function, "memory", memory, "memory=2**30")
     if not 1 << 16 <= total < math.inf:
         raise ArgumentError(
             f"{function}: memory must be a number of bytes from 65536 up, got {memory}; pass for example memory=2**30."
         )
-    return MemoryLimit(int(total))
+    return MemoryLimit(int(total), for_workers=for_workers)
 
 
 def free_memory() -> int:

@@ -14,6 +14,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_numbers
 from tnlib.linalg.scaling import largest, shift
 from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced, open_source
+from tnlib.out_of_core.dask_source import DaskSource, is_dask_array
 from tnlib.out_of_core.memory_limit import as_memory
 from tnlib.out_of_core.progress import notify
 from tnlib.out_of_core.slab_stream import SlabStream
@@ -39,6 +40,8 @@ class OneRead:
         self.function, self.limit = function, as_memory(function, memory)
         if isinstance(x, SlabStream):
             self._x: SlabStream | ArraySource = x
+        elif is_dask_array(x):
+            self._x = DaskSource(function, parameter, x)
         else:
             self._x = open_source(function, parameter, x if is_sliced(x) else as_numbers(function, parameter, x))
         self.shape: tuple[int, ...] = self._x.shape

@@ -1,7 +1,10 @@
 r"""Products of a large matrix with a few rows or columns, tile by tile.
 
-The rows of the matrix A (m, n) are the indices of the leading legs, its columns those of the `kept` legs. Every tile
-holds rows A_i as a whole.
+The rows of the matrix A (m, n) are the indices of the leading legs, its columns those of the `kept` legs. A tile holds
+a block A_ij. In files the rows of a tile are whole; chunks of Dask may divide both sides.
+
+    A V^H  =  [sum over j of A_ij V_j^H]_i,        E^H A  =  [sum over i of E_i^H A_ij]_j
+
 """
 
 from __future__ import annotations
@@ -14,52 +17,24 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.gram import times_adjoint
 from tnlib.linalg.projection import adjoint_times, residual_norm
-from tnlib.linalg.row_sampling import LEAST_ROWS
-from tnlib.linalg.scaling import exponent_of, norm, squares
+from tnlib.linalg.scaling import squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
-from tnlib.out_of_core.leg_reduction import add
-from tnlib.out_of_core.tile_passes import Partial, Passes, TileData, write_tile
+from tnlib.out_of_core.blocks_of_legs import block_index, block_name, join_blocks
+from tnlib.out_of_core.tile_data import Partial, TileData
+from tnlib.out_of_core.tile_passes import Passes
+from tnlib.out_of_core.tree_sum import add
 
 _DIFFERENCE, _ROUNDING = 1e-11, 1e-14  # as in `linalg.projection`
 
 
-class SourceRows:
-    """Rows of the matrix, read by their numbers."""
+def leading_legs(source: ArraySource, kept: Sequence[int]) -> list[int]:
+    """Return the legs that form the rows."""
+    return [a for a in range(len(source.shape)) if a not in kept]
 
-    def __init__(self, source: ArraySource, kept: Sequence[int]) -> None:
-        self._source, self._kept = source, kept
-        self._leading = [a for a in range(len(source.shape)) if a not in kept]
-        self._grid = tuple(source.shape[a] for a in self._leading)
-        self.shape = math.prod(self._grid), math.prod(source.shape[a] for a in kept)
-        self.dtype = source.dtype
-        self._read: dict[int, Array] = {}
 
-    def __getitem__(self, numbers: Array) -> Array:
-        self._read = {int(k): self._row(int(k)) for k in numbers}
-        return np.stack(list(self._read.values()))
-
-    def _row(self, number: int) -> Array:
-        if number in self._read:
-            return self._read[number]
-        index = dict(zip(self._leading, map(int, np.unravel_index(number, self._grid)), strict=True))
-        tile: Tile = tuple((index[a], index[a] + 1) if a in index else (0, n) for a, n in enumerate(self._source.shape))
-        row: Array = rows_of(self._source.read(tile), self._kept)[0]
-        return row
-
-    def set_scale(self) -> float:
-        """Set the exponent of the source by a sample of rows, and return an estimate of its norm at that scale.
-
-        NaN where the sample has one; the first pass names it.
-        """
-        m = self.shape[0]
-        sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
-        if not np.isfinite(sample).all():
-            return math.nan
-        self._source.exponent = exponent_of(sample)
-        if self._source.exponent:
-            self._read = {}
-            sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
-        return norm(sample) * math.sqrt(m / len(sample))
+def tiles_of_rows(passes: Passes, source: ArraySource, kept: Sequence[int]) -> list[Tile]:
+    """Return tiles of whole rows, or of whole chunks of Dask."""
+    return passes.tiles(source, kept if source.edges is None else ())
 
 
 def rows_of(a: Array, kept: Sequence[int]) -> Array:
@@ -73,19 +48,21 @@ def times_rows(passes: Passes, source: ArraySource, kept: Sequence[int], rows: A
 
     The product is None where the squares of a tile leave the range of numbers.
     """
-    leading = [a for a in range(len(source.shape)) if a not in kept]
-    out = passes.new_array((*(source.shape[a] for a in leading), len(rows)), rows.dtype)
+    leading = leading_legs(source, kept)
+    by_leg = rows.T.reshape(*(source.shape[a] for a in kept), -1)
 
     def work(data: TileData) -> Partial:
-        block = times_adjoint(np.ascontiguousarray(rows_of(data.array, kept)), rows)  # (others) [(kept)] l
-        index = tuple(slice(*data.tile[a]) for a in leading)
-        write_tile(out, index, block.reshape(*(data.array.shape[a] for a in leading), -1))
-        return {"square": np.array(data.square), "scaled": np.array(data.exponent != 0 and data.square > 0)}
+        part = by_leg[block_index(data.tile, kept)].reshape(-1, len(rows)).T
+        block = times_adjoint(np.ascontiguousarray(rows_of(data.array, kept)), np.ascontiguousarray(part))
+        scaled = np.array(data.exponent != 0 and data.square > 0)
+        return {"square": np.array(data.square), "scaled": scaled, block_name(data.tile, leading): block}
 
-    total = passes.reduce(source, passes.tiles(source, kept), work, add)
-    columns = None if total["scaled"] else np.array(out).reshape(-1, len(rows))
-    passes.discard(out)
-    return columns, math.sqrt(total["square"])
+    tiles = tiles_of_rows(passes, source, kept)
+    total = passes.reduce(source, tiles, work, add)
+    norm = math.sqrt(total["square"])
+    if total["scaled"]:
+        return None, norm
+    return join_blocks(total, tiles, leading, [source.shape[a] for a in leading]).reshape(-1, len(rows)), norm
 
 
 def project_columns(
@@ -96,25 +73,27 @@ def project_columns(
     The error is the difference of two squares. Where that is not above roundoff it is measured in another pass, unless
     roundoff is `negligible`.
     """
-    leading = [a for a in range(len(source.shape)) if a not in kept]
+    leading, rank = leading_legs(source, kept), basis.shape[1]
     by_leg = basis.reshape(*(source.shape[a] for a in leading), -1)
-    tiles = passes.tiles(source, kept)
-
-    def part(data: TileData) -> Array:
-        return by_leg[tuple(slice(*data.tile[a]) for a in leading)].reshape(-1, basis.shape[1])
+    tiles = tiles_of_rows(passes, source, kept)
 
     def multiply(data: TileData) -> Partial:
         a = np.ascontiguousarray(rows_of(data.array, kept))
-        return {"product": adjoint_times(part(data), a[None])[0]}  # r [(others)] (kept)
+        part = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
+        return {block_name(data.tile, kept): adjoint_times(part, a[None])[0].T}  # (kept) [(others)] r
 
-    projected = passes.reduce(source, tiles, multiply, add)["product"]
+    total = passes.reduce(source, tiles, multiply, add)
+    columns = join_blocks(total, tiles, kept, [source.shape[a] for a in kept])
+    projected = np.ascontiguousarray(columns.reshape(-1, rank).T)
     square = norm**2
     difference = max(0.0, square - squares(projected)) + _ROUNDING * square
     if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
         return projected, math.sqrt(difference)
 
     def measure(data: TileData) -> Partial:
-        residual = residual_norm(rows_of(data.array, kept), part(data), projected)
+        left = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
+        right = columns[block_index(data.tile, kept)].reshape(-1, rank).T
+        residual = residual_norm(rows_of(data.array, kept), left, right)
         return {"residual": np.array(residual**2)}
 
     return projected, math.sqrt(passes.reduce(source, tiles, measure, add)["residual"])

@@ -25,6 +25,7 @@ from tnlib.out_of_core.matrix_sketch import (
     sketch_sizes,
 )
 from tnlib.out_of_core.one_read import LinearSums, OneRead
+from tnlib.out_of_core.session import Resources
 
 F = TypeVar("F", bound=FormatProtocol)
 
@@ -77,15 +78,20 @@ def report_estimate(function: str, value: F, error: float, rtol: float | None) -
     return dataclasses.replace(fit, notes=(confidence_note(),))
 
 
-def require_rank(function: str, max_rank: int | None, spill: object) -> int:
+def require_rank(function: str, max_rank: int | None, resources: Resources) -> int:
     """Return the rank cap, or raise where the arguments beside `one_pass` do not fit to it."""
     if max_rank is None:
         raise ArgumentError(
             f"{function}: max_rank must be given with one_pass, got None; it determines the sizes of the sketches."
         )
-    if spill is not None:
+    if resources.spill is not None:
         raise ArgumentError(
-            f"{function}: spill must be left out with one_pass, got {spill!r}; an array that is read once is not "
-            "stored."
+            f"{function}: spill must be left out with one_pass, got {resources.spill!r}; an array that is read once is "
+            "not stored."
+        )
+    if resources.client is not None:
+        raise ArgumentError(
+            f"{function}: client must be left out with one_pass, got a {type(resources.client).__name__}; an array is "
+            "read once by this process."
         )
     return max_rank

@@ -29,14 +29,14 @@ class SplitMatrix:
 
     def __getitem__(self, index: tuple[slice, ...]) -> Array:
         row_slices, column_slices = index[::2], index[1::2]
-        row_runs, column_runs = _runs(self._rows, row_slices), _runs(self._columns, column_slices)
+        row_runs, column_runs = flat_ranges(self._rows, row_slices), flat_ranges(self._columns, column_slices)
         out = np.block([[np.asarray(self._a[i:j, k:l]) for k, l in column_runs] for i, j in row_runs])
         widths = [part.stop - part.start for part in (*row_slices, *column_slices)]
         d = len(self._rows)
         return out.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
 
 
-def _runs(sizes: Sequence[int], slices: Sequence[slice]) -> list[tuple[int, int]]:
+def flat_ranges(sizes: Sequence[int], slices: Sequence[slice]) -> list[tuple[int, int]]:
     """Return the ranges of flat indices, in order, that slices of legs of these sizes select."""
     split = len(sizes)
     while split > 0 and slices[split - 1] == slice(0, sizes[split - 1]):

@@ -1,45 +1,28 @@
 """Passes over an array: one function for every tile, and the sum of its results over a fixed tree.
 
-A tile is read while the one before it is in work. Its result is a dictionary of arrays. Results are combined pairwise,
-those of neighbouring tiles first, so that the order of the sums depends on the tiles alone and not on the workers.
+The result of a tile is a dictionary of arrays. Those of neighbouring tiles are added first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, FileFormatError
+from tnlib._errors import FileFormatError
 from tnlib._typing import Array
-from tnlib._validate import refuse_infinite
-from tnlib.linalg.scaling import exponent_of, shift, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile, open_source
 from tnlib.out_of_core.memory_limit import MemoryLimit
 from tnlib.out_of_core.progress import notify
 from tnlib.out_of_core.spill import Spill, release_pages
+from tnlib.out_of_core.tile_data import Combine, Partial, Work, words_of
+from tnlib.out_of_core.tile_executor import SerialExecutor, TileExecutor, TilePass
 from tnlib.out_of_core.tiling import tiles_of
+from tnlib.out_of_core.tree_sum import TreeSum
 
-Partial: TypeAlias = dict[str, Array]
-
-_SAFE_NORMS = (1e-100, 1e100)  # of tiles: sums of squares, and their products with small numbers, stay in range
 _CHECKPOINT = 64  # tiles
-
-
-class TileData(NamedTuple):
-    """A tile in memory: the entries of the array are `array * 2**exponent`."""
-
-    tile: Tile
-    array: Array
-    exponent: int
-    square: float  # sum of squares of `array`
-
-
-Work: TypeAlias = Callable[[TileData], Partial]
-Combine: TypeAlias = Callable[[Partial, Partial], Partial]
 
 
 class Passes:
@@ -51,41 +34,50 @@ class Passes:
         The memory that all of it may take.
     spill
         Where arrays are stored that do not fit, and the state of the passes.
+    workers
+        Runs the passes over sources that workers read; None where there are none.
     """
 
-    def __init__(self, limit: MemoryLimit, spill: Spill) -> None:
-        self.limit, self._spill = limit, spill
+    def __init__(self, limit: MemoryLimit, spill: Spill, workers: TileExecutor | None = None) -> None:
+        self.limit, self._spill, self._workers = limit, spill, workers
         self._n_passes = 0
         self._n_arrays = 0
-        self._squares: dict[tuple[ArraySource, int, Tile], float] = {}  # of the tiles read so far
+        self._fingerprints: dict[tuple[ArraySource, int, Tile], float] = {}  # of the tiles read so far
 
     def tiles(self, source: ArraySource, whole: Sequence[int]) -> list[Tile]:
         """Return the tiles of a source with some axes whole, or refuse an array whose tiles do not fit."""
-        tiles = tiles_of(source, whole, self.limit.tile, self.limit.total // 6)
-        if tiles is None:
-            needed = 6 * math.prod(source.shape[a] for a in whole) * source.dtype.itemsize
-            raise ArgumentError(
-                f"{source.function}: memory must be at least {needed:,} bytes for legs {tuple(whole)} of an array of "
-                f"shape {source.shape}, got {self.limit.total:,}; raise memory or split these legs."
-            )
-        return tiles
+        return tiles_of(source, whole, self.limit)
 
-    def reduce(self, source: ArraySource, tiles: Sequence[Tile], work: Work, combine: Combine) -> Partial:
-        """Return the combination of `work` of all tiles; a pass that an earlier run has finished is not repeated."""
+    def reduce(
+        self,
+        source: ArraySource,
+        tiles: Sequence[Tile],
+        work: Work,
+        combine: Combine,
+        store: Callable[[Tile, Array], None] | None = None,
+    ) -> Partial:
+        """Return the combination of `work` of all tiles; a pass that an earlier run has finished is not repeated.
+
+        `store` is called here with every tile and the entry `PART` of its result.
+        """
         name = str(self._n_passes)
         self._n_passes += 1
-        done, sums = self._resume(name)
-        if done < len(tiles):
-            for data in self._read(source, tiles[done:]):
-                _push(sums, work(data), combine)
-                done += 1
-                notify(f"pass {int(name) + 1}", done, len(tiles))
-                if self._spill.is_resumable and (done % _CHECKPOINT == 0 or done == len(tiles)):
-                    self._spill.store(name, _as_arrays(done, sums))
-        total = sums[-1][1]
-        for _, partial in reversed(sums[:-1]):
-            total = combine(partial, total)
-        return total
+        stored = self._spill.load(name)
+        total = TreeSum() if stored is None else TreeSum.from_arrays(stored)
+        done = total.count
+        executor = self._workers if source.on_workers and self._workers is not None else SerialExecutor()
+        results = executor.run(TilePass(source, tiles, work, combine, done)) if done < len(tiles) else ()
+        for result in results:
+            self._refuse_changes(source, tiles[done], result.fingerprint)
+            if store is not None and result.part is not None:
+                store(tiles[done], result.part)
+            for level, partial in result.sums:
+                total.add(level, partial, combine)
+            done += 1
+            notify(f"pass {int(name) + 1}", done, len(tiles))
+            if self._spill.is_resumable and total.count == done and (done % _CHECKPOINT == 0 or done == len(tiles)):
+                self._spill.store(name, total.as_arrays())
+        return total.total(combine)
 
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array that a pass fills: in memory where it fits and need not survive, else in the spill folder."""
@@ -104,74 +96,16 @@ class Passes:
             name = str(a.filename).rpartition("array-")[2].removesuffix(".bin")
             self._spill.remove(name)
 
-    def _resume(self, name: str) -> tuple[int, list[tuple[int, Partial]]]:
-        stored = self._spill.load(name)
-        return (0, []) if stored is None else _from_arrays(stored)
-
-    def _read(self, source: ArraySource, tiles: Sequence[Tile]) -> Iterator[TileData]:
-        """Yield the tiles, the next one being read meanwhile."""
-        with ThreadPoolExecutor(1, "tnlib-read") as reader:
-            upcoming = reader.submit(source.read, tiles[0])
-            for k, tile in enumerate(tiles):
-                a = upcoming.result()
-                if k + 1 < len(tiles):
-                    upcoming = reader.submit(source.read, tiles[k + 1])
-                yield self._checked(source, tile, a)
-
-    def _checked(self, source: ArraySource, tile: Tile, a: Array) -> TileData:
-        """Return a tile that is finite, the same as in earlier passes, and whose squares are in range."""
-        square = squares(np.ravel(a, "K"))
-        if self._squares.setdefault((source, source.exponent, tile), square) != square and not math.isnan(square):
+    def _refuse_changes(self, source: ArraySource, tile: Tile, fingerprint: float) -> None:
+        known = self._fingerprints.setdefault((source, source.exponent, tile), fingerprint)
+        if known != fingerprint and not math.isnan(fingerprint):
             raise FileFormatError(
                 f"{source.function}: {source.parameter} must not change during the decomposition, got other numbers in "
-                f"{_words(tile)} than before; copy it first."
+                f"{words_of(tile)} than before; copy it first."
             )
-        exponent = 0
-        if not math.isfinite(square) or not _SAFE_NORMS[0] < math.sqrt(square) < _SAFE_NORMS[1]:
-            _refuse_infinite(source, tile, a)
-            exponent = exponent_of(a)
-            a = shift(a, -exponent)
-            square = squares(np.ravel(a, "K"))
-        return TileData(tile, a, exponent, square)
 
 
 def write_tile(out: Array, index: tuple[slice, ...], values: Array) -> None:
     """Assign a part of an array of `Passes.new_array`, which takes no memory if it is mapped."""
     out[index] = values
     release_pages(out)
-
-
-def _refuse_infinite(source: ArraySource, tile: Tile, a: Array) -> None:
-    if np.isfinite(a).all():
-        return
-    try:
-        refuse_infinite(source.function, source.parameter, a)
-    except ArgumentError as problem:
-        raise ArgumentError(f"{str(problem).partition(';')[0]} of {_words(tile)}; replace NaN and inf first.") from None
-
-
-def _words(tile: Tile) -> str:
-    return "the chunk [" + ", ".join(f"{start}:{stop}" for start, stop in tile) + "]"
-
-
-def _push(sums: list[tuple[int, Partial]], partial: Partial, combine: Combine) -> None:
-    """Add a result to sums of 1, 2, 4, ... neighbouring tiles, the longest first: a carry as in binary numbers."""
-    level = 0
-    while sums and sums[-1][0] == level:
-        partial = combine(sums.pop()[1], partial)
-        level += 1
-    sums.append((level, partial))
-
-
-def _as_arrays(done: int, sums: Sequence[tuple[int, Partial]]) -> dict[str, Array]:
-    arrays = {f"{k}.{key}": a for k, (_, partial) in enumerate(sums) for key, a in partial.items()}
-    return {"done": np.array(done), "levels": np.array([level for level, _ in sums]), **arrays}
-
-
-def _from_arrays(stored: dict[str, Array]) -> tuple[int, list[tuple[int, Partial]]]:
-    partials: list[Partial] = [{} for _ in stored["levels"]]
-    for name, a in stored.items():
-        k, _, key = name.partition(".")
-        if key:
-            partials[int(k)][key] = a
-    return int(stored["done"]), list(zip(stored["levels"].tolist(), partials, strict=True))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from tnlib._errors import ArgumentError
 from tnlib.out_of_core.array_source import ArraySource, Tile
+from tnlib.out_of_core.memory_limit import MemoryLimit
 
 
-def tiles_of(source: ArraySource, whole: Collection[int], target: int, limit: int) -> list[Tile] | None:
-    """Return tiles of about `target` bytes with the axes `whole` undivided, in the order of storage.
+def tiles_of(source: ArraySource, whole: Collection[int], limit: MemoryLimit) -> list[Tile]:
+    """Return the tiles of a source with the axes `whole` undivided, in the order of storage.
 
-    Tiles are bounded by chunks, so that a pass reads every chunk once, unless a tile of whole chunks exceeds `limit`
-    bytes. None where a single index of the other axes does.
+    Tiles are bounded by chunks, so that a pass reads every chunk once. Chunks of other storages than Dask are divided
+    where a tile of whole chunks exceeds a sixth of the limit.
     """
+    if source.edges is not None:
+        return _tiles_of_chunks(source, source.edges, whole, limit)
     for smallest in (source.chunks, (1,) * len(source.shape)):
-        widths = _widths(source, whole, smallest, target)
-        if math.prod(widths) * source.dtype.itemsize <= limit:
+        widths = _widths(source, whole, smallest, limit.tile)
+        if math.prod(widths) * source.dtype.itemsize <= limit.largest_tile:
             break
     else:
-        return None
+        raise _too_large(source, whole, limit)
     order = source.axes_by_stride
     ranges = [[(i, min(i + widths[a], source.shape[a])) for i in range(0, source.shape[a], widths[a])] for a in order]
     position = {a: k for k, a in enumerate(order)}
@@ -38,3 +42,56 @@ def _widths(source: ArraySource, whole: Collection[int], smallest: tuple[int, ..
         if widths[a] < source.shape[a]:
             break
     return widths
+
+
+def _tiles_of_chunks(
+    source: ArraySource, edges: Sequence[Sequence[int]], whole: Collection[int], limit: MemoryLimit
+) -> list[Tile]:
+    """Return tiles of whole chunks, neighbours merged to at least the size of a tile; chunks are never divided."""
+    edges = _edges_with_whole(source, edges, whole)
+    if joined_size(source, whole) > limit.largest_tile:
+        if math.prod(source.shape[a] for a in whole) * source.dtype.itemsize > limit.largest_tile:
+            raise _too_large(source, whole, limit)
+        largest = tuple(max(stop - start for start, stop in itertools.pairwise(own)) for own in edges)
+        raise ArgumentError(
+            f"{source.function}: {source.parameter} must have chunks that join to at most {limit.largest_tile:,} bytes "
+            f"with legs {tuple(whole)} whole, got {joined_size(source, whole):,} for {largest}; pass "
+            f"{source.rechunk_advice(whole)}, or raise memory."
+        )
+    for a in reversed(range(len(edges))):
+        size = _largest(edges) * source.dtype.itemsize
+        edges[a] = _merged(edges[a], min(-(-limit.tile // size), limit.largest_tile // (2 * size)))
+    return list(itertools.product(*(itertools.pairwise(own) for own in edges)))
+
+
+def joined_size(source: ArraySource, whole: Collection[int]) -> int:
+    """Return the bytes of the smallest tiles of whole chunks that `tiles_of` makes; 0 where chunks may be divided."""
+    if source.edges is None:
+        return 0
+    return _largest(_edges_with_whole(source, source.edges, whole)) * source.dtype.itemsize
+
+
+def _edges_with_whole(
+    source: ArraySource, edges: Sequence[Sequence[int]], whole: Collection[int]
+) -> list[Sequence[int]]:
+    return [(0, n) if a in whole else edges[a] for a, n in enumerate(source.shape)]
+
+
+def _largest(edges: Sequence[Sequence[int]]) -> int:
+    """Return the number of entries of the largest tile between these edges."""
+    return math.prod(max(stop - start for start, stop in itertools.pairwise(own)) for own in edges)
+
+
+def _merged(edges: Sequence[int], count: int) -> Sequence[int]:
+    """Return the edges of groups of nearly equal numbers of chunks, at most `count`."""
+    n_chunks = len(edges) - 1
+    n_groups = -(-n_chunks // max(1, count))
+    return [edges[k * n_chunks // n_groups] for k in range(n_groups + 1)]
+
+
+def _too_large(source: ArraySource, whole: Collection[int], limit: MemoryLimit) -> ArgumentError:
+    needed = 6 * math.prod(source.shape[a] for a in whole) * source.dtype.itemsize
+    return ArgumentError(
+        f"{source.function}: memory must be at least {needed:,} bytes for legs {tuple(whole)} of an array of "
+        f"shape {source.shape}, got {limit.total:,}; raise memory or split these legs."
+    )

@@ -28,7 +28,7 @@ from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
 from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 
 _STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
 _ALTERNATING_SWEEPS = 30  # before Gauss-Newton steps take over
@@ -98,7 +98,7 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    session = open_session("cp", "x", x, memory, spill, {"rank": rank})
+    session, dense = open_session("cp", "x", x, Resources(memory, spill), {"rank": rank})
     if session is not None:
         with session as (passes, source):
             _check_constraint(constraint, source.dtype, source.shape, in_memory=False)
@@ -106,7 +106,7 @@ def cp(
             scaled, exponent, size = tucker.core, source.exponent, tucker.norm
             dtype = source.dtype
     else:
-        scaled, exponent, size = prepare("cp", "x", x)
+        scaled, exponent, size = prepare("cp", "x", dense)
         dtype, tucker = scaled.dtype, None
         _check_constraint(constraint, dtype, scaled.shape)
 

@@ -29,7 +29,7 @@ from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.one_read import OneRead
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
 from tnlib.out_of_core.slab_stream import SlabStream
 
@@ -46,6 +46,7 @@ def svd(
     max_rank: int | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
     one_pass: bool = False,
 ) -> Fit[SVD]:
     """Decompose `a` so that norm(a - fit.value.full()) <= rtol * norm(a), with the smallest rank.
@@ -59,8 +60,8 @@ def svd(
         Legs that form the rows; the others, in order, form the columns.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
-    memory, spill
-        Of an array that exceeds memory: as in `tt_svd`.
+    memory, spill, client
+        Of an array that exceeds memory, or that workers read: as in `tt_svd`.
     one_pass
         Read `a` once, with an estimated error: as in `tt_svd`.
 
@@ -80,15 +81,16 @@ def svd(
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
     options = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
+    resources = Resources(memory, spill, client)
     if as_flag("svd", "one_pass", one_pass):
-        rank, read = require_rank("svd", max_rank, spill), OneRead("svd", "a", a, memory)
+        rank, read = require_rank("svd", max_rank, resources), OneRead("svd", "a", a, memory)
         rows, columns = _split_legs(left, read.shape)
         parts, exponent, error = svd_one_pass(read, rows, rtol, rank)
         value = _canonical_svd(parts, read.shape, rows, columns, exponent, read.dtype)
         return with_arrays_of(a, report_estimate("svd", value, error, rtol))
-    session = open_session("svd", "a", a, memory, spill, options)
+    session, dense = open_session("svd", "a", a, resources, options)
     if session is None:
-        x, exponent, norm = prepare("svd", "a", a)
+        x, exponent, norm = prepare("svd", "a", dense)
         shape = x.shape
         rows, columns = _split_legs(left, shape)
         matrix = x.transpose(*rows, *columns).reshape(math.prod(shape[k] for k in rows), -1)

@@ -28,7 +28,7 @@ from tnlib.formats.train.tt_svd_out_of_core import decompose_source
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
 from tnlib.out_of_core.slab_stream import SlabStream
 
@@ -42,6 +42,7 @@ def tt_svd(
     max_rank: int | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
     one_pass: bool = False,
 ) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
@@ -50,13 +51,17 @@ def tt_svd(
     ----------
     x
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component; a numpy.memmap, a zarr array, an h5py
-        dataset or anything with `shape`, `dtype` and slicing may exceed memory.
+        dataset, a dask.array or anything with `shape`, `dtype` and slicing may exceed memory.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
     memory
         Bytes that the decomposition of an array that is read by slices may hold; a quarter of the free memory if None.
     spill
         Folder for intermediate files, from which the same call resumes after a kill; a temporary one if None.
+    client
+        distributed.Client whose workers read `x` and compute on its chunks. None: for a dask.array the client that
+        `x.compute()` would use, if there is one; this process else. `memory` then is that of every process, at most
+        4 GiB if None.
     one_pass
         Read `x` once, for slow storage and for a `SlabStream`, in double precision. Needs `max_rank`, which determines
         the sketches. The error is estimated; `rtol` applies to the estimate.
@@ -93,12 +98,14 @@ def tt_svd(
     (1, 2, 2, 2, 1)
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
+    resources = Resources(memory, spill, client)
     if as_flag("tt_svd", "one_pass", one_pass):
-        value, error = tt_svd_one_pass(x, rtol, require_rank("tt_svd", max_rank, spill), memory)
+        value, error = tt_svd_one_pass(x, rtol, require_rank("tt_svd", max_rank, resources), memory)
         return with_arrays_of(x, report_estimate("tt_svd", value, error, rtol))
-    session = open_session("tt_svd", "x", x, memory, spill, {"rtol": rtol, "max_rank": max_rank})
+    options = {"rtol": rtol, "max_rank": max_rank}
+    session, dense = open_session("tt_svd", "x", x, resources, options)
     if session is None:
-        value, budget = decompose_prepared(prepare("tt_svd", "x", x), rtol, max_rank)
+        value, budget = decompose_prepared(prepare("tt_svd", "x", dense), rtol, max_rank)
     else:
         with session as (passes, source):
             value, budget = decompose_source(passes, source, [(k,) for k in range(len(source.shape))], rtol, max_rank)

@@ -13,6 +13,7 @@ their cores; a second pass projects the array onto them. Both are repeated with 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,17 +22,20 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
+from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.gram_svd import LeftSVD
-from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
+from tnlib.out_of_core.dask_source import DaskSource
 from tnlib.out_of_core.leg_reduction import LegSVD
 from tnlib.out_of_core.leg_truncation import first_svd, project_truncated
-from tnlib.out_of_core.row_space import SourceRows, project_columns, times_rows
-from tnlib.out_of_core.split_matrix import with_paired_legs
+from tnlib.out_of_core.row_sample import sampled_row_space
+from tnlib.out_of_core.row_space import project_columns, times_rows
 from tnlib.out_of_core.tile_passes import Passes
+from tnlib.out_of_core.tiling import joined_size
 
 _SMALLEST_SAVING = 0.9  # of the array that a projection may leave
 
@@ -46,7 +50,12 @@ def decompose_source(
     cores = _split_in_the_middle(passes, source, legs, budget, max_rank)
     if cores is None:
         source.exponent = 0  # that of a sample need not suit the whole
-        cores = _split_from_the_left(passes, source, legs, budget, max_rank)
+        largest = passes.limit.largest_gram(np.result_type(source.dtype, np.float64).itemsize)
+        joins_less = joined_size(source, legs[-1]) < joined_size(source, legs[0])
+        if isinstance(source, DaskSource) and joins_less and sizes[-1] <= largest:
+            cores = _split_from_the_right(passes, source, legs, budget, max_rank)
+        else:
+            cores = _split_from_the_left(passes, source, legs, budget, max_rank)
     cores = [core.astype(source.dtype, copy=False) for core in cores]
     return TensorTrain.from_sweep(cores, len(cores) - 1, source.exponent), budget
 
@@ -60,7 +69,7 @@ def decompose_matrix(
     max_rank: int | None,
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its truncations."""
-    paired = source.view(lambda a: with_paired_legs(a, rows, columns))
+    paired = source.paired(rows, columns)
     return decompose_source(passes, paired, [(2 * k, 2 * k + 1) for k in range(len(rows))], rtol, max_rank)
 
 
@@ -73,13 +82,8 @@ def _split_in_the_middle(
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
     kept = [a for axes in legs[half:] for a in axes]
-    rows = SourceRows(source, kept)
-    most = passes.limit.array // (4 * 8 * rows.shape[1])
-    if most < LEAST_ROWS or rows.shape[0] < 2 * LEAST_ROWS:
-        return None
-    size = rows.set_scale()
-    basis = sampled_rows(rows, limit=budget.threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
-    if basis is None or 8 * len(basis) * max(rows.shape) > passes.limit.sums // 12:
+    basis = sampled_row_space(passes, source, kept, budget.threshold)
+    if basis is None or 8 * len(basis) * max(source.size // basis.shape[1], basis.shape[1]) > passes.limit.sums // 12:
         return None
     columns, budget.norm = times_rows(passes, source, kept, basis)
     if columns is None:  # the scale of the sample is not that of the array
@@ -102,7 +106,7 @@ def _split_from_the_left(
     cores: list[Array] = []
     current, stored = source, None
     groups = [tuple(axes) for axes in legs]  # of `current`, whose first axis is the bond after the first step
-    while not passes.limit.holds(8 * current.size):
+    while (current.on_workers and len(groups) > 1) or not passes.limit.holds(8 * current.size):
         head, projected = _split_first_legs(passes, current, groups, budget, max_rank)
         if stored is not None:
             passes.discard(stored)
@@ -118,6 +122,30 @@ def _split_from_the_left(
     return [*cores, *tail, rest.reshape(-1, sizes[-1], 1)]
 
 
+def _split_from_the_right(
+    passes: Passes, source: DaskSource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+) -> list[Array]:
+    """Return the cores from the train of the transposed array: chunks that divide the first legs hold the last ones.
+
+    They are left-canonical as well, with positive leading entries.
+    """
+    turned = source.permuted([a for axes in reversed(legs) for a in axes])
+    starts = [0, *itertools.accumulate(len(axes) for axes in reversed(legs))]
+    budget.sides = budget.sides[::-1]
+    cores = _split_from_the_left(
+        passes, turned, [range(*ends) for ends in itertools.pairwise(starts)], budget, max_rank
+    )
+    budget.records.reverse()
+    turned_back = TensorTrain.from_sweep([core.transpose(2, 1, 0) for core in reversed(cores)], 0)
+    train = move_center(turned_back, len(cores) - 1)
+    source.exponent = turned.exponent + train.exponent
+    cores = list(train.cores)
+    for k in range(len(cores) - 1):
+        phases = leading_phases(cores[k].reshape(-1, cores[k].shape[-1]), source.dtype)
+        cores[k], cores[k + 1] = cores[k] * phases.conj(), phases[:, None, None] * cores[k + 1]
+    return cores
+
+
 def _split_first_legs(
     passes: Passes,
     current: ArraySource,
@@ -126,6 +154,11 @@ def _split_first_legs(
     max_rank: int | None,
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few legs and the projected array (r, other axes)."""
+    if len(groups) == 1:
+        raise ArgumentError(
+            f"{current.function}: memory must hold the last core three times, {24 * current.size:,} bytes, got "
+            f"{passes.limit.total:,}; raise memory, or split its leg."
+        )
     bond = current.shape[0] if groups[0][0] > 0 else 1
     count, spectrum = _svd_of_first_legs(passes, current, groups, budget, max_rank)
     sizes = [math.prod(current.shape[a] for a in axes) for axes in groups[:count]]
@@ -135,7 +168,8 @@ def _split_first_legs(
 
     def basis_of(_: LeftSVD, cores: list[Array]) -> Array:
         basis = merge_cores(cores)
-        _refuse_no_saving(current, len(basis), basis.shape[1], budget)
+        if not passes.limit.holds(8 * current.size):
+            _refuse_no_saving(current, len(basis), basis.shape[1], budget)
         return basis
 
     axes = range(groups[count][0])
@@ -159,7 +193,8 @@ def _svd_of_first_legs(
             f"{passes.limit.total:,} bytes; raise memory, or split this leg."
         )
     counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*ROWS, largest) if most <= largest})
-    for count in counts:
+    joined = [k for k in counts if joined_size(current, range(groups[k][0])) <= passes.limit.largest_tile]
+    for count in joined or counts[:1]:
         m = rows[count - 1]
         spectrum = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
         kept = int(np.count_nonzero(spectrum.svd.s > budget.threshold))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy.typing as npt
 
@@ -23,7 +24,7 @@ from tnlib.linalg.device_array import contiguous
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.array_source import matrix_shape
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 
 
 @single_threaded_blas
@@ -37,6 +38,7 @@ def ttm_svd(
     max_rank: int | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
 ) -> Fit[TTMatrix]:
     """Decompose the matrix `a` into a TT-matrix so that norm(a - fit.value.full()) <= rtol * norm(a).
 
@@ -50,8 +52,8 @@ def ttm_svd(
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): the legs that rows and columns split into, slowest first.
     rtol, max_rank
         Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
-    memory, spill
-        Of a matrix that exceeds memory: as in `tt_svd`.
+    memory, spill, client
+        Of a matrix that exceeds memory, or that workers read: as in `tt_svd`.
 
     Returns
     -------
@@ -77,9 +79,9 @@ def ttm_svd(
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
         options = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
-        session = open_session("ttm_svd", "a", a, memory, spill, options)
+        session, dense = open_session("ttm_svd", "a", a, Resources(memory, spill, client), options)
         if session is None:
-            matrix, exponent, norm = prepare("ttm_svd", "a", a, ndim=2)
+            matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
             paired = Prepared(contiguous(pair_legs(matrix, rows, columns)), exponent, norm)
             train, budget = decompose_prepared(paired, rtol, max_rank)

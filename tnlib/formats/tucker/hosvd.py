@@ -23,7 +23,7 @@ from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.one_read import OneRead
-from tnlib.out_of_core.session import open_session
+from tnlib.out_of_core.session import Resources, open_session
 from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
 from tnlib.out_of_core.slab_stream import SlabStream
 
@@ -39,6 +39,7 @@ def tucker(
     max_rank: int | Sequence[int] | None = None,
     memory: float | None = None,
     spill: str | os.PathLike[str] | None = None,
+    client: Any = None,
     one_pass: bool = False,
 ) -> Fit[Tucker]:
     """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
@@ -53,11 +54,11 @@ def tucker(
         Another name of `max_rank`.
     n_iter
         Sweeps of higher-order orthogonal iteration after the first decomposition, at its ranks. They lower the
-        error, often by little. Not for arrays that exceed memory.
+        error, often by little. Not for arrays that exceed memory or that workers read.
     max_rank
         Cap on the rank of every leg, one number for all or one per leg; the smaller rank wins.
-    memory, spill
-        Of an array that exceeds memory: as in `tt_svd`.
+    memory, spill, client
+        Of an array that exceeds memory, or that workers read: as in `tt_svd`.
     one_pass
         Read `x` once, with an estimated error: as in `tt_svd`.
 
@@ -84,11 +85,12 @@ def tucker(
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
     options = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
+    resources = Resources(memory, spill, client)
     if as_flag("tucker", "one_pass", one_pass):
-        return with_arrays_of(x, _one_pass(OneRead("tucker", "x", x, memory), rtol, n_iter, spill, max_rank, ranks))
-    session = open_session("tucker", "x", x, memory, spill, options)
+        return with_arrays_of(x, _one_pass(OneRead("tucker", "x", x, memory), rtol, n_iter, resources, max_rank, ranks))
+    session, dense = open_session("tucker", "x", x, resources, options)
     if session is None:
-        scaled, exponent, norm = prepare("tucker", "x", x)
+        scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
         if n_iter and isinstance(scaled, DeviceArray):
@@ -99,8 +101,8 @@ def tucker(
     else:
         if n_iter:
             raise ArgumentError(
-                f"tucker: n_iter must be 0 for an array that exceeds memory, got {n_iter}; every sweep would read it "
-                "once per leg, lower rtol instead."
+                f"tucker: n_iter must be 0 for an array that exceeds memory or that workers read, got {n_iter}; "
+                "every sweep would read it once per leg, lower rtol instead."
             )
         with session as (passes, source):
             keyword, caps = _as_caps(max_rank, ranks, len(source.shape))
@@ -118,10 +120,12 @@ def tucker(
     )
 
 
-def _one_pass(read: OneRead, rtol: float | None, n_iter: int, spill: Any, max_rank: Any, ranks: Any) -> Fit[Tucker]:
+def _one_pass(
+    read: OneRead, rtol: float | None, n_iter: int, resources: Resources, max_rank: Any, ranks: Any
+) -> Fit[Tucker]:
     """Return the `Fit` from one read."""
     caps = _as_caps(max_rank, ranks, len(read.shape))[1]
-    require_rank("tucker", caps[0], spill)
+    require_rank("tucker", caps[0], resources)
     if n_iter or len(caps) < 2:
         raise ArgumentError(
             f"tucker: n_iter must be 0 and x have at least 2 legs with one_pass, got n_iter={n_iter} and shape "

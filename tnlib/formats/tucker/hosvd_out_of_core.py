@@ -17,10 +17,12 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.tucker.st_hosvd import st_hosvd
+from tnlib.linalg.scaling import norm
 from tnlib.linalg.truncation import Truncation, TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
 from tnlib.out_of_core.leg_truncation import truncate_legs
 from tnlib.out_of_core.tile_passes import Passes
+from tnlib.out_of_core.tiling import joined_size
 
 
 class _Reduced(NamedTuple):
@@ -60,8 +62,12 @@ def _reduce(passes: Passes, source: ArraySource, budget: TruncationBudget, max_r
     sides = [min(n, source.size // n) for n in source.shape]
     current, stored = source, None
     legs = list(range(len(source.shape)))  # of the axes of `current`
-    while not truncations or not passes.limit.holds(8 * current.size):
-        leg = _leg_to_reduce(passes, current, [k for k in legs if bases[k] is None], source.shape, max_ranks)
+    while current.on_workers or not passes.limit.holds(8 * current.size):
+        remaining = [k for k in legs if bases[k] is None]
+        joined = [k for k in remaining if joined_size(current, [legs.index(k)]) <= passes.limit.largest_tile]
+        leg = _leg_to_reduce(passes, current, joined or remaining, source.shape, max_ranks)
+        if leg is None:
+            break
         budget.sides = [*budget.sides[: len(budget.records)], *[sides[leg]] * (len(legs) - len(budget.records))]
         axis = legs.index(leg)
         basis, projected = truncate_legs(passes, current, [axis], budget, max_ranks[leg])
@@ -71,15 +77,22 @@ def _reduce(passes: Passes, source: ArraySource, budget: TruncationBudget, max_r
         legs = [leg, *(k for k in legs if k != leg)]
         current, stored = passes.as_source(source, projected), projected
     core = np.array(current.read_all())
+    if not truncations:
+        budget.norm = norm(core)
     return _Reduced(np.ascontiguousarray(core.transpose(np.argsort(legs))), bases, truncations)
 
 
 def _leg_to_reduce(
     passes: Passes, current: ArraySource, legs: Sequence[int], shape: Sequence[int], max_ranks: Sequence[int | None]
-) -> int:
-    """Return the leg with the largest ratio of size and cap among those whose Gram matrix fits."""
+) -> int | None:
+    """Return the leg with the largest ratio of size and cap among those whose Gram matrix fits.
+
+    None where there is none and the array fits.
+    """
     largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
     fitting = [k for k in legs if 1 < shape[k] <= largest]
+    if not fitting and passes.limit.holds(8 * current.size):
+        return None
     if not fitting:
         raise ArgumentError(
             f"{current.function}: memory must hold the core, or a Gram matrix of another leg; the legs of sizes "

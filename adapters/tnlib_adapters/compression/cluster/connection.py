@@ -14,25 +14,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tnlib import ArgumentError, TnlibError
+from tnlib import ArgumentError
+from tnlib.out_of_core.cluster_connection import connected
 from tnlib_adapters.compression.request import Progress, Request, quiet
 
 _CONNECT = 30  # seconds until an address is given up
 _POLL, _GRACE = 2, 60  # seconds between looks at a silent cluster, and until one without workers is given up
 _AHEAD = 2  # tasks per worker that are submitted: a worker that is done finds the next one
-_RESUMED = "A folder of spill is kept, and the same call goes on from it."
+_RESUMED = "A folder of spill is kept, and the same call goes on from it"
 
 _one_at_a_time = threading.Lock()  # a running model serves one task; worker processes may have several threads
-
-
-class ClusterError(TnlibError, RuntimeError):
-    """The workers of a compression are lost."""
 
 
 @dataclass(frozen=True)
@@ -209,25 +206,10 @@ class Cluster:
             elif time.monotonic() - silent_since > _GRACE:
                 raise TimeoutError("no worker is left")
 
-    @contextmanager
-    def _connected(self) -> Iterator[None]:
+    def _connected(self) -> AbstractContextManager[None]:
         """Turn errors of the connection inside into one sentence."""
-        from concurrent.futures import CancelledError
-
-        from distributed import KilledWorker
-
-        try:
-            yield
-        except KilledWorker:
-            raise ClusterError(
-                f"compress: a task must not end its worker, got the end of several workers of {self._address} in the "
-                f"same task; their memory may be too small: pass max_memory, or fewer workers. {_RESUMED}"
-            ) from None
-        except (CancelledError, OSError) as problem:
-            raise ClusterError(
-                f"compress: the workers of {self._address} must stay until the end, got "
-                f"{str(problem) or type(problem).__name__}; start them again. {_RESUMED}"
-            ) from None
+        memory, advice = f"pass max_memory, or fewer workers. {_RESUMED}", f"start them again. {_RESUMED}"
+        return connected("compress", self._address, memory=memory, advice=advice)
 
 
 def call_alone(call: Callable[[], Any]) -> Any:

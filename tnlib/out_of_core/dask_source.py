@@ -1,0 +1,183 @@
+"""Dask arrays as sources: tiles are groups of whole chunks, because Dask computes a chunk again wherever it is read."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib.out_of_core.array_source import ArraySource, Tile
+from tnlib.out_of_core.split_matrix import flat_ranges
+
+_HELD_HERE = ("_x", "_client", "_graph")  # what workers need not know
+
+
+def is_dask_array(x: Any) -> bool:
+    """Test if `x` is a Dask array, without importing Dask."""
+    return type(x).__module__.partition(".")[0] == "dask" and hasattr(x, "__dask_graph__") and hasattr(x, "chunks")
+
+
+class DaskSource(ArraySource):
+    """A Dask array, or a Dask matrix as a tensor with paired row and column legs.
+
+    Parameters
+    ----------
+    function, parameter
+        Names for messages.
+    x
+        Dask array.
+    client
+        Client whose workers compute it; None for the scheduler of `x.compute()`.
+    legs
+        Legs (rows, columns) that a matrix is split into; the tensor is (rows[0], columns[0], rows[1], ...).
+    """
+
+    def __init__(
+        self,
+        function: str,
+        parameter: str,
+        x: Any,
+        client: Any = None,
+        legs: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> None:
+        if any(math.isnan(n) for n in x.shape):
+            raise ArgumentError(
+                f"{function}: {parameter} must have chunks of known sizes, got shape {x.shape}; call "
+                f"{parameter}.compute_chunk_sizes() first."
+            )
+        super().__init__(function, parameter, x)
+        self._client, self._legs = client, legs
+        self._order: tuple[int, ...] | None = None  # of the axes
+        self._graph: tuple[dict[Any, Any], Any] | None = None
+        self.on_workers = client is not None
+        self._chunk_edges = [tuple(itertools.accumulate(own, initial=0)) for own in x.chunks]
+        self.edges = tuple(self._chunk_edges)
+        if legs is not None:
+            self.shape = tuple(n for pair in zip(*legs, strict=True) for n in pair)
+            sides = [_edges_of_legs(sizes, own) for sizes, own in zip(legs, self._chunk_edges, strict=True)]
+            self.edges = tuple(own for pair in zip(*sides, strict=True) for own in pair)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _HELD_HERE}
+
+    def paired(self, rows: Sequence[int], columns: Sequence[int]) -> DaskSource:
+        """Return a matrix as the source of the tensor (rows[0], columns[0], rows[1], columns[1], ...)."""
+        return DaskSource(self.function, self.parameter, self._x, self._client, (rows, columns))
+
+    def permuted(self, order: Sequence[int]) -> DaskSource:
+        """Return the source of the transposed array, whose axis k is the axis order[k] of this one."""
+        out = DaskSource(self.function, self.parameter, self._x, self._client, self._legs)
+        out._order = tuple(order)
+        out.shape = tuple(self.shape[a] for a in order)
+        out.edges = None if self.edges is None else tuple(self.edges[a] for a in order)
+        return out
+
+    def rechunk_advice(self, whole: Collection[int]) -> str:
+        """Return the call that makes chunks with the axes `whole` undivided."""
+        own = whole if self._order is None else [self._order[a] for a in whole]
+        if self._legs is None:
+            return super().rechunk_advice(own)
+        after = len(own) // 2 + 1  # chunks that divide the first pair of legs that is not whole
+        sizes = tuple(math.prod(side[after:]) for side in self._legs)
+        return f"{self.parameter}.rechunk({sizes})"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the name of the array too, which Dask derives from its graph."""
+        return super().identity() | {"name": str(self._x.name)}
+
+    def as_passed(self, tile: Tile, a: Array) -> tuple[Tile, Array]:
+        """Return a tile with its axes in the order before `permuted`."""
+        return self._in_first_order(tile), a if self._order is None else a.transpose(np.argsort(self._order))
+
+    def chunk_graph(self) -> tuple[dict[Any, Any], Any]:
+        """Return the graph of all chunks, and the nested lists of their keys."""
+        if self._graph is None:
+            import dask
+
+            (x,) = dask.optimize(self._x)
+            self._graph = dict(x.__dask_graph__()), x.__dask_keys__()
+        return self._graph
+
+    def keys_of(self, tile: Tile) -> Any:
+        """Return the nested lists of the keys of the chunks of a tile, see `chunk_graph`."""
+        numbers = [
+            [k for start, stop in ranges for k in range(bisect.bisect(own, start) - 1, bisect.bisect_left(own, stop))]
+            for ranges, own in zip(self._ranges(tile), self._chunk_edges, strict=True)
+        ]
+        return _nested(numbers, self.chunk_graph()[1])
+
+    def assemble(self, tile: Tile, chunks: Any) -> Array:
+        """Return the entries of a tile from the nested lists of its chunks."""
+        return self._converted(self._arranged(tile, chunks), tile)
+
+    def _fetch(self, index: tuple[slice, ...]) -> Array:
+        import dask
+
+        tile = tuple((part.start, part.stop) for part in index)
+        ranges = [[slice(*bounds) for bounds in own] for own in self._ranges(tile)]
+        (chunks,) = dask.compute(_parts(ranges, self._x.__getitem__, ()), scheduler=self._client)
+        return self._arranged(tile, chunks)
+
+    def _ranges(self, tile: Tile) -> list[list[tuple[int, int]]]:
+        """Return the ranges of a tile along every axis of the Dask array."""
+        tile = self._in_first_order(tile)
+        if self._legs is None:
+            return [[bounds] for bounds in tile]
+        slices = [slice(*bounds) for bounds in tile]
+        return [flat_ranges(sizes, slices[side::2]) for side, sizes in enumerate(self._legs)]
+
+    def _arranged(self, tile: Tile, chunks: Any) -> Array:
+        """Return the array of a tile from the nested lists of its parts."""
+        a = _joined(chunks, 2 if self._legs is not None else len(tile))
+        if self._legs is not None:
+            d, own = len(self._legs[0]), self._in_first_order(tile)
+            widths = [stop - start for start, stop in (*own[::2], *own[1::2])]
+            a = a.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
+        return a if self._order is None else a.transpose(self._order)
+
+    def _in_first_order(self, tile: Tile) -> Tile:
+        """Return a tile with its axes in the order before `permuted`."""
+        return tile if self._order is None else tuple(tile[k] for k in np.argsort(self._order))
+
+
+def _edges_of_legs(sizes: Sequence[int], edges: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return, for each leg that an axis with these chunk edges is split into, edges between which chunks are whole.
+
+    One leg is divided by chunks, as far as they align with it; those before it into single indices, and those after it
+    not at all.
+    """
+    aligned = set(edges)
+    inner = 1  # entries of an index of leg k
+    for k in reversed(range(len(sizes))):
+        period = inner * sizes[k]
+        if k == 0 or aligned.issuperset(range(0, edges[-1], period)):
+            break
+        inner = period
+    starts = range(0, edges[-1], period)
+    own = [i for i in range(sizes[k] + 1) if all(start + i * inner in aligned for start in starts)]
+    return [*(tuple(range(n + 1)) for n in sizes[:k]), tuple(own), *((0, n) for n in sizes[k + 1 :])]
+
+
+def _nested(numbers: Sequence[Sequence[int]], keys: Any) -> Any:
+    """Return the nested lists of the items of `keys` with these numbers along every axis."""
+    return [_nested(numbers[1:], keys[k]) for k in numbers[0]] if numbers else keys
+
+
+def _parts(ranges: Sequence[Sequence[slice]], read: Callable[[Any], Any], index: tuple[slice, ...]) -> Any:
+    """Return the nested lists of what `read` returns for every combination of ranges."""
+    return [_parts(ranges[1:], read, (*index, part)) for part in ranges[0]] if ranges else read(index)
+
+
+def _joined(parts: Any, ndim: int) -> Array:
+    """Return the array of nested lists of parts; a single one is not copied."""
+    first, count = parts, 1
+    for _ in range(ndim):
+        count *= len(first)
+        first = first[0]
+    return np.asarray(first) if count == 1 else np.block(parts)
