@@ -72,7 +72,7 @@ class OneRead:
             yield from self._x.read(self.function)
             return
         source = self._x
-        tiles = tiles_of(source, (), self.limit.tile, self.limit.total // 6) or []
+        tiles = tiles_of(source, (), self.limit)
         with ThreadPoolExecutor(1, "tnlib-read") as reader:  # the next tile is read meanwhile
             upcoming = reader.submit(source.read, tiles[0])
             for k, tile in enumerate(tiles):
