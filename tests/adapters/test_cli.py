@@ -29,7 +29,7 @@ from checkpoint_folders import (
 )
 from click.testing import CliRunner, Result
 from compressed_folders import attention_tensors, digest, n_attention, read_config
-from tnlib_adapters import builtin_path, cli, open_checkpoint
+from tnlib_adapters import builtin_path, cli, cli_session, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.request import LAYOUTS
 
@@ -506,7 +506,7 @@ def test_a_full_device_is_one_sentence_after_the_files_are_written(
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as ended:
             cli.main([*COMPARED, str(tmp_path / "out")])
-    assert ended.value.code == cli.OUTPUT_REFUSED == 3
+    assert ended.value.code == cli_session.OUTPUT_REFUSED == 3
     assert_one_sentence(capsys.readouterr().err, ("standard output", "No space left", "complete"))
     assert sorted(os.listdir(tmp_path / "out")) == ["compare.csv", "compare.png"]
 

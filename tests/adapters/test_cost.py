@@ -250,9 +250,9 @@ def test_a_running_model_keeps_its_limits(folders: Any, text: Path) -> None:
     ("written", "n_bytes"), [("4G", 4 * 10**9), ("4000M", 4 * 10**9), ("1.5gb", 15 * 10**8), ("7", 7)]
 )
 def test_bytes_on_the_command_line(written: str, n_bytes: float) -> None:
-    from tnlib_adapters.cli import _Bytes
+    from tnlib_adapters.cli_options import Bytes
 
-    assert _Bytes().convert(written, None, None) == n_bytes
+    assert Bytes().convert(written, None, None) == n_bytes
 
 
 def test_plan_prints_the_estimate() -> None:

@@ -1,0 +1,115 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
+from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
+from tnlib_adapters.files.tokenizer import MAX_TOKENS
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, with a decimal unit K, M, G or T."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes; refuse anything else."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", value.strip(), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is not a number of bytes; pass for example 4G or 4000M.", param, ctx)
+        return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A size in config.json, NAME=N."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Return name and value; refuse anything else."""
+        match = re.fullmatch(r"(\w+)=(\d+)", value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not NAME=N; pass for example head_dim=64.", param, ctx)
+        return match[1], int(match[2])
+
+
+# fmt: off
+_COMPRESSION = (
+    click.option("--keep", type=float, metavar="FRACTION",
+                  help="Fraction of the numbers of the compressed part that is stored, in (0, 1]."),
+    click.option("--max-error", type=float, metavar="E",
+                  help="Choose the smallest size with a predicted error of at most E: relative error of the weights; "
+                  "with --calibrate, 1 - cosine of the embeddings or the divergence (nats a token)."),
+    click.option("--bits", type=float, metavar="BITS",
+                  help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
+                  "counted. 4 if no size is given. Beside --keep, both are met."),
+    click.option("--flops", type=float, metavar="FRACTION",
+                  help="With --calibrate: largest fraction of the multiplications per token in the compressed weights, "
+                  "for speed. Beside --keep, both are met."),
+    click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
+                  help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
+                  "embeddings and the unembedding."),
+    click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
+                  show_default="with --calibrate: calibrated for --keep or --max-error, else quantized; without: heads",
+                  help=methods_help()),
+    click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
+                  help="Calibration text file, representative of the model's use; a tenth is held out to measure on. "
+                  "Needs torch and transformers."),
+    click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
+                  help="With --calibrate: tokens read of each line, where longer ones are truncated; of a window, for "
+                  "a language model."),
+    click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
+                  help="With --calibrate: file of the calibration statistics, to resume after an interruption or "
+                  "compress to another size."),
+    click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
+                  help="With --calibrate: folder for what is kept between the blocks of a model; an interrupted run "
+                  "goes on from it, and it is removed in the end."),
+    click.option("--max-memory", type=Bytes(), metavar="BYTES",
+                 help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
+                 "if nothing else suffices, which changes the result."),
+    click.option("--layout", type=click.Choice((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
+                  help="factored: store the factors; transformers loads them after import "
+                  "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
+                  "original size; loads anywhere. Smaller models, which load without tnlib: "
+                  f"{'; '.join(row.help for row in SMALLER_MODELS.values())}."),
+    click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
+                  help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate "
+                  "and no size, every weight has as many bits."),
+)
+# fmt: on
+
+
+def options_of_placement(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a model that runs on a text."""
+    device = click.option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        metavar="DEVICE",
+        help="Device on which the model runs on the text, as torch names it: cuda, cuda:1, mps.",
+    )
+    dtype = click.option(
+        "--dtype",
+        type=click.Choice(("float32", "bfloat16", "float16")),
+        default="float32",
+        show_default=True,
+        help="Dtype of the weights while they run.",
+    )
+    return device(dtype(command))
+
+
+def options_of_compression(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that `compress` and `plan` share."""
+    for option in reversed(_COMPRESSION):
+        command = option(command)
+    return command
