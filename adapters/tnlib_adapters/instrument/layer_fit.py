@@ -222,9 +222,14 @@ def _fit_block(
         refitted = refit(block, streams, start)
         descended = descend_by(block, streams, refitted, order)
         release_free_memory()
-        candidates = (descended, refitted.each(lambda a, b: (a + b) / 2, descended), refitted, start)
-        errors = streams.errors(block, (block.weights(products) for products in candidates))
-        best = candidates[int(np.argmin(errors))]
+        candidates: tuple[Callable[[], Products], ...] = (
+            lambda: descended,
+            lambda: refitted.each(lambda a, b: (a + b) / 2, descended),
+            lambda: refitted,
+            lambda: start,
+        )
+        errors = streams.errors(block, (block.weights(make()) for make in candidates))
+        best = candidates[int(np.argmin(errors))]()
     streams.advance(block, block.weights(best))
     return best
 

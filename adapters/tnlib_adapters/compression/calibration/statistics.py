@@ -163,6 +163,7 @@ class _Collection:
         self._frame, self._streams = Frame(model), streams
         self._n = len(model.layers)
         self._probes = (0,) if components is None else (0, 1)
+        self._workspace = Workspace(0, lambda: streams.folder)
         self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
         self._observations = Observations(self._frame, places, batches, streams, step=self._show_backward)
 
@@ -202,7 +203,7 @@ class _Collection:
         self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
     def _statistics(self, group: int, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
-        moments = sum_moments(self._model, self._places, observed(0))
+        moments = self._stored(sum_moments(self._model, self._places, observed(0)))
         if self._components is None:
             return moments
         self._model.drop()  # tables are decomposed in three times their size
@@ -210,6 +211,15 @@ class _Collection:
         gates = sum_gates(self._model, self._places, components, observed(1))
         self._model.drop()  # components are sorted by gates in twice their size
         return replace(moments, gates=mean_gates(self._model, self._batches, gates))
+
+    def _stored(self, moments: Statistics) -> Statistics:
+        """Return moments that are read from a file at every access, of a model that does not fit in memory."""
+        if self._model.fits_in_memory:
+            return moments
+        reads, slopes = StoredArrays(self._workspace), StoredArrays(self._workspace)
+        reads.add(moments.reads)
+        slopes.add(moments.slopes)
+        return Statistics(reads, slopes)
 
 
 class Observations:

@@ -18,6 +18,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.digested_file import is_as_written, write_digested
 from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays
 from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header
 
@@ -168,9 +169,9 @@ class StatisticsFiles:
     def save(self, group: int, statistics: Statistics) -> None:
         """Save the statistics of a group."""
         entries = [
-            Entry(f"{part}.{key}", dtype, np.ascontiguousarray(values, STORED_AS[dtype]))
+            Entry(f"{part}.{key}", dtype, _as_stored(values, dtype))
             for part, dtype in _PARTS.items()
-            for key, values in getattr(statistics, part).items()
+            for key, values in _values_of(getattr(statistics, part)).items()
         ]
         write_digested(self._of_group(group), self._metadata, entries)
         self._checked.add(group)
@@ -200,6 +201,16 @@ class StatisticsFiles:
 
     def _of_group(self, group: int) -> Path:
         return self._folder / f"group{group}.safetensors"
+
+
+def _values_of(arrays: Mapping[str, Array]) -> Mapping[str, Array | TensorInfo]:
+    return arrays.entries() if isinstance(arrays, StoredArrays) else arrays
+
+
+def _as_stored(values: Array | TensorInfo, dtype: str) -> Array | TensorInfo:
+    if isinstance(values, TensorInfo):
+        return values if values.dtype == dtype else _as_stored(values.read_stored(), dtype)
+    return np.ascontiguousarray(values, STORED_AS[dtype])
 
 
 class _Stored(Mapping[str, Array]):

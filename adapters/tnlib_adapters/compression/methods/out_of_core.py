@@ -211,6 +211,10 @@ class StoredArrays(Mapping[str, Array]):
         stored = self._stored[name]
         return stored.read_stored() if isinstance(stored, TensorInfo) else stored
 
+    def entries(self) -> dict[str, Array | TensorInfo]:
+        """Return the arrays in memory, and where the others are."""
+        return dict(self._stored)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 
