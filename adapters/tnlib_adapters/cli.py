@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
-from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS, sizes_help
+from tnlib_adapters.compression.layouts.layout_table import OTHER_COMMANDS, SMALLER_MODELS, sizes_help
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -89,6 +89,16 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
+class _Layout(click.Choice):  # type: ignore[type-arg]
+    """A layout; the refusal of other forms names the commands that write them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the layout; refuse anything else."""
+        if value in OTHER_COMMANDS:
+            self.fail(f"{value!r} is not a layout; run {OTHER_COMMANDS[value]}.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _Size(click.ParamType):  # type: ignore[type-arg]
     """A size in config.json, NAME=N."""
 
@@ -136,7 +146,7 @@ _OPTIONS_OF_COMPRESSION = (
     click.option("--max-memory", type=_Bytes(), metavar="BYTES",
                  help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
                  "if nothing else suffices, which changes the result."),
-    click.option("--layout", type=click.Choice((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
+    click.option("--layout", type=_Layout((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
                   help="factored: store the factors; transformers loads them after import "
                   "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
                   "original size; loads anywhere. Smaller models, which load without tnlib: "
