@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
+from tnlib_adapters.compression.layouts.layout_table import OTHER_COMMANDS, SMALLER_MODELS
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -28,6 +28,16 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         if match is None:
             self.fail(f"{value!r} is not a number of bytes; pass for example 4G or 4000M.", param, ctx)
         return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+
+
+class Layout(click.Choice):  # type: ignore[type-arg]
+    """A layout; the refusal of other forms names the commands that write them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the layout; refuse anything else."""
+        if value in OTHER_COMMANDS:
+            self.fail(f"{value!r} is not a layout; run {OTHER_COMMANDS[value]}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
@@ -77,7 +87,7 @@ _COMPRESSION = (
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
                  help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
                  "if nothing else suffices, which changes the result."),
-    click.option("--layout", type=click.Choice((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
+    click.option("--layout", type=Layout((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
                   help="factored: store the factors; transformers loads them after import "
                   "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
                   "original size; loads anywhere. Smaller models, which load without tnlib: "

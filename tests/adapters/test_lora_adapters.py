@@ -54,7 +54,7 @@ def squared(a: Any, b: Any) -> float:
     return sum(float((x.detach().double() - y.detach().double()).square().sum()) for x, y in pairs)
 
 
-def merged(model: Any, folder: Path) -> Any:
+def merged(model: Any, folder: Path | str) -> Any:
     return peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).merge_and_unload()
 
 
@@ -114,11 +114,23 @@ def test_tensors_outside_count(saved: Saved, tmp_path: Path) -> None:
 
 
 def test_rounded_weights_are_corrected(tmp_path: Path) -> None:
-    source = builtin_path("llama")
-    compress(source, tmp_path / "rounded", keep=1.0, method="matrix", store="int3", layout="dense")
-    errors = [
-        extract_adapter(tmp_path / "rounded", source, tmp_path / f"{rank}", rank=rank).error for rank in (4, 16, 64)
-    ]
+    """The two commands of the page: rounded weights, then an adapter that peft merges to the stated error."""
+    source, rounded, out = (str(path) for path in (builtin_path("llama"), tmp_path / "rounded", tmp_path / "adapter"))
+    runner = CliRunner()
+    result = runner.invoke(cli.main, ["compress", source, rounded, "--store", "int3", "--layout", "dense"])
+    assert result.exit_code == 0, result.output
+    result = runner.invoke(cli.main, ["adapter", rounded, source, out, "--max-error", "0.5"])
+    assert result.exit_code == 0, result.output
+    stated = float(result.output.partition("error of the difference")[2].split()[0])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    original, base = (load(folder, dtype=torch.float32) for folder in (source, rounded))
+    measured = np.sqrt(squared(merged(base, out), original) / squared(base, original))
+    assert stated == pytest.approx(measured, rel=1e-3)
+    assert 0.45 < stated <= 0.5
+    config = json.loads(Path(out, "adapter_config.json").read_text())
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]  # feed-forward layers were not rounded
+    assert len(config["rank_pattern"]) > 1
+    errors = [extract_adapter(rounded, source, tmp_path / f"{rank}", rank=rank).error for rank in (4, 16, 64)]
     assert 1 > errors[0] > errors[1] > errors[2] > 0
 
 

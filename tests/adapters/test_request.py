@@ -47,6 +47,10 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "keep beside an error": ({"keep": 0, "max_error": 0.1}, ("keep must lie in (0, 1]",)),
     "max_error": ({"max_error": math.nan}, ("max_error must be a number from 0 on", "nan")),
     "layout": ({"keep": 0.5, "layout": "sparse"}, ("layout must be one of factored, dense", "'sparse'")),
+    "other form": (
+        {"layout": "peft", "store": "int4"},
+        ("got 'peft'; run `tnlib compress", "tnlib adapter ROUNDED IN"),
+    ),
     "store": ({"keep": 0.5, "store": "int7"}, ("store must be one of", ", ".join(STORES), "'int7'")),
     "what": ({"keep": 0.5, "what": "heads"}, ("what must be one of", *WHAT, "'heads'")),
     "method": ({"keep": 0.5, "method": "fourier"}, ("method must be one of", *METHODS, "'fourier'")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Adapter:
     Parameters
     ----------
     ranks
-        Rank of every adapted module.
+        Rank of every adapted module; modules of equal weights are not adapted.
     error
         Relative Frobenius error of the adapter, as stored, among all tensors that differ.
     n_numbers
@@ -135,11 +135,14 @@ def extract_adapter(
 def _decompose(
     difference: CheckpointDifference, workspace: Workspace, progress: Progress
 ) -> tuple[StoredArrays, dict[str, Array]]:
-    """Return A and B of full rank of every weight, as stored, and the singular values."""
+    """Return A and B of full rank of every weight that differs, as stored, and the singular values."""
     factors, spectra, n = StoredArrays(workspace), dict[str, Array](), len(difference.weights)
     for done, module in enumerate(difference.weights):
         progress("decomposing differences", done, n)
-        u, s, vh = tnlib.svd(difference.of_weight(module)).value
+        own = difference.of_weight(module)
+        if not own.any():
+            continue  # for example feed-forward layers, if attention alone was rounded
+        u, s, vh = tnlib.svd(own).value
         spectra[module] = s
         root = np.sqrt(s)  # both factors have the size of the difference's root, far from the ends of any range
         factors.add({f"{module}.A": (root[:, None] * vh).astype("f4"), f"{module}.B": (u * root).astype("f4")})
@@ -180,7 +183,7 @@ def _config(difference: CheckpointDifference, ranks: Mapping[str, int]) -> dict[
         "lora_alpha": largest,
         "rank_pattern": own,
         "alpha_pattern": own,
-        "target_modules": _target_modules(difference),
+        "target_modules": _target_modules(difference, ranks),
         "fan_in_fan_out": any(linear.stored == "in_out" for linear in difference.weights.values()),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -190,12 +193,12 @@ def _config(difference: CheckpointDifference, ranks: Mapping[str, int]) -> dict[
     }
 
 
-def _target_modules(difference: CheckpointDifference) -> list[str]:
+def _target_modules(difference: CheckpointDifference, adapted: Collection[str]) -> list[str]:
     """Return the last parts of the names of the modules; whole names where other modules end in the same part."""
     weights = [name for name in difference.base.folder.tensors if name.endswith(".weight")]
-    others = {name.removesuffix(".weight") for name in weights} - difference.weights.keys()
+    others = {name.removesuffix(".weight") for name in weights} - set(adapted)
     ambiguous = {module.rpartition(".")[2] for module in others}
-    kinds = {module: module.rpartition(".")[2] for module in difference.weights}
+    kinds = {module: module.rpartition(".")[2] for module in adapted}
     return sorted({module if kind in ambiguous else kind for module, kind in kinds.items()})
 
 
