@@ -180,12 +180,13 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     >>> bool(np.allclose(components.sum(axis=0), score.pairs, atol=1e-4))
     True
     """
-    if isinstance(model, FrozenModel) != (tokens is None):
-        remedy = "leave them out of a frozen model" if tokens is not None else "pass one sequence"
-        raise ArgumentTypeError(f"qk_attributions: tokens must be given with a model, once; {remedy}.")
+    if isinstance(model, Checkpoint | Weights) and tokens is None:
+        raise ArgumentTypeError("qk_attributions: tokens must be given with a model, got None; pass one sequence.")
+    if isinstance(model, FrozenModel) and tokens is not None:
+        raise ArgumentTypeError("qk_attributions: tokens must be None with a frozen model, got others; leave them out.")
     if not isinstance(model, FrozenModel):
         weights = read_weights(model, dtype=np.float32) if isinstance(model, Checkpoint) else model
-        model = freeze_weights(as_weights("qk_attributions", weights), np.asarray(tokens), "secant")
+        model = freeze_weights("qk_attributions", as_weights("qk_attributions", weights), tokens, "secant")
     return QKAttributions(model, tuple(_layer_pairs(model)))
 
 
