@@ -74,7 +74,7 @@ class QKAttributions:
         lines = [f"  {head:8}{a:{width}}{b:{width}}{value:9.3f}" for head, a, b, value in rows]
         heads = sum(len(layer.pairs) for layer in self.layers)
         title = f"QKAttributions of {heads} heads on {len(self.model.embedding)} tokens"
-        return "\n".join([title, f"  {'head':8}{'query':{width}}{'key':{width}}", *lines])
+        return "\n".join([title, f"  {'head':8}{'query':{width}}key", *lines])
 
     def top(self, count: int = 10) -> list[tuple[str, str, str, float]]:
         """Return the largest contributions as rows (head, writer of the query, writer of the key, contribution)."""
