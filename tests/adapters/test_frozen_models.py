@@ -73,6 +73,16 @@ def test_trained_models(local_map: Any, llama: Checkpoint, minilm_path: Any) -> 
         assert (max(model.remainders.values(), default=0) > 0) == (local_map == "jacobian")
 
 
+@pytest.mark.parametrize("tokens", [[0, 5, 6, 2, 1, 1], [1, 0, 5, 1, 6, 2]])
+def test_padding_of_roberta_takes_no_position(tokens: list[int], saved: Any) -> None:
+    model, folder = saved("roberta")
+    padding = model.config.pad_token_id
+    ids = models.torch.tensor([[padding if token == 1 else token + 10 for token in tokens]])
+    with models.torch.no_grad():
+        want = model.roberta(ids).last_hidden_state[0].numpy()
+    assert np.linalg.norm(freeze(open_checkpoint(folder), ids).stream - want) <= 1e-5 * np.linalg.norm(want)
+
+
 def test_attention_only_models_are_their_stack(model: Checkpoint) -> None:
     tokens = [5, 6, 7, 5, 6]
     frozen, seen = freeze(model, tokens), run(model, tokens)
@@ -180,6 +190,14 @@ def test_direct_contributions_are_those_of_the_split_stream(llama: Checkpoint) -
         assert value == pytest.approx(float(parts[name][-1] @ unembed.affine.weight[:, 9]), rel=1e-8)
 
 
+def test_an_argmax_of_torch_is_a_token(llama: Checkpoint) -> None:
+    frozen, logits = freeze(llama, [5, 6, 7]), run(llama, [5, 6, 7]).logits[0, -1]
+    token: Any = models.torch.from_numpy(logits).argmax()
+    assert circuits.logit_contributions(frozen, token).total == pytest.approx(float(logits.max()))
+    with refused(TypeError, "logit_contributions: token must be an integer"):
+        circuits.logit_contributions(frozen, token > 0)
+
+
 def test_tables(llama: Checkpoint) -> None:
     frozen = freeze(llama, np.arange(9), feed_forward="jacobian")
     assert repr(frozen).startswith("FrozenModel(4 layers of 8, 8, 8, 8 heads, 4 feed-forward layers, on 9 positions")
@@ -213,6 +231,8 @@ def test_bad_arguments_are_refused(llama: Checkpoint, saved: Any) -> None:
         circuits.logit_contributions(frozen)
     with refused(ValueError, "logit_contributions: token must lie between 0"):
         circuits.logit_contributions(frozen, 10**6)
+    with refused(ValueError, "logit_contributions: directions must be real, got complex128"):
+        circuits.logit_contributions(frozen, direction=1j * np.ones(128))
     with refused(ValueError, "logit_contributions: direction must have one axis"):
         circuits.logit_contributions(frozen, direction=np.eye(128))
     with refused(ValueError, "logit_contributions: model must have an unembedding"):

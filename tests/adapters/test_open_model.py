@@ -111,6 +111,27 @@ def test_wrapped_models(llama: Any) -> None:
         open_model(wrapper)
 
 
+def test_compiled_models(llama: Any) -> None:
+    """The module that torch.compile returns, without the compiler, whose import warns."""
+    model, _ = llama
+    compiled = type("OptimizedModule", (torch.nn.Module,), {"__module__": "torch._dynamo.eval_frame"})()
+    compiled._orig_mod, compiled.config = model, model.config
+    assert np.array_equal(run(compiled, TOKENS).hidden, run(model, TOKENS).hidden)
+
+
+@pytest.mark.parametrize(("before", "after"), [("bfloat16", "float16"), ("float32", "bfloat16")])
+def test_a_dtype_changed_after_opening_is_refused(before: str, after: str) -> None:
+    """The bits of a number would be read as those of another dtype."""
+    model = models.transformers.AutoModelForCausalLM.from_pretrained(
+        builtin_path("llama"), dtype=getattr(torch, before)
+    )
+    checkpoint = open_model(model)
+    model.to(getattr(torch, after))
+    with refused(ValueError, "open_model: parameter", "open the model again"):
+        run(checkpoint, TOKENS)
+    assert np.isfinite(run(model, TOKENS).hidden).all()
+
+
 def test_nnsight(llama: Any) -> None:
     nnsight = pytest.importorskip("nnsight")
     assert open_model(nnsight.NNsight(llama[0])).n_layers == 4

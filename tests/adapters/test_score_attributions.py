@@ -164,8 +164,14 @@ def test_bad_arguments_are_refused(induction: Any, model: Checkpoint, tmp_path: 
     score = found.score(1, 2, 30, 11)
     with refused(TypeError, "qk_attributions: tokens must be given with a model"):
         qk_attributions(model)
-    with refused(TypeError, "qk_attributions: tokens must be given with a model", "leave them out"):
+    with refused(TypeError, "qk_attributions: tokens must be None with a frozen model", "leave them out"):
         qk_attributions(found.model, [5, 6])
+    with refused(ValueError, "qk_attributions: tokens must be integers", "input_ids"):
+        qk_attributions(model, [])
+    with refused(TypeError, "qk_attributions: tokens must be an array of numbers"):
+        qk_attributions(model, [[5, 6], [7]])
+    with refused(TypeError, "qk_attributions: model must be a Checkpoint, got FrozenStack"):
+        qk_attributions(freeze(model, patterns=[np.eye(3)[None].repeat(4, axis=0)] * 2))  # type: ignore[arg-type]
     with refused(ValueError, "QKAttributions.score: query must lie between 0 and 39"):
         found.score(1, 2, 40, 11)
     with refused(ValueError, "QKAttributions.head: layer must lie between"):
@@ -176,12 +182,14 @@ def test_bad_arguments_are_refused(induction: Any, model: Checkpoint, tmp_path: 
         save_score_graph(tmp_path, score, ["a"] * 3)
     with refused(TypeError, "save_score_graph: tokens must be a list of names"):
         save_score_graph(tmp_path, score, [1] * 40)  # type: ignore[list-item]
-    for slug in ("", "a/b", ".."):
+    for slug in ("", "a/b", "..", "graph-metadata"):
         with refused(ValueError, "save_score_graph: slug must be a file name"):
             save_score_graph(tmp_path, score, ["a"] * 40, slug=slug)
     (tmp_path / "graph-metadata.json").write_text("{")
     with refused(ValueError, "save_score_graph", "graph-metadata.json must be JSON"):
         save_score_graph(tmp_path, score, ["a"] * 40)
     assert [path.name for path in tmp_path.iterdir()] == ["graph-metadata.json"]
+    with refused(ValueError, "save_score_graph: folder must be a folder, got the file"):
+        save_score_graph(tmp_path / "graph-metadata.json", score, ["a"] * 40)
     with refused(TypeError, "heat_map: compositions must be Compositions or a PairAttribution"):
         circuits.heat_map(3)  # type: ignore[arg-type]

@@ -172,6 +172,7 @@ class Architecture:
     embedding_shared: bool = False  # several modules of a loaded model hold the table of tokens
     embedding_scale: bool = False  # embeddings are multiplied by sqrt(d_model)
     first_position: Callable[[Settings], int] | int = 0  # row of the position embeddings for the first token
+    padding: str | None = None  # config key of the token that takes no position, and has its own row of positions
     attention_norm: str | Names | None = None
     attention_norm_after: str | None = None  # norm of the attention output, before the residual sum
     mlp: Mlp | Callable[[Settings], Mlp] | None = None

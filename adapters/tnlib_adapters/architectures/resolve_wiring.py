@@ -231,6 +231,7 @@ class _Resolver:
             widen=self.linear_if_stored(row.narrow and row.narrow[0]),
             scale=math.sqrt(self.sizes.d_model) if row.embedding_scale else 1.0,
             first_position=first,
+            padding=None if row.padding is None else self.settings[row.padding],
             norm=self.norm(row.embedding_norm, "post"),
             shared=row.embedding_shared,
         )

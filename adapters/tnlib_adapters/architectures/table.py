@@ -72,6 +72,7 @@ ROBERTA = replace(
     BERT,
     model_type="roberta",
     first_position=lambda settings: settings["pad_token_id"] + 1,
+    padding="pad_token_id",
     rule_keys=("pad_token_id",),
     masked_head="lm_head",
     prefixes=("roberta.", ""),

@@ -271,6 +271,7 @@ class EmbeddingWiring:
     widen: Linear | None  # map of narrower token embeddings to d_model
     scale: float  # factor of token embeddings
     first_position: int  # row of the position embeddings for the first token
+    padding: int | None  # token that takes no position and reads the row of this number
     norm: NormWiring | None  # post-norm of the sum
     shared: bool  # several modules of a loaded model hold the table
 

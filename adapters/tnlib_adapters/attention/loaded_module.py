@@ -52,7 +52,7 @@ def wire_model(model: Any, function: str) -> Wiring:
         raise ArgumentError(
             f"{function}: model must hold one parameter {probe!r} as a {bare.model_type} does, found {len(prefixes)} "
             f"in {type(model).__name__}; pass the part of the model that has the attention, as it came from "
-            "transformers."
+            "transformers, adapters merged."
         )
     return wire(config, set(names), where=where, function=function, prefix=prefixes[0], loaded=True)
 

@@ -17,7 +17,11 @@ from tnlib_adapters.attention.rotary import Rotary
 
 
 def as_index(function: str, parameter: str, value: Any, count: int) -> int:
-    """Return an index in 0 ... count - 1; negative values count from the end."""
+    """Return an index in 0 ... count - 1; negative values count from the end.
+
+    A scalar array, such as an argmax of torch, is its number.
+    """
+    value = value.item() if getattr(value, "ndim", None) == 0 else value
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise ArgumentTypeError(f"{function}: {parameter} must be an integer, got {value!r}; count from 0.")
     if not -count <= value < count:

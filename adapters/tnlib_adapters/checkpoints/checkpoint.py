@@ -259,14 +259,16 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 def open_model(model: Any) -> Checkpoint:
     """Return a transformers model in memory as a checkpoint, without a copy of its weights.
 
-    All functions that take a checkpoint take such a model too, and open it themselves. A change of its parameters is
-    seen by everything that reads them later.
+    All functions that take a checkpoint take such a model too, and open it themselves. A change of its parameters in
+    place is seen by everything that reads them later; after a change of their dtype or of a module, open it again.
+    Hooks, dropout and the attention backend do not matter: results are those of the weights in evaluation mode.
 
     Parameters
     ----------
     model
-        A model of a supported architecture, with or without a task head, on any device; or one that nnsight wraps, or a
-        TransformerBridge of TransformerLens before `enable_compatibility_mode`.
+        A model of a supported architecture, with or without a task head, on any device; or one that torch.compile or
+        nnsight wraps, or a TransformerBridge of TransformerLens before `enable_compatibility_mode`. Adapters of peft
+        must be merged.
 
     Raises
     ------

@@ -20,8 +20,8 @@ from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, check_finite
 
 FUNCTION = "open_model"
 
-# package -> attribute of its models that is the transformers model
-_WRAPPERS = {"nnsight": "_module", "transformer_lens": "original_model"}
+# package -> attribute of its models that is the transformers model; torch.compile's is a submodule
+_WRAPPERS = {"nnsight": "_module", "transformer_lens": "original_model", "torch": "_orig_mod"}
 # torch's name -> safetensors' name
 _DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "int64": "I64", "bool": "BOOL"}
 
@@ -36,6 +36,7 @@ class LoadedTensor(TensorInfo):
         """Return the numbers; those of bfloat16 as uint16 bit patterns."""
         import torch
 
+        _check_unchanged(self)
         on_cpu = self.tensor.detach().cpu()
         array: Array = on_cpu.view(torch.uint16).numpy() if self.dtype == "BF16" else on_cpu.numpy()
         view = array.view()
@@ -47,6 +48,21 @@ class LoadedTensor(TensorInfo):
         part = decode(np.array(self.read_stored()[index]), self.dtype)
         check_finite(self.name, self.file, part)
         return part
+
+
+def _check_unchanged(info: LoadedTensor) -> None:
+    """Raise `ArgumentError` if the parameter of an opened model was given another dtype or shape."""
+    dtype, shape = _dtype(info.tensor), tuple(info.tensor.shape)
+    if (dtype, shape) != (info.dtype, info.shape):
+        raise ArgumentError(
+            f"{FUNCTION}: parameter {info.name!r} must be {info.dtype} of shape {info.shape}, as when the model was "
+            f"opened, got {dtype} of shape {shape}; open the model again."
+        )
+
+
+def _dtype(tensor: Any) -> str | None:
+    """Return the name of its dtype in safetensors, None for one that is not supported."""
+    return _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
 
 
 def is_loaded_model(model: Any) -> bool:
@@ -82,7 +98,10 @@ def folder_of_model(model: Any) -> Folder:
 def _inner(model: Any) -> Any:
     """Return the transformers model inside one of nnsight or TransformerLens; anything else as it is."""
     attribute = _WRAPPERS.get(type(model).__module__.partition(".")[0])
-    return model if attribute is None else vars(model).get(attribute, model)
+    if attribute is None:
+        return model
+    own = vars(model)  # attributes of wrappers are looked up in the model
+    return own.get(attribute, own.get("_modules", {}).get(attribute, model))
 
 
 def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -131,7 +150,7 @@ def _name_in_file(loaded: Wiring, name: str) -> str:
 
 
 def _tensor(file: Path, name: str, value: Any) -> LoadedTensor:
-    dtype = _DTYPES.get(str(value.dtype).removeprefix("torch."))
+    dtype = _dtype(value)
     if dtype is None or value.is_meta:
         raise ArgumentError(
             f"{FUNCTION}: parameter {name!r} must hold floating-point numbers, got {value.dtype} on {value.device}; "

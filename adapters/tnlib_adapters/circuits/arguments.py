@@ -101,8 +101,10 @@ def as_two_heads(function: str, later: Any, earlier: Any) -> tuple[AttentionHead
 
 
 def as_directions(function: str, directions: Array, d: int) -> Array:
-    """Return directions in output space, (d,) or (directions, d), validated."""
+    """Return real directions in output space, (d,) or (directions, d), validated."""
     w = as_array(function, "directions", directions)
+    if w.dtype.kind == "c":
+        raise ArgumentError(f"{function}: directions must be real, got {w.dtype}; pass columns of the unembedding.")
     if w.ndim not in (1, 2) or w.shape[-1] != d:
         raise ArgumentError(
             f"{function}: directions must have shape ({d},) or (directions, {d}), got {w.shape}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,13 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.reference.layers import Norm
+
+
+class Padding(NamedTuple):
+    """Padding token and its position embedding (d_model,)."""
+
+    token: int
+    position: Array
 
 
 @dataclass(frozen=True)
@@ -26,12 +34,15 @@ class TokenEmbedding:
         (d_model,), or None.
     norm
         Norm of the sum, or None.
+    padding
+        The token that takes no position, in RoBERTa, or None.
     """
 
     tokens: Array
     positions: Array | None
     segment: Array | None
     norm: Norm | None
+    padding: Padding | None = None
 
     @property
     def context(self) -> int | None:
@@ -47,10 +58,17 @@ class TokenEmbedding:
         """Return the terms of the sum before the norm, (batch, n, d_model) each, by name."""
         parts = {"tokens": self.tokens[tokens]}
         if self.positions is not None:
-            parts["positions"] = np.broadcast_to(self.positions[: tokens.shape[1]], parts["tokens"].shape)
+            parts["positions"] = self._positions(self.positions, tokens)
         if self.segment is not None:
             parts["segment"] = np.broadcast_to(self.segment, parts["tokens"].shape)
         return parts
+
+    def _positions(self, table: Array, tokens: Array) -> Array:
+        """Return the position embeddings (batch, n, d_model) of tokens (batch, n)."""
+        if self.padding is None or not (is_padding := tokens == self.padding.token).any():
+            return np.broadcast_to(table[: tokens.shape[1]], (*tokens.shape, table.shape[1]))
+        rows = np.maximum((~is_padding).cumsum(axis=1) - 1, 0)  # counts the tokens that are no padding
+        return np.where(is_padding[..., None], self.padding.position, table[rows])
 
     def check(self, function: str, tokens: Array, context: int | None) -> Array:
         """Return token numbers (batch, n), validated."""
@@ -58,7 +76,7 @@ class TokenEmbedding:
         if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
             raise ArgumentError(
                 f"{function}: tokens must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
-                "pass the numbers of the tokenizer."
+                "pass the input_ids of the tokenizer."
             )
         a = np.atleast_2d(a)
         vocab = len(self.tokens)

@@ -22,7 +22,7 @@ from tnlib_adapters.architectures.wiring import (
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, two_streams
 from tnlib_adapters.reference.activations import ACTIVATIONS
-from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
+from tnlib_adapters.reference.embedding import Padding, PatchEmbedding, TokenEmbedding
 from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding
 
 Shape = tuple[int | None, ...]
@@ -165,6 +165,9 @@ def _embedding(tensors: _Tensors) -> TokenEmbedding:
     return TokenEmbedding(
         tokens=table * embedding.scale if embedding.scale != 1 else table,
         positions=None if positions is None else positions[embedding.first_position :],
+        padding=None
+        if embedding.padding is None or positions is None
+        else Padding(embedding.padding, positions[embedding.padding]),
         segment=None if segments is None else segments[0],
         norm=tensors.norm(embedding.norm),
     )

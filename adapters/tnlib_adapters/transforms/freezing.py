@@ -39,7 +39,8 @@ def freeze(
     checkpoint
         A checkpoint of any architecture with one residual stream, or its loaded `Weights`.
     tokens
-        (n,), integers: the sequence. A single image (channels, height, width) for a model of images.
+        (n,), integers: the sequence, without padding, because every token is attended to. A single image (channels,
+        height, width) for a model of images.
     patterns
         In place of `tokens`, or in their position, for an attention-only model without norms: per layer (heads, n, n),
         attention weights, rows summing to one.
@@ -83,7 +84,7 @@ def freeze(
         count = "neither" if tokens is None else "both"
         raise ArgumentTypeError(f"freeze: tokens or patterns must be given, got {count}; pass one sequence of tokens.")
     if patterns is None and not _are_patterns(tokens):
-        return freeze_weights(as_weights("freeze", checkpoint), tokens, feed_forward)
+        return freeze_weights("freeze", as_weights("freeze", checkpoint), tokens, feed_forward)
     return _freeze_patterns(checkpoint, tokens if patterns is None else patterns)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -135,13 +135,11 @@ class FrozenModel:
         return x
 
 
-def freeze_weights(weights: Weights, tokens: Array, local_map: LocalMap) -> FrozenModel:
+def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: LocalMap) -> FrozenModel:
     """Return a model on one sequence with its own patterns, divisors and slopes."""
-    checked = weights.embedding.check("freeze", tokens, weights.context)
+    checked = weights.embedding.check(function, tokens, weights.context)
     if len(checked) != 1:
-        raise ArgumentError(
-            f"freeze: tokens must be one sequence, got {len(checked)}; freeze them one after the other."
-        )
+        raise ArgumentError(f"{function}: tokens must be one sequence, got {len(checked)}; pass one at a time.")
     parts = _embedded(weights, checked)
     x = embedding = np.asarray(sum(parts.values()))
     blocks, n_before = [], {"": 0, "mlp ": 0}

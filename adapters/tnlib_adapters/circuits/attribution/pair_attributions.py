@@ -54,9 +54,7 @@ class PairAttribution:
         lines = [f"  {a:{width}}{b:{width}}{value:9.3f}" for a, b, value in rows]
         others = self.total - sum(value for *_, value in rows)
         head = f"{self.title}: {self.total:.3f}"
-        return "\n".join(
-            [head, f"  {'query':{width}}{'key':{width}}", *lines, f"  {'all others':{2 * width}}{others:9.3f}"]
-        )
+        return "\n".join([head, f"  {'query':{width}}key", *lines, f"  {'all others':{2 * width}}{others:9.3f}"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -74,7 +74,7 @@ class QKAttributions:
         lines = [f"  {head:8}{a:{width}}{b:{width}}{value:9.3f}" for head, a, b, value in rows]
         heads = sum(len(layer.pairs) for layer in self.layers)
         title = f"QKAttributions of {heads} heads on {len(self.model.embedding)} tokens"
-        return "\n".join([title, f"  {'head':8}{'query':{width}}{'key':{width}}", *lines])
+        return "\n".join([title, f"  {'head':8}{'query':{width}}key", *lines])
 
     def top(self, count: int = 10) -> list[tuple[str, str, str, float]]:
         """Return the largest contributions as rows (head, writer of the query, writer of the key, contribution)."""
@@ -180,12 +180,13 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     >>> bool(np.allclose(components.sum(axis=0), score.pairs, atol=1e-4))
     True
     """
-    if isinstance(model, FrozenModel) != (tokens is None):
-        remedy = "leave them out of a frozen model" if tokens is not None else "pass one sequence"
-        raise ArgumentTypeError(f"qk_attributions: tokens must be given with a model, once; {remedy}.")
+    if isinstance(model, Checkpoint | Weights) and tokens is None:
+        raise ArgumentTypeError("qk_attributions: tokens must be given with a model, got None; pass one sequence.")
+    if isinstance(model, FrozenModel) and tokens is not None:
+        raise ArgumentTypeError("qk_attributions: tokens must be None with a frozen model, got others; leave them out.")
     if not isinstance(model, FrozenModel):
         weights = read_weights(model, dtype=np.float32) if isinstance(model, Checkpoint) else model
-        model = freeze_weights(as_weights("qk_attributions", weights), np.asarray(tokens), "secant")
+        model = freeze_weights("qk_attributions", as_weights("qk_attributions", weights), tokens, "secant")
     return QKAttributions(model, tuple(_layer_pairs(model)))
 
 

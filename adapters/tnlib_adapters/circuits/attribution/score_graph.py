@@ -81,24 +81,34 @@ def save_score_graph(
         raise ArgumentTypeError(
             f"save_score_graph: tokens must be a list of names, got {tokens!r:.40}; pass one for each token."
         )
-    longest = max(max(score.query, score.key) for score in listed)
-    if longest >= len(tokens):
-        raise ArgumentError(
-            f"save_score_graph: tokens must name all positions, got {len(tokens)} names and position {longest}; pass "
-            "those of the text."
-        )
-    if not isinstance(slug, str) or not _SLUG.fullmatch(slug):
-        raise ArgumentError(f"save_score_graph: slug must be a file name, got {slug!r:.80}; pass letters and dashes.")
+    _check_graph(listed, tokens, slug)
     graph = _Graph([str(token) for token in tokens])
     end = 1 + max(score.head[0] for score in listed)
     for score in listed:
         graph.add_score(score, end, as_count("save_score_graph", "count", count))
     path = as_path("save_score_graph", "folder", folder)
+    if path.exists() and not path.is_dir():
+        raise ArgumentError(f"save_score_graph: folder must be a folder, got the file {path}; pass another one.")
     path.mkdir(parents=True, exist_ok=True)
     content, others = graph.as_json(slug), [g for g in _listed_graphs(path / _INDEX) if g.get("slug") != slug]
     _write_json(path / f"{slug}.json", content)
     _write_json(path / _INDEX, {"graphs": [*others, content["metadata"]]})
     return path / f"{slug}.json"
+
+
+def _check_graph(scores: Sequence[ScoreAttribution], tokens: Sequence[str], slug: Any) -> None:
+    """Raise `ArgumentError` if a position has no token, or the slug is no name of a graph."""
+    longest = max(max(score.query, score.key) for score in scores)
+    if longest >= len(tokens):
+        raise ArgumentError(
+            f"save_score_graph: tokens must name all positions, got {len(tokens)} names and position {longest}; pass "
+            "those of the text."
+        )
+    if not isinstance(slug, str) or not _SLUG.fullmatch(slug) or f"{slug}.json" == _INDEX:
+        raise ArgumentError(
+            f"save_score_graph: slug must be a file name other than {_INDEX}, got {slug!r:.80}; pass letters and "
+            "dashes."
+        )
 
 
 class _Graph:

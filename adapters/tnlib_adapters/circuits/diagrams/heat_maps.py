@@ -48,7 +48,7 @@ def heat_map(compositions: Compositions | PairAttribution) -> Figure:
     if not isinstance(compositions, Compositions):
         raise ArgumentTypeError(
             f"heat_map: compositions must be Compositions or a PairAttribution, got {type(compositions).__name__}; "
-            "pass compositions(model, 'K')."
+            "pass compositions(model, 'K') or qk_attributions(model, tokens).head(layer, head)."
         )
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
