@@ -128,7 +128,7 @@ class Passes:
             )
         exponent = 0
         if not math.isfinite(square) or not _SAFE_NORMS[0] < math.sqrt(square) < _SAFE_NORMS[1]:
-            _refuse_infinite(source, tile, a)
+            refuse_infinite_tile(source, tile, a)
             exponent = exponent_of(a)
             a = shift(a, -exponent)
             square = squares(np.ravel(a, "K"))
@@ -141,7 +141,8 @@ def write_tile(out: Array, index: tuple[slice, ...], values: Array) -> None:
     release_pages(out)
 
 
-def _refuse_infinite(source: ArraySource, tile: Tile, a: Array) -> None:
+def refuse_infinite_tile(source: ArraySource, tile: Tile, a: Array) -> None:
+    """Raise where a tile holds NaN or inf, and name the tile and the index of the first one in it."""
     if np.isfinite(a).all():
         return
     try:

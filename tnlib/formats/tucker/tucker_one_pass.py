@@ -39,6 +39,7 @@ def tucker_one_pass(read: OneRead, rtol: float | None, caps: Sequence[int]) -> t
     for tile, a in read.tiles():
         if (scaled := sketch.sums.scaled(a)) is not None:
             sketch.add(tile, scaled)
+    sketch.sums.normalize()
     core, bases = sketch.decompose()
     if rtol is not None:
         rtol = math.sqrt(max(0.0, rtol**2 - sketch.relative_error(core, bases) ** 2))
