@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,19 @@ def test_every_entry_is_read_once(name: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     check(CALLS[name](mapped, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 22), x, 1e-2)
+
+
+@names
+def test_memory(name: str) -> None:
+    """Tiles of one row and the sketches, which enlarge that leg, stay within the limit."""
+    x, memory = oracles.normal((24, 64, 32, 16)), 5 << 20
+    tracemalloc.start()
+    try:
+        oracles.quietly(lambda: CALLS[name](x, max_rank=2, one_pass=True, memory=memory))
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held <= memory
 
 
 def test_arrays_of_torch() -> None:

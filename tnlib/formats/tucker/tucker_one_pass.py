@@ -120,7 +120,7 @@ def _at(k: int, parts: Sequence[slice]) -> tuple[slice, ...]:
 
 
 def _multiply(a: Array, matrices: Sequence[Array], legs: Sequence[int]) -> Array:
-    """Return `a` multiplied along some of its legs by their matrices."""
-    for j in legs:
+    """Return `a` multiplied along some of its legs by their matrices, those that lower its size first."""
+    for j in sorted(legs, key=lambda j: matrices[j].shape[0] / matrices[j].shape[1]):
         a = mode_product(a, matrices[j], j)  # ... sj [nj] ...
     return a
