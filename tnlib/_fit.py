@@ -65,8 +65,9 @@ class Fit(Generic[F]):
         ratio = f"{dense / stored:.1f} times fewer" if dense > stored else f"{stored / dense:.1f} times more"
         error = f"{self.error:.3g}" if self.error > roundoff(value.dtype) else "roundoff"
         kind = "certified" if self.certified else "estimated"
+        name = getattr(value, "numpy_class", type(value)).__name__
         lines = [
-            f"Fit of {type(value).__name__}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
+            f"Fit of {name}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
             f"  ranks    {shorten(value.ranks, ' ')}",
             f"  numbers  {stored:,} of {dense:,}, {ratio}",
             f"  error    {error}, {kind}" + ("" if self.converged else ", NOT converged"),

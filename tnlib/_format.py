@@ -34,6 +34,11 @@ class Format(ABC):
         is_other = any(map(_holds_other_array, (*arrays, *keywords.values()) if keywords else arrays))
         is_other = is_other and not hasattr(cls, "verbs")
         kind: Any = implementation("other_arrays", cls) if is_other else None
+        if kind is not None and not issubclass(kind, cls):  # Python would not call its __init__
+            raise ArgumentTypeError(
+                f"{cls.__name__}: a subclass of {kind.numpy_class.__name__} must hold numpy arrays, got those of "
+                "another library; convert them with numpy.asarray."
+            )
         return object.__new__(kind or cls)
 
     # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
@@ -382,7 +387,7 @@ def refuse_other_format(sign: str, a: Format, b: Any) -> None:
 
 def refuse_too_large(value: Format) -> None:
     """Raise where the dense array of `value` has more legs than numpy allows, or does not fit into memory."""
-    name, ndim, size = type(value).__name__, value.ndim, value.size
+    name, ndim, size = getattr(value, "numpy_class", type(value)).__name__, value.ndim, value.size
     if ndim > MAX_NDIM:
         raise ArgumentError(
             f"{name}.full: a dense array must have at most {MAX_NDIM} legs, got {ndim}; contract some of them first."

@@ -43,7 +43,7 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
             x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         a = np.asarray(x)
         if a.dtype == object and advice_for(x, ""):
-            raise ValueError("it is in factored form")
+            raise ValueError("it is not a dense array")
     except (ValueError, TypeError, RuntimeError) as problem:  # torch refuses with a RuntimeError
         raise ArgumentTypeError(
             f"{function}: {parameter} must be an array of numbers, got a {type(x).__name__} that numpy cannot "

@@ -25,8 +25,9 @@ from tnlib.linalg.array_namespace import OtherArray, device_of, dtype_of, from_h
 F = TypeVar("F", bound=Format)
 Verbs: TypeAlias = Mapping[str, Callable[..., Any]]
 
-# Members that need no array but its shape; `from_sweep` creates a train from cores that are in range.
-_OF_SHAPES = {"shape", "ranks", "ndim", "size", "attributes", "log_scale", "row_shape", "col_shape", "from_sweep"}
+# Members that need no array but its shape; the two constructors store arrays as they are.
+_OF_SHAPES = {"shape", "ranks", "ndim", "size", "attributes", "log_scale", "row_shape", "col_shape"}
+_OF_SHAPES |= {"from_sweep", "from_named_arrays"}
 _OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "matmul", "rmatmul", "neg", "getitem", "iter")
 
 

@@ -30,7 +30,9 @@ def namespace(*arrays: OtherArray) -> Any:
 
 
 def library_of(x: OtherArray) -> str:
-    """Return the name of the library of `x`, such as "torch"."""
+    """Return the name of the library of `x`, such as "torch", also for subclasses of its arrays defined elsewhere."""
+    if hasattr(x, "resolve_conj"):
+        return "torch"
     return type(x).__module__.partition(".")[0]
 
 
@@ -69,6 +71,7 @@ def from_host(a: Array, like: OtherArray) -> OtherArray:
 def as_other_array(function: str, parameter: str, x: OtherArray, *, ndim: int | None = None) -> OtherArray:
     """Return `x` as a finite array of its own library, of a native dtype: what `as_array` is for numpy."""
     xp, name = namespace(x), dtype_name(x)
+    _refuse_without_entries(function, parameter, x)
     if name not in NATIVE:
         if name not in HALF and not xp.isdtype(x.dtype, ("bool", "integral")):
             raise ArgumentTypeError(
@@ -85,6 +88,17 @@ def as_other_array(function: str, parameter: str, x: OtherArray, *, ndim: int | 
     if not all_finite(x):
         raise ArgumentError(f"{function}: {parameter} must be finite, got NaN or inf; replace them first.")
     return x
+
+
+def _refuse_without_entries(function: str, parameter: str, x: OtherArray) -> None:
+    """Raise where `x` is a tensor of torch that does not store every entry."""
+    layout = str(getattr(x, "layout", "torch.strided")).rpartition(".")[2]
+    if layout != "strided" or getattr(x, "is_meta", False):
+        kind = f"a {layout} one" if layout != "strided" else "one on the meta device"
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a dense tensor with entries, got {kind}; pass .to_dense() of it, or load "
+            "it first."
+        )
 
 
 def detached(x: OtherArray) -> OtherArray:

@@ -27,6 +27,7 @@ from tnlib.linalg.scaling import DRIFT
 from tnlib.linalg.truncation import TruncationBudget
 
 _SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
+_EQUAL = 8  # eps, of the largest singular value
 
 
 def rescale(x: OtherArray, exponent: int = 0) -> tuple[OtherArray, int]:
@@ -56,6 +57,8 @@ def truncate(
     xp = namespace(x)
     u, s, vh = svd(x)
     values = to_host(s)
+    if getattr(x, "requires_grad", False):
+        _refuse_equal(values)
     rank = budget.truncate(values, max_rank=max_rank)
     u, s, vh = u[:, :rank], s[:rank], vh[:rank, :]
     if frame is not None:
@@ -83,6 +86,16 @@ def _refuse_singular(diagonal: Array) -> None:
         raise ArgumentError(
             "round, apply and canonicalize: bonds of a train with a gradient must not exceed its ranks, got a singular "
             "core; round it under torch.no_grad() first."
+        )
+
+
+def _refuse_equal(values: Array) -> None:
+    """Raise where singular values are equal or zero to roundoff: the gradient of the SVD in torch is NaN."""
+    gaps = np.abs(np.diff(values, append=0))
+    if len(values) > 1 and gaps.min() <= _EQUAL * np.finfo(values.dtype).eps * values[0]:
+        raise ArgumentError(
+            "round and apply: the singular values of a value with a gradient must be distinct and positive, got equal "
+            "ones or a zero; round it under torch.no_grad() first."
         )
 
 

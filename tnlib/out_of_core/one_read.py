@@ -18,6 +18,7 @@ from tnlib.out_of_core.dask_source import DaskSource, is_dask_array
 from tnlib.out_of_core.memory_limit import as_memory
 from tnlib.out_of_core.progress import notify
 from tnlib.out_of_core.slab_stream import SlabStream
+from tnlib.out_of_core.tile_data import refuse_infinite_tile
 from tnlib.out_of_core.tiling import tiles_of
 
 _DRIFT = 200  # powers of two by which a tile may exceed the first one before all sums are scaled
@@ -37,7 +38,7 @@ class OneRead:
     """
 
     def __init__(self, function: str, parameter: str, x: Any, memory: Any) -> None:
-        self.function, self.limit = function, as_memory(function, memory)
+        self.function, self._parameter, self.limit = function, parameter, as_memory(function, memory)
         if isinstance(x, SlabStream):
             self._x: SlabStream | ArraySource = x
         elif is_dask_array(x):
@@ -46,6 +47,14 @@ class OneRead:
             self._x = open_source(function, parameter, x if is_sliced(x) else as_numbers(function, parameter, x))
         self.shape: tuple[int, ...] = self._x.shape
         self.dtype: np.dtype[Any] = self._x.dtype
+
+    def require_legs(self, count: int) -> None:
+        """Raise where the array has fewer legs."""
+        if len(self.shape) < count:
+            raise ArgumentError(
+                f"{self.function}: {self._parameter} must have at least {count} legs with one_pass, got shape "
+                f"{self.shape}; leave one_pass out."
+            )
 
     def refuse_large(self, *sizes: int) -> None:
         """Raise where sketches of these many numbers exceed half of the memory limit."""
@@ -58,16 +67,6 @@ class OneRead:
 
     def tiles(self) -> Iterator[tuple[Tile, Array]]:
         """Yield position and entries of every tile, finite."""
-        for tile, a in self._read():
-            if not np.isfinite(a).all():
-                where = ", ".join(f"{start}:{stop}" for start, stop in tile)
-                raise ArgumentError(
-                    f"{self.function}: the array must be finite, got NaN or inf in the chunk [{where}]; replace them "
-                    "first."
-                )
-            yield tile, a
-
-    def _read(self) -> Iterator[tuple[Tile, Array]]:
         if isinstance(self._x, SlabStream):
             yield from self._x.read(self.function)
             return
@@ -79,6 +78,7 @@ class OneRead:
                 a = upcoming.result()
                 if k + 1 < len(tiles):
                     upcoming = reader.submit(source.read, tiles[k + 1])
+                refuse_infinite_tile(source, tile, a)
                 yield tile, a
                 notify("pass 1", k + 1, len(tiles))
 
@@ -109,6 +109,11 @@ class LinearSums:
         scaled = shift(wide, -(self.exponent or 0))
         self.square += float(np.vdot(scaled, scaled).real)
         return scaled
+
+    def normalize(self) -> None:
+        """Scale all sums so that the norm of the array lies in [1/2, 1): results fit in single precision."""
+        if self.exponent is not None:
+            self._set_exponent(self.exponent + math.frexp(math.sqrt(self.square))[1])
 
     def _set_exponent(self, e: int) -> None:
         if self.exponent is not None:

@@ -55,6 +55,7 @@ class SketchedMatrix:
                 matrix = np.ascontiguousarray(layout.matrix(scaled))
                 for sketch in (columns, rows, self._error):
                     sketch.add(tile, matrix)
+        sums.normalize()
         self.norm, self.exponent = math.sqrt(sums.square), sums.exponent or 0
         self.left, self.right = low_rank_factors(columns, rows)  # m k, k n
 

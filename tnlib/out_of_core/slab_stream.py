@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_numbers, as_sizes
+from tnlib._validate import as_numbers, as_sizes, refuse_infinite, to_numpy
 from tnlib.out_of_core.array_source import Tile
 
 
@@ -24,7 +24,7 @@ class SlabStream:
     shape
         (n[0], ..., n[d-1]), the shape of the whole array.
     dtype
-        Dtype of the whole array; slabs may have a dtype that converts to it without loss of its kind or size.
+        Dtype of the whole array, of numpy; slabs may have any dtype that converts to it without loss.
 
     Examples
     --------
@@ -42,21 +42,23 @@ class SlabStream:
                 f"SlabStream: slabs must be an iterable of arrays, got a {type(slabs).__name__}; pass a generator."
             )
         self.shape = as_sizes("SlabStream", "shape", shape)
-        self.dtype: np.dtype[Any] = as_numbers("SlabStream", "dtype", np.zeros(1, dtype)).dtype
+        self.dtype = _as_native_dtype(dtype)
         self._slabs: Iterator[Any] | None = iter(slabs)
 
     def __repr__(self) -> str:
-        return f"SlabStream(shape {self.shape}, {self.dtype}{'' if self._slabs else ', read'})"
+        return f"SlabStream(shape {self.shape}, {self.dtype}{', read' if self._slabs is None else ''})"
 
     def read(self, function: str) -> Iterator[tuple[Tile, Array]]:
-        """Yield the position and the entries of every slab."""
+        """Yield the position and the entries of every slab with rows, finite."""
         if self._slabs is None:
             raise ArgumentError(f"{function}: a SlabStream must not have been read before, got {self!r}; make it anew.")
         slabs, self._slabs = self._slabs, None
         start = 0
         for k, slab in enumerate(slabs):
             a = self._checked(function, k, slab, start)
-            yield ((start, start + len(a)), *((0, n) for n in self.shape[1:])), a
+            if len(a):
+                refuse_infinite(function, f"slab {k}", a)
+                yield ((start, start + len(a)), *((0, n) for n in self.shape[1:])), a
             start += len(a)
         if start < self.shape[0]:
             raise ArgumentError(
@@ -64,13 +66,36 @@ class SlabStream:
             )
 
     def _checked(self, function: str, k: int, slab: Any, start: int) -> Array:
-        a = as_numbers(function, f"slab {k}", slab)
-        if a.shape[1:] != self.shape[1:] or start + len(a) > self.shape[0]:
-            expected = f"(at most {self.shape[0] - start}, {', '.join(map(str, self.shape[1:]))})"
-            raise ArgumentError(f"{function}: slab {k} must have shape {expected}, got {a.shape}; correct the shape.")
-        if not np.can_cast(a.dtype, self.dtype, "safe"):
-            raise ArgumentTypeError(
-                f"{function}: slab {k} must have entries of dtype {self.dtype}, got {a.dtype}; convert it, or state "
-                "that dtype."
+        """Return a slab, possibly without rows, if its shape and dtype fit."""
+        a = to_numpy(function, f"slab {k}", slab)
+        if a.ndim != len(self.shape) or a.shape[1:] != self.shape[1:]:
+            expected = ", ".join(("k", *map(str, self.shape[1:])))
+            raise ArgumentError(
+                f"{function}: slab {k} must have shape ({expected}) with any number k of rows, got {a.shape}; reshape "
+                "it first."
             )
-        return a
+        if start + len(a) > self.shape[0]:
+            raise ArgumentError(
+                f"{function}: the slabs must have {self.shape[0]} rows together, got {start + len(a)} up to slab {k}; "
+                "correct the shape of the SlabStream."
+            )
+        if len(a) == 0:
+            return a
+        if a.dtype.kind in "biufc" and not np.can_cast(a.dtype, self.dtype, "safe"):
+            raise ArgumentTypeError(
+                f"{function}: slab {k} must have a dtype that converts to {self.dtype} without loss, got {a.dtype}; "
+                "convert it, or state another dtype of the SlabStream."
+            )
+        return as_numbers(function, f"slab {k}", a)
+
+
+def _as_native_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype in which an array of `dtype` is decomposed."""
+    try:
+        entry = np.zeros(1, dtype)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"SlabStream: dtype must be a dtype of numpy, got {dtype!r}; pass for example numpy.float64."
+        ) from None
+    native: np.dtype[Any] = as_numbers("SlabStream", "dtype", entry).dtype
+    return native

@@ -40,7 +40,7 @@ def checked_tile(source: ArraySource, tile: Tile, a: Array) -> TileData:
     fingerprint = square = squares(np.ravel(a, "K"))
     exponent = 0
     if not math.isfinite(square) or not _SAFE_NORMS[0] < math.sqrt(square) < _SAFE_NORMS[1]:
-        _refuse_infinite(source, tile, a)
+        refuse_infinite_tile(source, tile, a)
         exponent = exponent_of(a)
         a = shift(a, -exponent)
         square = squares(np.ravel(a, "K"))
@@ -52,7 +52,8 @@ def words_of(tile: Tile) -> str:
     return "the chunk [" + ", ".join(f"{start}:{stop}" for start, stop in tile) + "]"
 
 
-def _refuse_infinite(source: ArraySource, tile: Tile, a: Array) -> None:
+def refuse_infinite_tile(source: ArraySource, tile: Tile, a: Array) -> None:
+    """Raise where a tile holds NaN or inf, and name the tile and the index of the first one in it."""
     if np.isfinite(a).all():
         return
     tile, a = source.as_passed(tile, a)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,18 @@ def test_bonds_larger_than_the_ranks_have_no_gradient() -> None:
         assert tnlib.round(tnlib.TensorTrain(cores)).value.ranks == train.ranks
 
 
+@pytest.mark.parametrize("diagonal", [[1.0, 1.0, 0.5], [1.0, 0.5, 0.0]], ids=["equal", "zero"])
+def test_equal_singular_values_have_no_gradient(diagonal: list[float]) -> None:
+    torch = pytest.importorskip("torch")
+    right = torch.eye(3, dtype=torch.float64)[:, :, None].requires_grad_()
+    left = torch.diag(torch.tensor(diagonal, dtype=torch.float64))[None].requires_grad_()
+    with oracles.refused(ValueError, "round", "distinct", "torch.no_grad()"):
+        tnlib.round(tnlib.TensorTrain([left, right]), max_rank=2)
+    factors = [torch.eye(3, dtype=torch.float64, requires_grad=True)] * 2
+    with oracles.refused(ValueError, "round", "distinct"):
+        tnlib.round(tnlib.Tucker(left[0], factors), max_rank=2)
+
+
 def test_decompositions_detach() -> None:
     torch = pytest.importorskip("torch")
     fit = tnlib.tt_svd(torch.tensor(noisy(), requires_grad=True), rtol=1e-2)
@@ -283,6 +297,61 @@ def test_constructors_refuse(make: Callable[[Any], Any]) -> None:
         tnlib.SVD(make(np.ones((3, 2))), make(np.ones(1)), make(np.ones((2, 3))))
     with oracles.refused(ValueError, "tt_svd", "finite"):
         tnlib.tt_svd(make(np.array([1.0, np.inf])))
+
+
+@kinds
+def test_reports_and_errors_name_the_public_class(make: Callable[[Any], Any]) -> None:
+    assert repr(tnlib.tt_svd(make(noisy()), max_rank=2)).startswith("Fit of TensorTrain,")
+    with oracles.refused(ValueError, "TensorTrain.full", "64 legs"):
+        tnlib.TensorTrain([make(np.ones((1, 2, 1)))] * 65).full()
+
+
+@pytest.mark.parametrize("name", ["TensorTrain", "TTMatrix", "Tucker"])
+def test_operands_of_two_libraries(name: str) -> None:
+    pytest.importorskip("torch")
+    value = formats()[name]
+    with oracles.refused(TypeError, "inner", "one library", "torch", "array_api_strict"):
+        tnlib.inner(*(moved(value, make) for make in (other_arrays.to_torch, other_arrays.to_strict)))
+
+
+def test_numpy_operands_of_apply() -> None:
+    operator, train = formats()["TTMatrix"], tnlib.ones((2, 3, 4))
+    with oracles.refused(TypeError, "apply", "x must hold numpy arrays"):
+        tnlib.apply(operator, moved(train, other_arrays.to_torch))
+    with oracles.refused(TypeError, "apply", "operator must hold numpy arrays"):
+        tnlib.apply(moved(operator, other_arrays.to_torch), train)
+
+
+def test_tensors_without_entries() -> None:
+    torch = pytest.importorskip("torch")
+    with oracles.refused(TypeError, "tt_svd", "x must be a dense tensor with entries", "meta"):
+        tnlib.tt_svd(torch.ones(2, 3, device="meta"))
+    with oracles.refused(TypeError, "TensorTrain", "core 0", "sparse"):
+        tnlib.TensorTrain([torch.ones(1, 2, 1).to_sparse()])
+
+
+def test_subclasses_of_formats_and_of_tensors() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Weights(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    class Chain(tnlib.TensorTrain):
+        pass
+
+    core = torch.ones(1, 2, 1)
+    assert tnlib.TensorTrain([core, core.as_subclass(Weights)]).shape == (2, 2)
+    with oracles.refused(TypeError, "Chain", "numpy arrays"):
+        Chain([core])
+
+
+@pytest.mark.parametrize("name", ["TensorTrain", "TTMatrix", "Tucker", "SVD"])
+def test_arrays_are_stored_without_a_copy(name: str) -> None:
+    value = moved(formats()[name], other_arrays.to_torch)
+    again = type(value).from_named_arrays(value.named_arrays(), value.attributes())
+    assert all(a is b for a, b in zip(value.arrays(), again.arrays(), strict=True))
+    for other in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        oracles.assert_close(other.to_numpy().full(), value.to_numpy().full(), value.dtype)
 
 
 def test_iterations_of_tucker_on_a_device() -> None:

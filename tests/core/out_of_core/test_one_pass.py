@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,21 @@ def test_slabs_of_growing_scale() -> None:
     check(fit, x, 1e-2)
 
 
+@names
+def test_slabs_of_growing_scale_in_single_precision(name: str) -> None:
+    x = noisy(noise=0.0, shape=(8, 9, 6, 5))
+    x = (x / np.abs(x).max() * np.repeat([1e-30, 1e29], 4)[:, None, None, None]).astype(np.float32)
+    fit = CALLS[name](tnlib.SlabStream(slabs(x, 4), x.shape, x.dtype), max_rank=6, one_pass=True)
+    check(fit, x, None)
+
+
+def test_slabs_without_rows_and_of_other_dtypes() -> None:
+    x = np.arange(24).reshape(4, 3, 2)
+    parts = [x[:0], x[:1].astype(np.int8), x[1:].astype(np.float16), x[:0]]
+    fit = tnlib.tt_svd(tnlib.SlabStream(parts, x.shape, np.float32), max_rank=2, one_pass=True)
+    check(fit, x.astype(np.float32), None)
+
+
 class CountedReads:
     """An array that counts how often every entry is read."""
 
@@ -143,6 +159,19 @@ def test_every_entry_is_read_once(name: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     check(CALLS[name](mapped, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 22), x, 1e-2)
+
+
+@names
+def test_memory(name: str) -> None:
+    """Tiles of one row and the sketches, which enlarge that leg, stay within the limit."""
+    x, memory = oracles.normal((24, 64, 32, 16)), 5 << 20
+    tracemalloc.start()
+    try:
+        oracles.quietly(lambda: CALLS[name](x, max_rank=2, one_pass=True, memory=memory))
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held <= memory
 
 
 def test_arrays_of_torch() -> None:
@@ -176,12 +205,14 @@ def test_streams_that_end_early_or_do_not_fit() -> None:
 
     with oracles.refused(ValueError, "tt_svd", "4 rows together, got 2", "ended early"):
         decompose(stream_of(np.ones((2, 3, 2))))
-    with oracles.refused(ValueError, "tt_svd", "slab 1 must have shape (at most 2, 3, 2)"):
+    with oracles.refused(ValueError, "tt_svd", "4 rows together, got 5 up to slab 1"):
         decompose(stream_of(np.ones((2, 3, 2)), np.ones((3, 3, 2))))
+    with oracles.refused(ValueError, "tt_svd", "slab 1 must have shape (k, 3, 2)", "(2, 2, 2)"):
+        decompose(stream_of(np.ones((2, 3, 2)), np.ones((2, 2, 2))))
     with oracles.refused(TypeError, "tt_svd", "slab 0", "complex128"):
         decompose(stream_of(np.ones((4, 3, 2), complex)))
-    with oracles.refused(ValueError, "tt_svd", "finite", "chunk [2:4"):
-        decompose(stream_of(np.ones((2, 3, 2)), np.full((2, 3, 2), np.nan)))
+    with oracles.refused(ValueError, "tt_svd", "slab 1 must be finite, got nan at index (1, 0, 0)"):
+        decompose(stream_of(np.ones((2, 3, 2)), np.repeat([0.0, np.nan], 6).reshape(2, 3, 2)))
     stream = stream_of(np.ones((4, 3, 2)))
     decompose(stream)
     with oracles.refused(ValueError, "tt_svd", "must not have been read before"):
@@ -194,6 +225,16 @@ def test_streams_without_one_pass() -> None:
             call(stream_of(np.ones((4, 3, 2))))
     with oracles.refused(TypeError, "SlabStream", "iterable"):
         tnlib.SlabStream(3, (4,), float)  # type: ignore[arg-type]
+    for dtype in ("float7", object):
+        with oracles.refused(TypeError, "SlabStream", "dtype must be"):
+            tnlib.SlabStream([], (4,), dtype)
+
+
+def test_the_chunk_with_nan_is_named() -> None:
+    x = noisy(shape=(36, 14, 16, 6))
+    x[30, 2, 1, 5] = np.nan
+    with oracles.refused(ValueError, "tt_svd", "x must be finite, got nan at index", "of the chunk ["):
+        tnlib.tt_svd(CountedReads(x), max_rank=2, one_pass=True, memory=1 << 22)
 
 
 def test_iterations_and_single_legs() -> None:

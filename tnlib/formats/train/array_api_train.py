@@ -43,7 +43,7 @@ class ArrayTrain(OtherArrays, Train):
         arrays = [as_other_array(name, f"core {k}", a, ndim=self._core_ndim) for k, a in enumerate(checked)]
         check_bonds(name, arrays)
         dtype = namespace(*arrays).result_type(*arrays)
-        arrays = [namespace(a).astype(a, dtype) for a in arrays]
+        arrays = [namespace(a).astype(a, dtype, copy=False) for a in arrays]
         center = None if center is None else as_position(name, "center", center, len(arrays), "cores")
         exponent = as_integer(name, "exponent", exponent, "a float as log_scale")
         if log_scale is not None:
@@ -115,15 +115,17 @@ def canonicalize_array_train(t: ArrayTrain, center: int) -> ArrayTrain:
 
 def inner_array_trains(a: Any, b: Any) -> OtherArray:
     """Return the sum over all legs of conj(a) times b, an array without legs."""
-    _refuse_numpy("inner", "b", b, a)
+    refuse_different_libraries("inner", [a.cores[0], b.cores[0]])
     product, e = sweeps.inner_product(a._core_rows(), b._core_rows())
     return shift_in_range(product, e + a.exponent + b.exponent, "inner: the result", "lower the log_scale")
 
 
 def apply_array_matrix(operator: Any, x: Any, rtol: float | None, max_rank: int | None) -> tuple[Any, TruncationBudget]:
     """Return operator @ x, rounded, and its truncations; `x` is an ArrayTTMatrix, or an ArrayTensorTrain."""
-    _refuse_numpy("apply", "operator", operator, x)
-    _refuse_numpy("apply", "x", x, operator)
+    for parameter, value, other in (("x", x, operator), ("operator", operator, x)):
+        if isinstance(value, OtherArrays) and not isinstance(other, OtherArrays):
+            refuse("apply", parameter, value)
+    refuse_different_libraries("apply", [operator.cores[0], x.cores[0]])
     refuse_different_sizes("apply", operator.col_shape, [core.shape[1] for core in x.cores], "legs must match")
     xp = namespace(*operator.cores, *x.cores)
     right = [core if core.ndim == 4 else core[:, :, None, :] for core in x.cores]
@@ -133,13 +135,6 @@ def apply_array_matrix(operator: Any, x: Any, rtol: float | None, max_rank: int 
     for k, core in enumerate(cores):
         cores[k], exponent = rescale(core, exponent)
     return round_array_train(type(x).from_sweep(cores, None, exponent), rtol, max_rank)
-
-
-def _refuse_numpy(function: str, parameter: str, value: Any, other: OtherArrays) -> None:
-    """Raise where `value` does not hold arrays of the library and device of those of `other`."""
-    if not isinstance(value, OtherArrays):
-        refuse(function, "the other operand", other)
-    refuse_different_libraries(f"{function}, {parameter} and the other operand", [value.arrays()[0], other.arrays()[0]])
 
 
 _VERBS: Verbs = {

@@ -288,8 +288,8 @@ def check_bonds(name: str, cores: Sequence[Any]) -> None:
     for k in range(1, len(cores)):
         if cores[k - 1].shape[-1] != cores[k].shape[0]:
             raise ArgumentError(
-                f"{name}: bond {k} must have one size, got core {k - 1} of shape {cores[k - 1].shape} and "
-                f"core {k} of shape {cores[k].shape}; make the last leg of one the first of the other."
+                f"{name}: bond {k} must have one size, got core {k - 1} of shape {tuple(cores[k - 1].shape)} "
+                f"and core {k} of shape {tuple(cores[k].shape)}; make the last leg of one the first of the other."
             )
     ends = cores[0].shape[0], cores[-1].shape[-1]
     if ends != (1, 1):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tnlib._errors import ArgumentError
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import merge_cores, split_legs
 from tnlib.out_of_core.one_read import OneRead
@@ -26,10 +25,7 @@ def tt_svd_one_pass(x: Any, rtol: float | None, max_rank: int, memory: float | N
     """Return the left-canonical train and the estimate of its relative error."""
     read = OneRead("tt_svd", "x", x, memory)
     sizes = read.shape
-    if len(sizes) < 2:
-        raise ArgumentError(
-            f"tt_svd: x must have at least 2 legs with one_pass, got shape {sizes}; leave one_pass out."
-        )
+    read.require_legs(2)
     half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + _COLUMN_COST * math.prod(sizes[k:]))
     sketch = SketchedMatrix(read, range(half), max_rank)
     sides = [min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]

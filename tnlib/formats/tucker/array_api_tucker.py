@@ -52,6 +52,7 @@ def round_array_tucker(
 
 def inner_array_tucker(a: Any, b: Any) -> OtherArray:
     """Return the inner product, an array without legs: the core of `b` in the basis of the factors of `a`."""
+    refuse_different_libraries("inner", [a.core, b.core])
     (core, exponent), (small, e) = rescale(a.core), rescale(b.core)
     exponent += e
     for k, (left, right) in enumerate(zip(a.factors, b.factors, strict=True)):
@@ -88,7 +89,7 @@ class ArrayTucker(OtherArrays, Tucker):
                     f"got shape {tuple(factor.shape)}; factors are (n, r)."
                 )
         dtype = namespace(core).result_type(core, *factors)
-        core, *factors = (namespace(core).astype(a, dtype) for a in (core, *factors))
+        core, *factors = (namespace(core).astype(a, dtype, copy=False) for a in (core, *factors))
         set_fields(self, core=core, factors=tuple(factors))
 
     @property

@@ -126,11 +126,9 @@ def _one_pass(
     """Return the `Fit` from one read."""
     caps = _as_caps(max_rank, ranks, len(read.shape))[1]
     require_rank("tucker", caps[0], resources)
-    if n_iter or len(caps) < 2:
-        raise ArgumentError(
-            f"tucker: n_iter must be 0 and x have at least 2 legs with one_pass, got n_iter={n_iter} and shape "
-            f"{read.shape}; leave one_pass out."
-        )
+    if n_iter:
+        raise ArgumentError(f"tucker: n_iter must be 0 with one_pass, got {n_iter}; every sweep would read x again.")
+    read.require_legs(2)
     core, factors, exponent, error = tucker_one_pass(read, rtol, [cap or 1 for cap in caps])
     core, *factors = (a.astype(read.dtype, copy=False) for a in (core, *factors))
     return report_estimate("tucker", Tucker(restore("tucker", "x", core, exponent), tuple(factors)), error, rtol)

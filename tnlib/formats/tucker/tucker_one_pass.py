@@ -39,6 +39,7 @@ def tucker_one_pass(read: OneRead, rtol: float | None, caps: Sequence[int]) -> t
     for tile, a in read.tiles():
         if (scaled := sketch.sums.scaled(a)) is not None:
             sketch.add(tile, scaled)
+    sketch.sums.normalize()
     core, bases = sketch.decompose()
     if rtol is not None:
         rtol = math.sqrt(max(0.0, rtol**2 - sketch.relative_error(core, bases) ** 2))
@@ -119,7 +120,7 @@ def _at(k: int, parts: Sequence[slice]) -> tuple[slice, ...]:
 
 
 def _multiply(a: Array, matrices: Sequence[Array], legs: Sequence[int]) -> Array:
-    """Return `a` multiplied along some of its legs by their matrices."""
-    for j in legs:
+    """Return `a` multiplied along some of its legs by their matrices, those that lower its size first."""
+    for j in sorted(legs, key=lambda j: matrices[j].shape[0] / matrices[j].shape[1]):
         a = mode_product(a, matrices[j], j)  # ... sj [nj] ...
     return a
