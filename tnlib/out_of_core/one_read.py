@@ -11,7 +11,8 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_numbers
+from tnlib._validate import as_numbers, is_other_array
+from tnlib.linalg.array_namespace import as_other_array, to_host
 from tnlib.linalg.scaling import largest, shift
 from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced, open_source
 from tnlib.out_of_core.memory_limit import as_memory
@@ -38,6 +39,8 @@ class OneRead:
 
     def __init__(self, function: str, parameter: str, x: Any, memory: Any) -> None:
         self.function, self._parameter, self.limit = function, parameter, as_memory(function, memory)
+        if is_other_array(x):  # copied from its device; the sketches are computed on the host
+            x = to_host(as_other_array(function, parameter, x))
         if isinstance(x, SlabStream):
             self._x: SlabStream | ArraySource = x
         else:
