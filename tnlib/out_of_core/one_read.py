@@ -11,7 +11,8 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_numbers
+from tnlib._validate import as_numbers, is_other_array
+from tnlib.linalg.array_namespace import as_other_array, to_host
 from tnlib.linalg.scaling import largest, shift
 from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced, open_source
 from tnlib.out_of_core.dask_source import DaskSource, is_dask_array
@@ -39,6 +40,8 @@ class OneRead:
 
     def __init__(self, function: str, parameter: str, x: Any, memory: Any) -> None:
         self.function, self._parameter, self.limit = function, parameter, as_memory(function, memory)
+        if is_other_array(x):  # copied from its device; the sketches are computed on the host
+            x = to_host(as_other_array(function, parameter, x))
         if isinstance(x, SlabStream):
             self._x: SlabStream | ArraySource = x
         elif is_dask_array(x):

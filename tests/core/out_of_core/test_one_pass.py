@@ -12,6 +12,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_arrays import MAKERS, kind_of
 
 import tnlib
 
@@ -174,10 +175,10 @@ def test_memory(name: str) -> None:
     assert held <= memory
 
 
-def test_arrays_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    fit = tnlib.tt_svd(torch.tensor(noisy()), max_rank=6, rtol=1e-2, one_pass=True)
-    assert isinstance(fit.value.full(), torch.Tensor)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_arrays_of_other_libraries(make: Callable[[Any], Any]) -> None:
+    fit = tnlib.tt_svd(make(noisy()), max_rank=6, rtol=1e-2, one_pass=True)
+    assert kind_of(fit.value.full()) == kind_of(make(noisy()))
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
