@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 from tnlib_adapters import compress  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear, InterpolativeLinear, use_linear_layers  # noqa: E402
+from tnlib_adapters.transformers_plugin.factored_linear import LowRankLinear  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -71,6 +72,13 @@ def test_an_interpolative_layer_compiles_without_a_break(bias: str) -> None:
         x = torch.from_numpy(np.random.default_rng(0).standard_normal((n_rows, 12)))
         with torch.no_grad():
             assert torch.equal(compiled(x), layer(x))
+
+
+def test_rank_zero_becomes_layers_of_zeros() -> None:
+    layer = LowRankLinear({"left": torch.zeros(64, 0), "right": torch.zeros(0, 48)})
+    linear = use_linear_layers(torch.nn.Sequential(layer))
+    assert len(linear[0]) == 2
+    assert bool((linear(torch.ones(2, 64)) == 0).all())
 
 
 def test_low_rank_becomes_two_layers_and_the_rest_one(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:

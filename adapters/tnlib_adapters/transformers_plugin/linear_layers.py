@@ -105,7 +105,8 @@ def _products(layer: FactoredLinear) -> _Products | None:
 
 
 def _rank(product: _Products) -> int:
-    return len(product.right) + -len(product.right) % _VECTOR
+    rank = max(1, len(product.right))  # torch warns of layers without numbers
+    return rank + -rank % _VECTOR
 
 
 def _padded(product: _Products) -> _Products:
