@@ -8,6 +8,7 @@ kernels; nothing here is called for them.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -188,3 +189,8 @@ def shift(x: OtherArray, e: int) -> OtherArray:
             step = max(-_LARGEST_STEP, min(_LARGEST_STEP, e))
             x, e = x * 2.0**step, e - step
     return x
+
+
+def records_gradient(x: OtherArray) -> bool:
+    """Test if torch records what is computed from x: an array of a format may be a leaf under `torch.no_grad()`."""
+    return bool(getattr(x, "requires_grad", False)) and bool(sys.modules["torch"].is_grad_enabled())

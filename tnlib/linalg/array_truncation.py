@@ -18,6 +18,7 @@ from tnlib.linalg.array_namespace import (
     namespace,
     norm,
     qr,
+    records_gradient,
     shift,
     svd,
     to_host,
@@ -57,7 +58,7 @@ def truncate(
     xp = namespace(x)
     u, s, vh = svd(x)
     values = to_host(s)
-    if getattr(x, "requires_grad", False):
+    if records_gradient(x):
         _refuse_equal(values)
     rank = budget.truncate(values, max_rank=max_rank)
     u, s, vh = u[:, :rank], s[:rank], vh[:rank, :]
@@ -73,7 +74,7 @@ def qr_positive(x: OtherArray) -> tuple[OtherArray, OtherArray]:
     """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal."""
     q, r = qr(x)
     diagonal = to_host(namespace(r).linalg.diagonal(r))
-    if getattr(x, "requires_grad", False):
+    if records_gradient(x):
         _refuse_singular(diagonal)
     phases = unit_phases(diagonal)
     return q * from_host(phases, x), from_host(phases.conj(), x)[:, None] * r
