@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -340,6 +341,36 @@ def test_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with oracles.refused(ValueError, "finite"):
         tnlib.tucker(x, rtol=1e-2, memory=MEMORY)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are those of Unix")
+@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_one_sentence_and_the_run_is_resumed(
+    problem: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    np.save(tmp_path / "x.npy", noisy())
+    a, spill = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "spill"
+    options = {"max_rank": (20, 24, 2, 8), "memory": MEMORY // 2}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if problem == errno.EFBIG:  # the system's own refusal
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))
+    else:
+
+        def refuse(*_: Any) -> None:
+            raise OSError(problem, os.strerror(problem))
+
+        monkeypatch.setattr("os.posix_fallocate", refuse)
+    try:
+        with oracles.refused(ValueError, "tucker", "spill", "room", str(spill)):
+            tnlib.tucker(a, spill=spill, **options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    monkeypatch.undo()
+    fit = tnlib.tucker(a, spill=spill, **options)
+    oracles.assert_same_bits(fit.value, tnlib.tucker(a, **options).value)
+    assert not spill.exists()
 
 
 KILLED = """
