@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from tnlib_adapters.compression.layouts.layout_table import OTHER_COMMANDS, SMALLER_MODELS
+from tnlib_adapters.compression.layouts.layout_table import LAYOUTS, OTHER_COMMANDS, SMALLER_MODELS
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.request import LAYOUTS, STORES, WHAT, methods_help
+from tnlib_adapters.compression.request import STORES, WHAT, methods_help
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 

@@ -30,8 +30,8 @@ from checkpoint_folders import (
 from click.testing import CliRunner, Result
 from compressed_folders import attention_tensors, digest, n_attention, read_config
 from tnlib_adapters import builtin_path, cli, cli_session, open_checkpoint
+from tnlib_adapters.compression.layouts.layout_table import LAYOUTS
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.compression.request import LAYOUTS
 
 KEY = "layers.1.attention.key.weight"
 

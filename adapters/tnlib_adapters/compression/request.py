@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib_adapters.compression.layouts.layout_table import OTHER_COMMANDS, SMALLER_MODELS
+from tnlib_adapters.compression.layouts.layout_table import check_layout
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 
 WHAT = ("attention", "mlp", "all")
-LAYOUTS = ("factored", "dense")
 STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
 
 DEFAULT_BITS = 4.0  # average of "quantized" where no size is requested
@@ -125,7 +124,7 @@ class Request:
         if self.flops is not None:
             fraction = _check_fraction("compress", "flops", self.flops, "multiplications per token that is left")
             object.__setattr__(self, "flops", fraction)
-        _check_layout(self.layout)
+        check_layout(self.layout)
         for name, known in (("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()
@@ -440,13 +439,6 @@ def _check_error(max_error: Any) -> float:
             "allowed, for example 0.02."
         )
     return float(max_error)
-
-
-def _check_layout(layout: str) -> None:
-    if layout not in LAYOUTS:
-        known = ", ".join((*LAYOUTS, *SMALLER_MODELS))
-        instead = f"run {OTHER_COMMANDS[layout]}" if layout in OTHER_COMMANDS else "choose one of them"
-        raise ArgumentError(f"compress: layout must be one of {known}, got {layout!r}; {instead}.")
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Table of the layouts that store a compressed model as a smaller model of an architecture that transformers knows.
+"""Layouts, and the table of those that write a smaller model of an architecture that transformers knows.
 
 Read by the command line: nothing here imports numpy. A layout is one row and one file beside this one: a class, made
 from the checkpoint and a `LayoutRequest`, that refuses models which the architecture cannot hold (`SmallerModel`).
@@ -10,6 +10,10 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tnlib import ArgumentError
+
+LAYOUTS = ("factored", "dense")  # of the original sizes
 
 _HERE = __name__.rpartition(".")[0]
 
@@ -89,6 +93,14 @@ OTHER_COMMANDS: Mapping[str, str] = {
     "peft": "`tnlib compress IN ROUNDED --store int4 --layout dense`, then `tnlib adapter ROUNDED IN OUT --rank 16`",
     "onnx": "`tnlib compress IN SMALL --keep 0.5`, then `tnlib export-onnx SMALL OUT`",
 }
+
+
+def check_layout(layout: str) -> None:
+    """Raise if a layout is none of `LAYOUTS`."""
+    if layout not in LAYOUTS:
+        known = ", ".join((*LAYOUTS, *SMALLER_MODELS))
+        instead = f"run {OTHER_COMMANDS[layout]}" if layout in OTHER_COMMANDS else "choose one of them"
+        raise ArgumentError(f"compress: layout must be one of {known}, got {layout!r}; {instead}.")
 
 
 def sizes_help() -> str:
