@@ -1,4 +1,4 @@
-"""What every command runs within: progress bars, errors as sentences, signals, and outputs that are refused."""
+"""Progress bars, errors as sentences, signals and refused outputs of every command."""
 
 from __future__ import annotations
 

@@ -196,5 +196,4 @@ def fit_factors(
         )
         return map(packed, count(first), fit)
 
-    files = FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps)
-    yield from saved(files, fitted)
+    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps), fitted)
