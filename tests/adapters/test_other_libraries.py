@@ -90,6 +90,14 @@ def random_train(shape: Sequence[tuple[int, int, int]], dtype: Any, kind: Any, s
     return kind([oracles.normal((ranks[k], *legs[k], ranks[k + 1]), dtype, seed + k) for k in range(len(shape))])
 
 
+@pytest.mark.parametrize("name", [*TRAINS, "quimb"])
+def test_formats_of_tensors_are_refused(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    library(name)
+    with oracles.refused(TypeError, f"to_{name}", "numpy arrays", "to_numpy()"):
+        verbs(name)[0](tnlib.TensorTrain([torch.ones(1, 2, 1)]))
+
+
 CASES = [(name, tnlib.TensorTrain) for name in TRAINS] + [(name, tnlib.TTMatrix) for name in MATRICES]
 
 

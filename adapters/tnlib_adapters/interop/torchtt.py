@@ -38,8 +38,8 @@ def from_torchtt(obj: Any) -> TensorTrain | TTMatrix:
 
     Examples
     --------
-    >>> import torch, tnlib
-    >>> obj = to_torchtt(tnlib.TensorTrain([torch.ones(1, 2, 2), torch.ones(2, 3, 1)]))
+    >>> import numpy as np, tnlib
+    >>> obj = to_torchtt(tnlib.TensorTrain([np.ones((1, 2, 2)), np.ones((2, 3, 1))]))
     >>> value = from_torchtt(obj + obj)
     >>> value.shape, value.ranks, f"{value.full()[0, 0]:.1f}"
     ((2, 3), (1, 4, 1), '4.0')
