@@ -77,7 +77,7 @@ BY_MATRIX = {"method": "matrix", "what": "all", "keep": 0.6}
 KINDS = [BY_MATRIX, BY_MATRIX | {"store": "int8"}, {"method": "tucker", "keep": 0.6}, {"method": "heads", "keep": 0.6}]
 
 
-@pytest.mark.parametrize("options", mostly_slow(KINDS, [BY_MATRIX]), ids=str)
+@pytest.mark.parametrize("options", mostly_slow(KINDS, []), ids=str)
 def test_compressed_folders(options: dict[str, Any], saved: Saved, tmp_path: Path) -> None:
     compress(saved("bert")[1], tmp_path / "small", **options)
     result = CliRunner().invoke(cli.main, ["export-onnx", str(tmp_path / "small"), str(tmp_path / "out")])

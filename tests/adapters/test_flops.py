@@ -85,7 +85,9 @@ def ranks_and_shapes(folder: Path) -> list[tuple[int, int, int]]:
     return [(s["right"][0], s["left"][0] + s["right"][0], s["right"][1]) for s in shapes]
 
 
-@pytest.mark.parametrize("options", [{"keep": 0.5, "flops": 0.3}, {"flops": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({"keep": 0.5, "flops": 0.3}, marks=pytest.mark.slow), {"flops": 0.3}], ids=str
+)
 def test_a_model_is_within_its_budget(
     options: dict[str, Any], folders: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_model_is_within_its_budget(
     assert report.flops["after"] == sum(r * (m + n) for r, m, n in layers) + looked_up
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_multiplications(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     command = ["compress", str(folders["bert"]), str(tmp_path / "out"), "--calibrate", str(text), "--flops", "0.5"]
     result = CliRunner().invoke(cli.main, command)

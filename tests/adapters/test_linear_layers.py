@@ -81,6 +81,7 @@ def test_rank_zero_becomes_layers_of_zeros() -> None:
     assert bool((linear(torch.ones(2, 64)) == 0).all())
 
 
+@pytest.mark.slow
 def test_low_rank_becomes_two_layers_and_the_rest_one(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     compress(folders["bert"], tmp_path / "out", keep=0.4, what="all", calibrate=text)
     model = AutoModel.from_pretrained(tmp_path / "out").eval()
