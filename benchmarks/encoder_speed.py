@@ -23,6 +23,7 @@ from typing import Any
 import click
 import numpy as np
 import tnlib_adapters
+from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
 from benchmarks.texts import sentences
@@ -46,7 +47,7 @@ def in_onnxruntime(folder: Path, scratch: Path) -> Run:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    graph = tnlib_adapters.export_onnx(folder, scratch / f"{folder.name}-onnx", force=True)
+    graph = export_onnx(folder, scratch / f"{folder.name}-onnx", force=True)
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
     def run(n_texts: int, n_tokens: int) -> Any:

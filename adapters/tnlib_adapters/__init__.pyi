@@ -26,7 +26,6 @@ from .compression.evaluation.evaluate import evaluate as evaluate
 from .data import builtin_path as builtin_path
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
-from .transformers_plugin.export_onnx import export_onnx as export_onnx
 from .transforms.folding import Folded as Folded
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors

@@ -18,7 +18,8 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from click.testing import CliRunner  # noqa: E402
-from tnlib_adapters import cli, compress, export_onnx  # noqa: E402
+from tnlib_adapters import cli, compress  # noqa: E402
+from tnlib_adapters.transformers_plugin.export_onnx import export_onnx  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
 
