@@ -11,7 +11,7 @@ from typing import Any
 from tnlib._errors import ArgumentError, ArgumentTypeError, ClusterError
 from tnlib.out_of_core.dask_source import is_dask_array
 
-_POLL, _GRACE = 2, 60  # seconds between looks at a silent cluster, and until one without workers is given up
+POLL, _GRACE = 2, 60  # seconds between looks at a silent cluster, and until one without workers is given up
 
 
 def as_client(function: str, x: Any, client: Any) -> Any:
@@ -91,7 +91,7 @@ class Patience:
         """Return the error of a future, None if it has a result."""
         while True:
             try:
-                error: BaseException | None = future.exception(timeout=_POLL)
+                error: BaseException | None = future.exception(timeout=POLL)
             except TimeoutError:
                 self.check()
             else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.out_of_core.array_source import ArraySource, Tile
+from tnlib.out_of_core.array_source import ArraySource, Tile, open_source
 from tnlib.out_of_core.split_matrix import flat_ranges
 
 _HELD_HERE = ("_x", "_client", "_graph")  # what workers need not know
@@ -21,6 +21,11 @@ _HELD_HERE = ("_x", "_client", "_graph")  # what workers need not know
 def is_dask_array(x: Any) -> bool:
     """Test if `x` is a Dask array, without importing Dask."""
     return type(x).__module__.partition(".")[0] == "dask" and hasattr(x, "__dask_graph__") and hasattr(x, "chunks")
+
+
+def source_of(function: str, parameter: str, x: Any) -> ArraySource:
+    """Return the source of anything with `shape`, `dtype` and slicing, read by this process."""
+    return DaskSource(function, parameter, x) if is_dask_array(x) else open_source(function, parameter, x)
 
 
 class DaskSource(ArraySource):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ from tnlib._typing import Array
 from tnlib._validate import as_numbers, is_other_array
 from tnlib.linalg.array_namespace import as_other_array, to_host
 from tnlib.linalg.scaling import largest, shift
-from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced, open_source
-from tnlib.out_of_core.dask_source import DaskSource, is_dask_array
+from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced
+from tnlib.out_of_core.dask_source import source_of
 from tnlib.out_of_core.memory_limit import as_memory
 from tnlib.out_of_core.progress import notify
 from tnlib.out_of_core.slab_stream import SlabStream
 from tnlib.out_of_core.tile_data import refuse_infinite_tile
+from tnlib.out_of_core.tile_executor import read_ahead
 from tnlib.out_of_core.tiling import tiles_of
 
 _DRIFT = 200  # powers of two by which a tile may exceed the first one before all sums are scaled
@@ -44,10 +44,8 @@ class OneRead:
             x = to_host(as_other_array(function, parameter, x))
         if isinstance(x, SlabStream):
             self._x: SlabStream | ArraySource = x
-        elif is_dask_array(x):
-            self._x = DaskSource(function, parameter, x)
         else:
-            self._x = open_source(function, parameter, x if is_sliced(x) else as_numbers(function, parameter, x))
+            self._x = source_of(function, parameter, x if is_sliced(x) else as_numbers(function, parameter, x))
         self.shape: tuple[int, ...] = self._x.shape
         self.dtype: np.dtype[Any] = self._x.dtype
 
@@ -75,15 +73,10 @@ class OneRead:
             return
         source = self._x
         tiles = tiles_of(source, (), self.limit)
-        with ThreadPoolExecutor(1, "tnlib-read") as reader:  # the next tile is read meanwhile
-            upcoming = reader.submit(source.read, tiles[0])
-            for k, tile in enumerate(tiles):
-                a = upcoming.result()
-                if k + 1 < len(tiles):
-                    upcoming = reader.submit(source.read, tiles[k + 1])
-                refuse_infinite_tile(source, tile, a)
-                yield tile, a
-                notify("pass 1", k + 1, len(tiles))
+        for k, (tile, a) in enumerate(read_ahead(source, tiles)):
+            refuse_infinite_tile(source, tile, a)
+            yield tile, a
+            notify("pass 1", k + 1, len(tiles))
 
 
 class LinearSums:

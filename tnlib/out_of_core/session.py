@@ -12,7 +12,7 @@ from tnlib._errors import ArgumentError
 from tnlib.out_of_core.array_source import ArraySource, is_sliced, open_source
 from tnlib.out_of_core.cluster_connection import as_client
 from tnlib.out_of_core.dask_executor import DaskExecutor
-from tnlib.out_of_core.dask_source import DaskSource, is_dask_array
+from tnlib.out_of_core.dask_source import DaskSource, is_dask_array, source_of
 from tnlib.out_of_core.memory_limit import MemoryLimit, as_memory
 from tnlib.out_of_core.spill import Spill
 from tnlib.out_of_core.tile_passes import Passes
@@ -44,7 +44,7 @@ def open_session(
     limit = as_memory(function, resources.memory)
     if not isinstance(x, np.ndarray) and not is_sliced(x):
         return None, x
-    source = DaskSource(function, parameter, x) if is_dask_array(x) else open_source(function, parameter, x)
+    source = source_of(function, parameter, x)
     if limit.holds(source.nbytes):
         return None, x
     return _session(source, limit, resources, options, None), x

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from tnlib._typing import Array
 from tnlib.out_of_core.array_source import ArraySource, Tile
-from tnlib.out_of_core.tile_data import PART, Combine, Partial, TileData, Work, checked_tile
+from tnlib.out_of_core.tile_data import PART, Combine, Partial, Work, checked_tile
 
 
 class TileResult(NamedTuple):
@@ -55,19 +55,19 @@ class SerialExecutor:
 
     def run(self, own: TilePass) -> Iterator[TileResult]:
         """Yield the results of the tiles, in their order."""
-        for data in _read(own):
+        for tile, a in read_ahead(own.source, own.tiles[own.first :]):
+            data = checked_tile(own.source, tile, a)
             partial = own.work(data)
             part = partial.pop(PART, None)
             yield TileResult(data.fingerprint, part, [(0, partial)])
 
 
-def _read(own: TilePass) -> Iterator[TileData]:
-    """Yield the tiles, the next one being read meanwhile."""
-    source, tiles = own.source, own.tiles[own.first :]
+def read_ahead(source: ArraySource, tiles: Sequence[Tile]) -> Iterator[tuple[Tile, Array]]:
+    """Yield tiles and their entries, the next one being read meanwhile."""
     with ThreadPoolExecutor(1, "tnlib-read") as reader:
         upcoming = reader.submit(source.read, tiles[0])
         for k, tile in enumerate(tiles):
             a = upcoming.result()
             if k + 1 < len(tiles):
                 upcoming = reader.submit(source.read, tiles[k + 1])
-            yield checked_tile(source, tile, a)
+            yield tile, a

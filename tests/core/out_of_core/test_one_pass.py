@@ -243,3 +243,13 @@ def test_iterations_and_single_legs() -> None:
         tnlib.tucker(noisy(), max_rank=2, n_iter=1, one_pass=True)
     with oracles.refused(ValueError, "tt_svd", "at least 2 legs"):
         tnlib.tt_svd(np.ones(3), max_rank=2, one_pass=True)
+
+
+@pytest.mark.parametrize("decompose", [tnlib.tt_svd, tnlib.tucker])
+def test_dask_arrays_are_read_in_this_process(decompose: Any) -> None:
+    array = pytest.importorskip("dask.array")
+    x = oracles.random_train((12, 10, 8), [1, 3, 3, 1], np.float64)
+    fit = decompose(array.from_array(x, chunks=(5, 4, 8)), max_rank=9, rtol=1e-10, one_pass=True)
+    assert oracles.norm(fit.value.full() - x) <= 1e-10 * oracles.norm(x)
+    with oracles.refused(ValueError, decompose.__name__, "client", "one_pass"):
+        decompose(x, max_rank=9, one_pass=True, client=object())

@@ -1,6 +1,7 @@
 r"""Tucker decomposition of an array that is read once.
 
-For independent Gaussian matrices W_j (s, n_j), P_j (t, n_j) on the legs, the sums over all tiles
+For independent Gaussian matrices W_j (s, n_j), P_j (t, n_j) on the legs, the identity where s or t is n_j, the sums over
+all tiles
 
     Y_k = x times W_j^* along every leg j but k,        Z = x times P_j along every leg
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +65,10 @@ class _TuckerSketch:
         sizes = (*map(math.prod, shapes), math.prod(core_shape))
         read.refuse_large(*sizes, *sizes, 2 * ERROR_ROWS * (self._layout.m + self._layout.n))
         generator = np.random.default_rng([0, _SEED])
-        self._for_factors = [standard_normal(pair, dtype, generator) for pair in zip(widths, self.shape, strict=True)]
-        self._for_core = [standard_normal(pair, dtype, generator) for pair in zip(core_shape, self.shape, strict=True)]
+        self._for_factors, self._for_core = (
+            [_test_matrix(rows, n, dtype, generator) for rows, n in zip(own, self.shape, strict=True)]
+            for own in (widths, core_shape)
+        )
         self._factor_sums = [np.zeros(shape, dtype) for shape in shapes]
         self._core_sum = np.zeros(core_shape, dtype)
         self._error = RowSketch(self._layout, "T", ERROR_ROWS)
@@ -112,6 +116,11 @@ class _TuckerSketch:
         for k in range(half, len(factors)):
             image = mode_product(image, factors[k], k - half + 1)  # q nh ... [rk] ...
         return estimated_error(self._error.sum - image) / self.norm
+
+
+def _test_matrix(rows: int, n: int, dtype: Any, generator: np.random.Generator) -> Array:
+    """Return a Gaussian matrix (rows, n); the identity for a leg that is not reduced, which need not be inverted."""
+    return np.eye(n, dtype=dtype) if rows == n else standard_normal((rows, n), dtype, generator)
 
 
 def _at(k: int, parts: Sequence[slice]) -> tuple[slice, ...]:

@@ -11,7 +11,6 @@ import logging
 import queue
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from tnlib import ArgumentError
-from tnlib.out_of_core.cluster_connection import connected
+from tnlib.out_of_core.cluster_connection import POLL, Patience, connected
 from tnlib_adapters.compression.request import Progress, Request, quiet
 
 _CONNECT = 30  # seconds until an address is given up
-_POLL, _GRACE = 2, 60  # seconds between looks at a silent cluster, and until one without workers is given up
 _AHEAD = 2  # tasks per worker that are submitted: a worker that is done finds the next one
 _RESUMED = "A folder of spill is kept, and the same call goes on from it"
 
@@ -195,16 +193,11 @@ class Cluster:
 
     def _next(self, done: queue.SimpleQueue[str]) -> str:
         """Return the name of the next task that is done."""
-        silent_since = None
+        patience = Patience(self._client)
         while True:
             with suppress(queue.Empty):
-                return done.get(timeout=_POLL)
-            if self._client.nthreads():
-                silent_since = None
-            elif silent_since is None:
-                silent_since = time.monotonic()
-            elif time.monotonic() - silent_since > _GRACE:
-                raise TimeoutError("no worker is left")
+                return done.get(timeout=POLL)
+            patience.check()
 
     def _connected(self) -> AbstractContextManager[None]:
         """Turn errors of the connection inside into one sentence."""
