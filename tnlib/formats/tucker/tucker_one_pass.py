@@ -1,7 +1,7 @@
 r"""Tucker decomposition of an array that is read once.
 
-For independent Gaussian matrices W_j (s, n_j), P_j (t, n_j) on the legs, the identity where s or t is n_j, the sums over
-all tiles
+For independent Gaussian matrices W_j (s, n_j), P_j (t, n_j) on the legs, the identity where s or t is n_j, the sums
+over all tiles
 
     Y_k = x times W_j^* along every leg j but k,        Z = x times P_j along every leg
 
