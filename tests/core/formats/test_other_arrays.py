@@ -360,6 +360,18 @@ def test_iterations_of_tucker_on_a_device() -> None:
     assert tnlib.tucker(other_arrays.to_torch(noisy()), rtol=0.1, n_iter=1).n_iter == 1
 
 
+@kinds
+def test_cp_and_tree_copy_the_array_to_the_host(make: Callable[[Any], Any]) -> None:
+    """Formats of numpy arrays, equal to those of the numpy array."""
+    quimb = pytest.importorskip("tnlib.interop.quimb")
+    x = np.add.outer(np.add.outer(np.arange(4.0), np.arange(5.0)), np.arange(6.0) ** 2)
+    for decompose in (lambda a: tnlib.cp(a, 3, rtol=1e-2), lambda a: quimb.tree(a, rtol=1e-2)):
+        fit, expected = decompose(make(x)), decompose(x)
+        assert fit.error == expected.error
+        assert isinstance(fit.value.full(), np.ndarray)
+        np.testing.assert_array_equal(fit.value.full(), expected.value.full())
+
+
 def test_integers_and_half_precision() -> None:
     torch = pytest.importorskip("torch")
     assert tnlib.tt_svd(torch.arange(8).reshape(2, 4)).value.cores[0].dtype == torch.float64
