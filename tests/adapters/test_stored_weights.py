@@ -21,9 +21,11 @@ transformers = pytest.importorskip("transformers")
 
 from tnlib_adapters.compression.calibration.statistics import collect  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate_running  # noqa: E402
+from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
+from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
-from tnlib_adapters.instrument.running_model import Batch, RunningModel, open_running  # noqa: E402
+from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places  # noqa: E402
 
 NAMES = [name for name in MODELS if name not in ("vit", "t5", "t5_untied")]  # of text, of one stack
@@ -118,6 +120,24 @@ def test_a_change_is_made_whenever_a_block_is_loaded(saved: Callable[[str], tupl
             assert torch.equal(Frame(silent).leave(x, batch), silent(batch))
     assert evaluate_running(model, model, made_up_text(20)).error == 0
     assert evaluate_running(model, silent, made_up_text(20)).error > 0
+
+
+@pytest.mark.usefixtures("one_block_in_memory")
+@pytest.mark.parametrize("name", ["gpt2_lm", "llama"])
+def test_weights_that_are_replaced_are_not_in_memory(name: str, tmp_path: Path) -> None:
+    """A block with factors in the place of some weights computes the same without these weights."""
+    model = open_running(save_with_tokenizer(random_model(name), tmp_path))
+    down = model.wiring.layers[1].feed_forward.down
+    block, (_, calls), x = Block(model, 1), Frame(model).enter(some_batch()), torch.ones(2, 7, model.sizes.d_model)
+    inner = down.on_rows(np.empty(find_module(model.model, down.name).weight.shape)).shape[0]
+    factors = (torch.eye(inner), torch.ones(inner, model.sizes.d_model))
+    weights = block.weights(Products({down.name: factors}))
+    wanted, own = block.run(x, calls[1], weights), block.run(x, calls[1])
+    with block.without(weights):
+        assert sum(p.is_meta for p in block.layer.block.parameters()) == 1
+        assert torch.equal(block.run(x, calls[1], weights), wanted)
+    assert torch.equal(block.run(x, calls[1]), own)
+    assert not any(p.is_meta for p in block.layer.block.parameters())
 
 
 @pytest.mark.parametrize("what", ["missing", "left over", "of another shape"])

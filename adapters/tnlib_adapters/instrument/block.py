@@ -100,6 +100,7 @@ class Block:
         """Yield the weights that are products and alone in a linear module."""
         from transformers.pytorch_utils import Conv1D
 
+        self.model.load(self.k)  # for the biases
         alone = self.model.wiring.layers[self.k].attention.projections
         for name, (first, *others) in products.factors.items():
             module: Any = self._module(name)
@@ -121,6 +122,17 @@ class Block:
         with torch.set_grad_enabled(any(own.requires_grad for own in values.values())), self._computing(maps):
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
+
+    @contextmanager
+    def without(self, weights: Weights) -> Iterator[None]:
+        """Free the weights that these replace inside, if the model does not fit in memory."""
+        if self.model.weights is None:
+            yield
+            return
+        path = next(name for name, module in self.model.model.named_modules() if module is self.layer.block)
+        names = [name if isinstance(own, Tensor) else f"{name}.weight" for name, own in weights.items()]
+        with self.model.weights.without(self.k, [f"{path}.{name}" for name in names]):
+            yield
 
     @contextmanager
     def _computing(self, computations: Mapping[str, Computation]) -> Iterator[None]:

@@ -348,13 +348,14 @@ def adam(
     """
     fused = not block.model.fits_in_memory and has_fused_adam(block.model.device)
     optimiser, schedule = make_optimiser(moves, rate, len(order), fused=fused)
-    for b in order:
-        wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
-        loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        schedule.step()
+    with block.without(weights()):
+        for b in order:
+            wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
+            loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            schedule.step()
 
 
 def has_fused_adam(device: torch.device) -> bool:

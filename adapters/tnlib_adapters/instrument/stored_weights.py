@@ -357,6 +357,20 @@ class StoredWeights:
         return {name: values[name] for name in self._names[group]}
 
     @contextmanager
+    def without(self, group: int, names: Iterable[str]) -> Iterator[None]:
+        """Free these weights of a group inside, if not all stay in memory; nothing inside may read them."""
+        if self.fit_in_memory:
+            yield
+            return
+        self.load(group)
+        self._put({name: self._empty[name] for name in names})
+        try:
+            yield
+        finally:
+            if group in self._loaded:
+                self._drop(group)
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Load no block that is called inside."""
         self._paused = True
