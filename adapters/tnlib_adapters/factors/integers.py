@@ -428,11 +428,16 @@ def _round_symmetric(a: Array, format: IntegerFormat) -> Integers:
 
 def _symmetric(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return integers from -127 to 127, and float32 scales shared along these axes."""
-    scale = (np.max(np.abs(a), axis=axes, keepdims=True, initial=0.0) / 127).astype(np.float32)
+    ends = np.max(a, axis=axes, keepdims=True, initial=0.0), np.min(a, axis=axes, keepdims=True, initial=0.0)
+    scale = (np.maximum(ends[0], -ends[1]) / 127).astype(np.float32)
     scale[scale == 0] = 1.0
-    return np.clip(np.rint(a / scale.astype(np.float64)), -127, 127).astype(np.int8), scale
+    codes = np.empty(a.shape, np.int8)
+    for rows in _blocks((len(a), math.prod(a.shape[1:]))):  # quotients take eight times the memory of codes
+        own = scale[rows] if len(scale) > 1 else scale
+        codes[rows] = np.clip(np.rint(a[rows] / own.astype(np.float64)), -127, 127)
+    return codes, scale
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, _BLOCK // shape[1])
+    step = max(1, _BLOCK // max(1, shape[1]))
     return (slice(first, first + step) for first in range(0, shape[0], step))

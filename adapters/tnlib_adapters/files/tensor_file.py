@@ -236,7 +236,9 @@ def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     >>> from_bf16(np.array([0x3F80, 0xC000], np.uint16))
     array([ 1., -2.], dtype=float32)
     """
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    wide = np.asarray(bits).astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
 
 
 def to_bf16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
@@ -247,6 +249,11 @@ def to_bf16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
     """
     bits = np.asarray(values, np.float32).view(np.uint32)
     # Half of the last kept bit, less one where that bit is 0, so that a tie rounds to an even pattern.
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    quiet_nan = (bits >> 16) | np.uint32(0x0040)
-    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+    rounded = np.right_shift(bits, 16, out=np.empty_like(bits))
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    is_nan = np.isnan(values)
+    rounded[is_nan] = (bits[is_nan] >> 16) | np.uint32(0x0040)
+    return rounded.astype(np.uint16)

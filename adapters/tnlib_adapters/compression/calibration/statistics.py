@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,7 +204,8 @@ class _Collection:
         self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
     def _statistics(self, group: int, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
-        moments = self._stored(sum_moments(self._model, self._places, observed(0)))
+        workspace = None if self._model.fits_in_memory else self._workspace
+        moments = sum_moments(self._model, self._places, observed(0), workspace)
         if self._components is None:
             return moments
         self._model.drop()  # tables are decomposed in three times their size
@@ -211,15 +213,6 @@ class _Collection:
         gates = sum_gates(self._model, self._places, components, observed(1))
         self._model.drop()  # components are sorted by gates in twice their size
         return replace(moments, gates=mean_gates(self._model, self._batches, gates))
-
-    def _stored(self, moments: Statistics) -> Statistics:
-        """Return moments that are read from a file at every access, of a model that does not fit in memory."""
-        if self._model.fits_in_memory:
-            return moments
-        reads, slopes = StoredArrays(self._workspace), StoredArrays(self._workspace)
-        reads.add(moments.reads)
-        slopes.add(moments.slopes)
-        return Statistics(reads, slopes)
 
 
 class Observations:
@@ -294,10 +287,16 @@ class Observations:
         return _generator(2 * (self._first + b) + probe)
 
 
-def sum_moments(model: RunningModel, places: Places, observed: Iterable[Observed]) -> Statistics:
-    """Return the moments of inputs and gradients, summed over batches."""
+def sum_moments(
+    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None = None
+) -> Statistics:
+    """Return the moments of inputs and gradients, summed over batches.
+
+    With a workspace, for a model that does not fit in memory, inputs and gradients are kept in its files, so that one
+    sum is in memory at a time; sums are read from files at every access.
+    """
     place_of = {place.reads: place for place in places.values()}
-    counts, read_sums, slope_sums = dict[str, Array](), _Sums(), _Sums()
+    counts, read_sums, slope_sums = dict[str, Array](), _Sums(workspace), _Sums(workspace)
     for batch_reads, batch_slopes in observed:
         for key, x in batch_reads.items():
             if place_of[key].is_table:
@@ -309,7 +308,9 @@ def sum_moments(model: RunningModel, places: Places, observed: Iterable[Observed
                 model.load(places[key].group)
                 slope = slope @ places[key].module.get_parameter("weight").float()
             slope_sums.add(key, slope)
-    return Statistics(counts | read_sums.finish(), slope_sums.finish())
+    if workspace is not None:
+        model.drop()
+    return Statistics(read_sums.finish(counts), slope_sums.finish())
 
 
 def sum_gates(
@@ -330,32 +331,63 @@ def mean_gates(model: RunningModel, batches: Sequence[Batch], sums: Mapping[str,
 
 
 class _Sums:
-    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum."""
+    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum.
 
-    def __init__(self) -> None:
+    With a workspace the rows are in its files until `finish`.
+    """
+
+    def __init__(self, workspace: Workspace | None) -> None:
+        self._workspace = workspace
         self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
         self._waiting: dict[str, list[torch.Tensor]] = {}
+        self._stored: dict[str, list[_StoredRows]] = {}
 
     def add(self, key: str, x: torch.Tensor) -> None:
         """Add x (..., width)."""
         rows = x.reshape(-1, x.shape[-1])
         waiting = self._waiting.setdefault(key, [])
         if sum(map(len, waiting)) + len(rows) > BATCH_TOKENS:
-            self._multiply(key)
+            self._put_together(key)
         self._waiting[key].append(rows)
 
-    def finish(self) -> dict[str, Array]:
-        """Return the sums."""
+    def finish(self, others: Mapping[str, Array] = MappingProxyType({})) -> Mapping[str, Array]:
+        """Return the sums beside those of `others`."""
         for key in self._waiting:
-            self._multiply(key)
-        return {key: on_host(total) for key, total in self._sums.items()}
+            self._put_together(key)
+        if self._workspace is None:
+            return {**others, **{key: on_host(total) for key, total in self._sums.items()}}
+        sums = StoredArrays(self._workspace)
+        sums.add(others)
+        for key in list(self._stored):
+            for rows in self._stored.pop(key):
+                _add(self._sums, key, second_moments_on_device(rows.read()))
+            sums.add({key: on_host(self._sums.pop(key))})
+        return sums
 
-    def _multiply(self, key: str) -> None:
+    def _put_together(self, key: str) -> None:
         import torch
 
-        if rows := self._waiting[key]:
-            _add(self._sums, key, second_moments_on_device(rows[0] if len(rows) == 1 else torch.cat(rows)))
+        if waiting := self._waiting[key]:
+            rows = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+            if self._workspace is None:
+                _add(self._sums, key, second_moments_on_device(rows))
+            else:
+                self._stored.setdefault(key, []).append(_StoredRows(self._workspace, rows))
         self._waiting[key] = []
+
+
+class _StoredRows:
+    """Rows of a tensor in a file."""
+
+    def __init__(self, workspace: Workspace, rows: torch.Tensor) -> None:
+        self._device, self._stored = rows.device, StoredArrays(workspace)
+        self._stored.add({"rows": on_host(rows)})
+
+    def read(self) -> torch.Tensor:
+        """Return the rows on their device."""
+        import torch
+
+        return torch.from_numpy(self._stored["rows"]).to(self._device)
 
 
 def mean_tokens(batches: Sequence[Batch]) -> int:

@@ -135,11 +135,11 @@ def _rounding(
     parts = {names[id(module.weight)]: (key, axis) for key, module, axis in _modules(model, what, modules)}
 
     def change(_: int, values: Group) -> Group:
-        rounded = dict[str, Array]()
+        changed = dict(values)
         for name in values.keys() & parts.keys():
             key, output_axis = parts[name]
-            rounded[name] = round_weight(key, values[name].numpy(), output_axis)
-        return values | {name: torch.from_numpy(weight) for name, weight in rounded.items()}
+            changed[name] = torch.from_numpy(round_weight(key, changed[name].numpy(), output_axis))
+        return changed
 
     return change
 
