@@ -28,9 +28,9 @@ from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
-from tnlib_adapters.instrument.block import install  # noqa: E402
+from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import FitStreams, fit_layers  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
 
@@ -140,6 +140,26 @@ def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, tmp_pa
         both = FitStreams(open_running(folders[name]), streams_of(other, batches, tmp_path), tables)
         assert torch.equal(both.truncated(0, len(batches) - 1), wanted)
         assert torch.equal(both.original(0, len(batches) - 1), original)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "llama"])
+def test_factors_that_move_themselves_end_where_moves_lead(name, folders):
+    """The fit of a model that does not fit in memory, and that of one that does."""
+    checkpoint, ends = open_checkpoint(folders[name]), []
+    layers, _ = calibrated_parts(
+        checkpoint, open_running(folders[name]), open_running(folders[name]).batches(made_up_text())
+    )
+    start = layers[1].products([len(curve.costs) // 2 for curve in layers[1].curves])
+    for limit in (None, 1):
+        model = open_running(folders[name], max_weights=limit)
+        both = FitStreams(model, Streams.temporary(model.batches(made_up_text()), model.sizes.d_model))
+        block, tensors = Block(model, 1), start.each(lambda a, m=model: as_tensor(a, m.device))
+        both.advance(Block(model, 0), {})
+        ends.append(descend(block, both, tensors, [*both.fitted] * 4))
+    for before, one, other in zip(start.parts, ends[0].parts, ends[1].parts, strict=True):
+        moved = float((one - torch.from_numpy(before)).norm())
+        assert moved > 0
+        assert float((one - other).norm()) <= 1e-2 * moved
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -97,7 +97,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         reads, slopes, at_stream = weight_inputs.observe_block(model, 1, x, calls[1], batch, of_block, gradient)
         assert {own.dtype for own in (*reads.values(), *slopes.values())} == {torch.float32}
         assert at_stream.device == DEVICE
-        sums = statistics._Sums()
+        sums = statistics._Sums(None)
         for key, own in reads.items():
             sums.add(key, own)
         assert sums.finish().keys() == reads.keys()
@@ -120,7 +120,8 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "__bool__", lambda _: True)
         refitted = layer_fit._refit_output(block, streams, start)
-    descended = layer_fit.descend(block, streams, refitted, [0])
+        patch.setattr(torch.Tensor, "__float__", lambda _: 1.0)
+        descended = layer_fit.descend(block, streams, refitted, [0])
     assert {part.device for part in descended.parts} == {DEVICE}
     assert {part.dtype for part in descended.parts} == {torch.float32}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -123,14 +123,17 @@ class Block:
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
+    def replaced_by(self, weights: Weights) -> list[str]:
+        """Return the names below the block of its own weights that are not used with these."""
+        return [name if isinstance(own, Tensor) else f"{name}.weight" for name, own in weights.items()]
+
     @contextmanager
-    def without(self, weights: Weights) -> Iterator[None]:
-        """Free the weights that these replace inside, if the model does not fit in memory."""
+    def without(self, names: Iterable[str]) -> Iterator[None]:
+        """Free its own weights of these names inside, if the model does not fit in memory."""
         if self.model.weights is None:
             yield
             return
         path = next(name for name, module in self.model.model.named_modules() if module is self.layer.block)
-        names = [name if isinstance(own, Tensor) else f"{name}.weight" for name, own in weights.items()]
         with self.model.weights.without(self.k, [f"{path}.{name}" for name in names]):
             yield
 

@@ -36,6 +36,7 @@ from tnlib_adapters.instrument.stored_weights import Group
 _RIDGE = 0.03
 RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
+_EPSILON = 1e-8  # of Adam, for gradients with respect to moves
 LATER = 6  # blocks that are run to choose them
 
 
@@ -68,6 +69,7 @@ class FitStreams:
             self._truncated = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
         if not first:
             self._enter_truncated()
+            self._truncated.model.drop()
         if model.wiring.tied_key is None:  # after the blocks the truncated model computes as the original does
             self._truncated = self._original
 
@@ -327,11 +329,34 @@ def descend(
     scale: Callable[[Tensor], Tensor] = _root_mean_square,
 ) -> Products:
     """Return the factors after one step of Adam on every batch of `order`, in units that `scale` returns for each."""
+    if not block.model.fits_in_memory:
+        return _descend_in_place(block, streams, start, order, scale)
     moving = MovingProducts(start, scale)
     moves = [torch.zeros_like(a, requires_grad=True) for a in start.parts]
     adam(block, streams, moves, lambda: block.weights(moving.after(moves)), RATE, order)
     with torch.no_grad():
         return moving.after(moves)
+
+
+def _descend_in_place(
+    block: Block, streams: FitStreams, start: Products, order: Sequence[int], scale: Callable[[Tensor], Tensor]
+) -> Products:
+    """Return `descend` by moving the factors themselves: with moves they would be in memory twice more."""
+    factors = start.each(lambda a: a.clone().requires_grad_())
+    groups = [_in_units(a, scale(a.detach())) for a in factors.parts]
+    adam(block, streams, groups, lambda: block.weights(factors), RATE, order)
+    return factors.each(Tensor.detach)
+
+
+def _in_units(factor: Tensor, scale: Tensor) -> dict[str, Any]:
+    """Return the group of a factor whose steps are those of its moves in units of `scale`, of one entry or as many.
+
+    Adam divides gradients by their own size, so that units are a rate of the factor. Entries of unit 0 stay.
+    """
+    unit = float(scale.max()) if scale.numel() else 0.0
+    if scale.ndim:
+        factor.register_hook(lambda gradient: gradient * (scale > 0))  # type: ignore[no-untyped-call]
+    return {"params": [factor], "lr": RATE * unit, "eps": _EPSILON / unit if unit else 1.0}
 
 
 def adam(
@@ -348,7 +373,7 @@ def adam(
     """
     fused = not block.model.fits_in_memory and has_fused_adam(block.model.device)
     optimiser, schedule = make_optimiser(moves, rate, len(order), fused=fused)
-    with block.without(weights()):
+    with block.without(block.replaced_by(weights())):
         for b in order:
             wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
             loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()

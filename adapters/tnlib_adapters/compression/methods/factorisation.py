@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 
 import numpy as np
 
@@ -294,10 +295,14 @@ class Factorisation:
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
         """Return the factors for one option per block, fitted if there is a fit."""
         options = dict(zip(self.parts, self.by_part(choice), strict=True))
-        matrices, numbers = StoredMatrices(self.workspace), dict[str, int]()
-        for module, own in self._chosen(options, progress) if self.fit is None else self.fit(options):
+        matrices = StoredMatrices(self.workspace)
+
+        def keep(module: str, own: list[FactoredMatrix]) -> tuple[str, int]:
             matrices.add(module, [replace(matrix, module=module) for matrix in own])
-            numbers[module] = self.parts[module].fixed + sum(matrix.n_parameters for matrix in own)
+            return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in own)
+
+        # a name for the factors would keep them in memory while the next block is fitted
+        numbers = dict(starmap(keep, self._chosen(options, progress) if self.fit is None else self.fit(options)))
         matrices.order(self.parts)
         numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
