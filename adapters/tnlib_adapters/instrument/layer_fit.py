@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -202,17 +203,16 @@ def fit_layers(
         Called as progress(stage, done, total).
     """
     both = FitStreams(model, streams, tables, first)
-    for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
+
+    def fit(k: int, order: Sequence[int]) -> Products:
         model.load(k)
-        # without names for the weights, which would stay in memory while the next block is fitted
-        yield _fit_block(
-            make_block(model, k),
-            both,
-            start(k).each(lambda a: as_tensor(a, model.device)),
-            order,
-            refit or _refit_output,
-            descend_by or descend,
-        ).each(as_array)
+        block, before = make_block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
+        fitted = _fit_block(block, both, before, order, refit or _refit_output, descend_by or descend)
+        model.drop()
+        return fitted.each(as_array)
+
+    # without names for the weights, which would stay in memory while the next block is fitted
+    yield from starmap(fit, blocks_to_fit(both, n_steps, first, seed, progress))
 
 
 def _fit_block(
