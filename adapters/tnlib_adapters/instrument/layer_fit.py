@@ -127,6 +127,7 @@ class FitStreams:
                         run_block(self._original.model, later, x, self.call(later, b))
                         for b, x in zip(self.held_out, own, strict=True)
                     ]
+            self._original.model.drop()  # the tables of the output are large
             errors = [self._errors(end, b, [own[at] for own in outs]) for at, b in enumerate(self.held_out)]
         return [sum(of_candidate) for of_candidate in zip(*errors, strict=True)]
 
@@ -377,9 +378,9 @@ def adam(
         for b in order:
             wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
             loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
-            optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
+            optimiser.zero_grad()  # the next forward pass takes their memory
             schedule.step()
 
 
