@@ -166,10 +166,10 @@ def test_memory_grows_with_every_limit(request_: Request) -> None:
 def test_spill_holds_the_streams_and_the_moments() -> None:
     shapes = llama()
     streams = 4 * shapes.width * TOKENS.fit * (len(shapes.blocks) + 1)
-    assert streams < spill_bytes(shapes, CALIBRATED, TOKENS)
-    assert spill_bytes(shapes, Request(keep=0.5, what="all", method="matrix", calibrate=TEXT), TOKENS) == 0
+    assert streams < spill_bytes(shapes, CALIBRATED, TOKENS, Limits())
+    assert spill_bytes(shapes, Request(keep=0.5, what="all", method="matrix", calibrate=TEXT), TOKENS, Limits()) == 0
     widths = np.array([n for shape in shapes.of_block(0) for n in shape])
-    assert spill_bytes(shapes, CALIBRATED, Tokens()) < 4 * len(shapes.blocks) * (widths**2).sum() * 2
+    assert spill_bytes(shapes, CALIBRATED, Tokens(), Limits()) < 4 * len(shapes.blocks) * (widths**2).sum() * 2
 
 
 # ------------------------------------------------------------------------------------------------------- max_memory

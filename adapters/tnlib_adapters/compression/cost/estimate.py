@@ -197,7 +197,7 @@ def estimate_cost(
         passes={name: own / pass_of_text for name, own in seconds.items()} if pass_of_text else {},
         seconds=seconds,
         memory=peak_memory_of(shapes, request, tokens, limits, memory),
-        spill=spill_bytes(shapes, request, tokens),
+        spill=spill_bytes(shapes, request, tokens, limits),
         temporary=temporary_bytes(shapes, request, limits),
         limits=limits,
         measured_in=time.perf_counter() - started,

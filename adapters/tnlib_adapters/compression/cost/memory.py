@@ -58,7 +58,7 @@ class _Memory:
     @property
     def fit_in_memory(self) -> bool:
         """True if all weights of the model stay in memory."""
-        return _FLOAT * self.shapes.n_parameters <= self.limits.weights
+        return _fit_in_memory(self.shapes, self.limits)
 
     @property
     def weights(self) -> float:
@@ -106,13 +106,14 @@ class _Memory:
         numbers = max(sum(m * n for m, n in shapes.of_block(k)) for k in range(len(shapes.blocks)))
         # its weights as candidates, and in a step weights, gradients and moments of Adam
         of_block = _FLOAT * numbers * (6 + CANDIDATES[method] / 2)
-        if method == "calibrated" and not self.fit_in_memory:  # factors alone
-            of_block *= 1.5 * self._keep
+        weights_in_block = self.weights_in_block
+        if method == "calibrated" and not self.fit_in_memory:  # factors alone, which move in place
+            of_block, weights_in_block = _FLOAT * numbers * 6 * 1.5 * self._keep, 0.0
         chosen = CANDIDATES[method] * _FLOAT * t.chosen * shapes.width
         head = LOGITS["fit"] * _FLOAT * t.batch * shapes.vocab
         tables = sum(2 * _FLOAT * vocab * width for vocab, width in shapes.tables[:1])  # the truncated embeddings
         copies = self._copies if shapes.tables else 1  # with truncated tables
-        in_block = copies * self.weights_in_block + max(of_block + self._activations(shapes.largest), self._rounded)
+        in_block = copies * weights_in_block + max(of_block + self._activations(shapes.largest), self._rounded)
         at_end = copies * self.weights + max(of_block / 2 + chosen + head, tables)
         return self.held + max(in_block, at_end)
 
@@ -150,18 +151,24 @@ class _Memory:
         """Bytes while the statistics of a block are collected."""
         weights = self.shapes.of_block(k)
         widths = moment_widths(self.shapes, k, with_slopes=self.request.fits_model)
-        moments = _FLOAT * (sum(n * n for n in widths) + max((n * n for n in widths), default=0))
+        largest = max((n * n for n in widths), default=0)
         decomposed = max(map(self._decomposed, weights), default=0.0)
         if not self.request.fits_model:
             return _DOUBLE * sum(n * n for n in widths) + max(self._activations(k), decomposed)
-        components = sum(_factors(shape) for shape in weights)
-        return moments + components + max(self._activations(k), decomposed)
+        in_passes = sum(_factors(shape) for shape in weights) + max(self._activations(k), decomposed)
+        if self.fit_in_memory:
+            return in_passes + _FLOAT * (sum(n * n for n in widths) + largest)
+        return max(in_passes, 2 * _FLOAT * largest - self.weights_in_block)  # a sum and its next term, without weights
 
     def _activations(self, k: int) -> float:
         """Bytes of what a block computes on a batch, with the gradients."""
         inside = self.shapes.blocks[k] / self.shapes.width  # widths of all inputs and outputs, about
         scores = 2 * self.shapes.n_heads * 256
         return ACTIVATIONS * _FLOAT * self.tokens.batch * (inside + scores)
+
+
+def _fit_in_memory(shapes: Shapes, limits: Limits) -> bool:
+    return _FLOAT * shapes.n_parameters <= limits.weights
 
 
 def _factors(shape: Shape) -> float:
@@ -176,7 +183,7 @@ def factor_bytes(shapes: Shapes, request: Request) -> float:
     return sum(_factors((m, n)) + of_moments * _FLOAT * (m * m + n * n) for m, n in shapes.all_weights())
 
 
-def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens) -> int:
+def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens, limits: Limits) -> int:
     """Return the bytes of streams, statistics and, in a folder of the caller, decompositions between blocks."""
     if not request.fits_model:
         return 0
@@ -185,11 +192,15 @@ def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens) -> int:
     gradients = per_token * tokens.statistics * 2 * PROBES  # at the output and at the input of a block
     truncated = per_token * tokens.fit * 2
     blocks = range(len(shapes.blocks))
+    widths = (
+        0 if _fit_in_memory(shapes, limits) else max(sum(moment_widths(shapes, k, with_slopes=True)) for k in blocks)
+    )
+    observed = _FLOAT * tokens.statistics * widths  # inputs and gradients in a block
     moments = _FLOAT * sum(n * n for k in blocks for n in moment_widths(shapes, k, with_slopes=True))
     moments += _FLOAT * sum(2 * width**2 + vocab for vocab, width in shapes.tables)
     resumed = request.spill_folder is not None  # from decompositions
     components = sum(_factors((m, n)) - _FLOAT * m * n for m, n in shapes.all_weights()) if resumed else 0.0
-    return int(streams + max(gradients, truncated) + moments + components)
+    return int(streams + max(gradients + observed, truncated) + moments + components)
 
 
 def temporary_bytes(shapes: Shapes, request: Request, limits: Limits) -> int:
