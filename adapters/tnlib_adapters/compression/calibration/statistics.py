@@ -9,17 +9,17 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.methods.components import Components, Moments, second_moments
+from tnlib_adapters.compression.calibration.moment_sums import MomentSums, add_to, on_host, second_moments_on_device
+from tnlib_adapters.compression.methods.components import Components, Moments
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, Stage, quiet
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
+from tnlib_adapters.files.process_memory import release_free_memory
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def moments_by_group(
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
-                _add(sums, key, _moments(x, place_of[key]).astype(np.float64))
+                add_to(sums, key, _moments(x, place_of[key]).astype(np.float64))
             step()
         yield group, sums
 
@@ -296,11 +296,11 @@ def sum_moments(
     sum is in memory at a time; sums are read from files at every access.
     """
     place_of = {place.reads: place for place in places.values()}
-    counts, read_sums, slope_sums = dict[str, Array](), _Sums(workspace), _Sums(workspace)
+    counts, read_sums, slope_sums = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
     for batch_reads, batch_slopes in observed:
         for key, x in batch_reads.items():
             if place_of[key].is_table:
-                _add(counts, key, _moments(x, place_of[key]))
+                add_to(counts, key, _moments(x, place_of[key]))
             else:
                 read_sums.add(key, x)
         for key, slope in batch_slopes.items():
@@ -320,7 +320,7 @@ def sum_gates(
     sides, gates = {key: _sides(own, model.device) for key, own in components.items()}, dict[str, Array]()
     for batch_reads, batch_slopes in observed:
         for key, own in _gates(model, places, sides, batch_reads, batch_slopes).items():
-            _add(gates, key, own)
+            add_to(gates, key, own)
     return gates
 
 
@@ -328,66 +328,6 @@ def mean_gates(model: RunningModel, batches: Sequence[Batch], sums: Mapping[str,
     """Return sums over these batches as means over texts, or over tokens for language models."""
     count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
     return {key: total / count for key, total in sums.items()}
-
-
-class _Sums:
-    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum.
-
-    With a workspace the rows are in its files until `finish`.
-    """
-
-    def __init__(self, workspace: Workspace | None) -> None:
-        self._workspace = workspace
-        self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
-        self._waiting: dict[str, list[torch.Tensor]] = {}
-        self._stored: dict[str, list[_StoredRows]] = {}
-
-    def add(self, key: str, x: torch.Tensor) -> None:
-        """Add x (..., width)."""
-        rows = x.reshape(-1, x.shape[-1])
-        waiting = self._waiting.setdefault(key, [])
-        if sum(map(len, waiting)) + len(rows) > BATCH_TOKENS:
-            self._put_together(key)
-        self._waiting[key].append(rows)
-
-    def finish(self, others: Mapping[str, Array] = MappingProxyType({})) -> Mapping[str, Array]:
-        """Return the sums beside those of `others`."""
-        for key in self._waiting:
-            self._put_together(key)
-        if self._workspace is None:
-            return {**others, **{key: on_host(total) for key, total in self._sums.items()}}
-        sums = StoredArrays(self._workspace)
-        sums.add(others)
-        for key in list(self._stored):
-            for rows in self._stored.pop(key):
-                _add(self._sums, key, second_moments_on_device(rows.read()))
-            sums.add({key: on_host(self._sums.pop(key))})
-        return sums
-
-    def _put_together(self, key: str) -> None:
-        import torch
-
-        if waiting := self._waiting[key]:
-            rows = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
-            if self._workspace is None:
-                _add(self._sums, key, second_moments_on_device(rows))
-            else:
-                self._stored.setdefault(key, []).append(_StoredRows(self._workspace, rows))
-        self._waiting[key] = []
-
-
-class _StoredRows:
-    """Rows of a tensor in a file."""
-
-    def __init__(self, workspace: Workspace, rows: torch.Tensor) -> None:
-        self._device, self._stored = rows.device, StoredArrays(workspace)
-        self._stored.add({"rows": on_host(rows)})
-
-    def read(self) -> torch.Tensor:
-        """Return the rows on their device."""
-        import torch
-
-        return torch.from_numpy(self._stored["rows"]).to(self._device)
 
 
 def mean_tokens(batches: Sequence[Batch]) -> int:
@@ -415,33 +355,12 @@ def _gates(
     return gates
 
 
-def _add(sums: dict[str, Any], key: str, batch_sum: Any) -> None:
-    if key in sums:
-        sums[key] += batch_sum
-    else:
-        sums[key] = batch_sum
-
-
 def _moments(x: torch.Tensor, place: Place) -> Array:
     """Return the sum of x x^T over tokens; for token ids, how often each row of the table occurs."""
     if not place.is_table:
         return on_host(second_moments_on_device(x))
     ids = x[x >= 0].cpu().numpy()
     return np.bincount(ids, minlength=len(place.module.get_parameter("weight"))).astype(np.float32)
-
-
-def second_moments_on_device(x: torch.Tensor) -> Any:
-    """Return the sum of x x^T over all axes but the last: an array for a tensor on the host, otherwise a tensor."""
-    if x.device.type == "cpu":
-        return second_moments(x.numpy())  # half of the symmetric product, which torch does not know
-    flat = x.reshape(-1, x.shape[-1])
-    return flat.T @ flat
-
-
-def on_host(values: Any) -> Array:
-    """Return an array, or a tensor of any device, as an array."""
-    array: Array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
-    return array
 
 
 def _sides(components: Components, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
