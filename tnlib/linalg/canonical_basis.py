@@ -137,7 +137,9 @@ def _cholesky_basis(u: Array, dtype: np.dtype[Any] | None) -> tuple[Array, float
         for _ in range(2):  # twice, to be orthogonal to roundoff
             direction = direction - t[:, :k] @ (t[:, :k].conj().T @ direction)
         t[:, k] = direction / np.linalg.norm(direction)
-        squares = np.maximum(squares - np.square(np.abs(u @ t[:, k])), 0.0)
+        with np.errstate(invalid="ignore"):  # vectorised BLAS may flag what lies beside these finite arrays
+            column = u @ t[:, k]
+        squares = np.maximum(squares - np.square(np.abs(column)), 0.0)
     return t, tie
 
 
