@@ -5,9 +5,9 @@
 A GPT-2 of four layers of the usual width (768, 12 heads) with made-up weights is compressed and loaded; time and memory
 do not depend on what weights say. Its vocabulary is small, so that the attention is a third of it. CP is left out by
 default: it takes minutes to fit. One thread. Times are ratios, factored to dense, of rounds in which one runs right
-after the other: the median of all rounds and the half of them in the middle. A second table has factors in integers, in
-bfloat16: the time of a written token, in CPU seconds, as loaded, with a dequantized copy and with packed kernels. Prints
-two Markdown tables; docs/compress.md holds one such run.
+after the other: the median of all rounds and the half of them in the middle. A second table has factors in integers,
+in bfloat16: the time of a written token, in CPU seconds, as loaded, with a dequantized copy and with packed kernels.
+Prints two Markdown tables; docs/compress.md holds one such run.
 """
 
 from __future__ import annotations

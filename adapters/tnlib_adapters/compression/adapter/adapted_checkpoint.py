@@ -37,12 +37,12 @@ def open_adapted(folder: str | os.PathLike[str]) -> Checkpoint:
         If the base is not where adapter_config.json says.
     """
     file = JsonFile("evaluate", Path(folder) / CONFIG, "name an adapter from `tnlib adapter`")
-    config = file.as_object(file.read())
+    settings = file.as_object(file.read())
     expected = {"peft_type": "LORA", "use_dora": False, "use_rslora": False, "bias": "none"}
     for key, value in expected.items():
-        if config.get(key, value) != value:
-            file.refuse(key, repr(value), config[key])
-    base = open_checkpoint(config.get("base_model_name_or_path") or "")
+        if settings.get(key, value) != value:
+            file.refuse(key, repr(value), settings[key])
+    base = open_checkpoint(settings.get("base_model_name_or_path") or "")
     weights, factors = adaptable_weights(base), read_header(Path(folder) / WEIGHTS)[0]
     changes = {}
     for name in sorted(factors):
@@ -55,7 +55,7 @@ def open_adapted(folder: str | os.PathLike[str]) -> Checkpoint:
         if part == "A.weight":
             right = factors.get(name.replace(".lora_A.", ".lora_B."))
             pair = _checked_pair(factors[name], right, base.folder.tensors[weights[module].weight], weights[module])
-            scale = _alpha(config, module) / pair[0].shape[0]
+            scale = _alpha(settings, module) / pair[0].shape[0]
             changes[weights[module].weight] = partial(_merged, base, weights[module], pair, scale)
     return with_tensors(base, changes)
 
@@ -66,16 +66,16 @@ def _checked_pair(
     """Return A (r, in) and B (out, r), if their shapes are those of the weight."""
     shape = weight.shape if linear.stored == "out_in" else weight.shape[::-1]
     if b is None or len(a.shape) != 2 or a.shape[0] < 1 or (*b.shape, *a.shape) != (shape[0], a.shape[0], *a.shape):
-        got = "no lora_B" if b is None else f"{b.shape} and {a.shape}"
+        actual = "no lora_B" if b is None else f"{b.shape} and {a.shape}"
         raise FileFormatError(
             f"evaluate: {a.file} must hold factors of shapes ({shape[0]}, r) and (r, {shape[1]}) for {weight.name!r}, "
-            f"got {got}; name the adapter of this base."
+            f"got {actual}; name the adapter of this base."
         )
     return a, b
 
 
-def _alpha(config: dict[str, Any], module: str) -> float:
-    return float((config.get("alpha_pattern") or {}).get(module, config.get("lora_alpha", 1)))
+def _alpha(settings: dict[str, Any], module: str) -> float:
+    return float((settings.get("alpha_pattern") or {}).get(module, settings.get("lora_alpha", 1)))
 
 
 def _merged(base: Checkpoint, linear: Linear, pair: tuple[TensorInfo, TensorInfo], scale: float) -> Array:
