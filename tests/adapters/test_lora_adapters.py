@@ -113,6 +113,7 @@ def test_tensors_outside_count(saved: Saved, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_rounded_weights_are_corrected(saved: Saved, tmp_path: Path) -> None:
     """The two commands of the page: rounded weights, then an adapter that peft merges to the stated error."""
     source, rounded, out = (str(path) for path in (saved("llama")[1], tmp_path / "rounded", tmp_path / "adapter"))
