@@ -5,8 +5,9 @@
 A GPT-2 of four layers of the usual width (768, 12 heads) with made-up weights is compressed and loaded; time and memory
 do not depend on what weights say. Its vocabulary is small, so that the attention is a third of it. CP is left out by
 default: it takes minutes to fit. One thread. Times are ratios, factored to dense, of rounds in which one runs right
-after the other: the median of all rounds and the half of them in the middle. Prints a Markdown table; docs/compress.md
-holds one such run.
+after the other: the median of all rounds and the half of them in the middle. A second table has factors in integers,
+in bfloat16: the time of a written token, in CPU seconds, as loaded, with a dequantized copy and with packed kernels.
+Prints two Markdown tables; docs/compress.md holds one such run.
 """
 
 from __future__ import annotations
@@ -75,11 +76,35 @@ def measure(folder: Path) -> str:
     return f"{memory:.2f} | {writing} | {reading} | {difference:.0e}"
 
 
+def integers(folder: Path) -> str:
+    """Return the cells of one row of factors in integers: times of a written token relative to the dense model."""
+    import torch
+    from tnlib_adapters.transformers_plugin import keep_dequantized, use_packed_kernels
+    from transformers import AutoModelForCausalLM
+
+    as_loaded, by_copy, by_kernel = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval() for _ in range(3)
+    )
+    models = [copy.deepcopy(as_loaded).dequantize(), as_loaded, by_copy, use_packed_kernels(by_kernel)]
+    keep_dequantized(by_copy)
+    ids = torch.arange(8)[None]
+    options = {"max_new_tokens": N_NEW, "min_new_tokens": N_NEW, "do_sample": False, "pad_token_id": 0}
+    found: list[list[float]] = [[] for _ in models]
+    for _ in range(ROUNDS // 2 + 1):
+        for model, own in zip(models, found, strict=True):
+            start = time.process_time()
+            model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            own.append(time.process_time() - start)
+    pairs = [[time / dense for time, dense in zip(own[1:], found[0][1:], strict=True)] for own in found[1:]]
+    return " | ".join(f"{statistics.median(own):.2f}" for own in pairs)
+
+
 @click.command()
+@click.option("--store", "stores", multiple=True, default=("int8", "int4"))
 @click.option("--keep", "keeps", type=float, multiple=True, default=(0.5, 0.25))
 @click.option("--method", "methods", multiple=True, default=("heads", "matrix", "ttm", "tucker"))
-def main(keeps: tuple[float, ...], methods: tuple[str, ...]) -> None:
-    """Print one row for every method and fraction."""
+def main(keeps: tuple[float, ...], methods: tuple[str, ...], stores: tuple[str, ...]) -> None:
+    """Print one row for every method and fraction, then for integers."""
     import tnlib_adapters.transformers_plugin  # noqa: F401 - so that transformers reads factored folders
     import torch
     import transformers
@@ -97,6 +122,12 @@ def main(keeps: tuple[float, ...], methods: tuple[str, ...]) -> None:
                 out = Path(scratch) / f"{method}-{keep}"
                 compress(Path(scratch) / "in", out, keep=keep, method=method)
                 print(f"| {method} | {keep} | {measure(out)} |", flush=True)
+        print("\n| integers | keep | as loaded | `keep_dequantized` | `use_packed_kernels` |\n|---|---|---|---|---|")
+        for store in stores:
+            for keep in (1.0, *keeps):
+                out = Path(scratch) / f"{store}-{keep}"
+                compress(Path(scratch) / "in", out, keep=keep, method="matrix", what="all", store=store)
+                print(f"| {store} | {keep} | {integers(out)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
 
     Embedding models: the cosine similarity of both embeddings of every line. Language models: the perplexity of
     both, and the divergence of their predictions in nats per token, in windows of 256 tokens. Lines are truncated at
-    256 tokens. Needs torch and transformers.
+    256 tokens. OUT may be an adapter from `tnlib adapter`. Needs torch and transformers.
     """
     with command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run

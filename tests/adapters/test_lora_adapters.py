@@ -20,11 +20,11 @@ peft = pytest.importorskip("peft")
 
 from click.testing import CliRunner  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
-from tnlib_adapters import builtin_path, cli, compress, extract_adapter  # noqa: E402
+from tnlib_adapters import builtin_path, cli, compress, evaluate, extract_adapter  # noqa: E402
 from tnlib_adapters.compression.adapter.rank_choice import ranks_within  # noqa: E402
 from transformers_models import inputs, outputs, random_model  # noqa: E402
 
-from tnlib import ArgumentError, ArgumentTypeError  # noqa: E402
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError  # noqa: E402
 
 Saved = Callable[[str], tuple[Any, Path]]
 # peft asks transformers for a name that is deprecated
@@ -113,9 +113,10 @@ def test_tensors_outside_count(saved: Saved, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_rounded_weights_are_corrected(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_pictures")
+def test_rounded_weights_are_corrected(saved: Saved, tmp_path: Path) -> None:
     """The two commands of the page: rounded weights, then an adapter that peft merges to the stated error."""
-    source, rounded, out = (str(path) for path in (builtin_path("llama"), tmp_path / "rounded", tmp_path / "adapter"))
+    source, rounded, out = (str(path) for path in (saved("llama")[1], tmp_path / "rounded", tmp_path / "adapter"))
     runner = CliRunner()
     result = runner.invoke(cli.main, ["compress", source, rounded, "--store", "int3", "--layout", "dense"])
     assert result.exit_code == 0, result.output
@@ -130,8 +131,41 @@ def test_rounded_weights_are_corrected(tmp_path: Path) -> None:
     config = json.loads(Path(out, "adapter_config.json").read_text())
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]  # feed-forward layers were not rounded
     assert len(config["rank_pattern"]) > 1
-    errors = [extract_adapter(rounded, source, tmp_path / f"{rank}", rank=rank).error for rank in (4, 16, 64)]
+    errors = [extract_adapter(rounded, source, tmp_path / f"{rank}", rank=rank).error for rank in (2, 6, 12)]
     assert 1 > errors[0] > errors[1] > errors[2] > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2_lm"])
+def test_an_adapter_is_evaluated_as_its_base_with_it(
+    name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
+) -> None:
+    """As the merged model of peft in a folder of its own, also where weights are stored as (in, out)."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    base, new = folders[name], Path(shutil.copytree(folders[name], tmp_path / "tuned"))
+    tuned(load(base), new)
+    extract_adapter(base, new, tmp_path / "adapter", max_error=0.3)
+    whole = Path(shutil.copytree(base, tmp_path / "whole"))
+    merged(load(base), tmp_path / "adapter").save_pretrained(whole)
+    found, wanted = (evaluate(new, out, short_text) for out in (tmp_path / "adapter", whole))
+    assert found.divergence == pytest.approx(wanted.divergence, rel=1e-3)
+    assert 0 < found.error < 0.5 * evaluate(new, base, short_text).error
+    assert found.cache_bytes == wanted.cache_bytes
+    assert found.tokens_per_second is not None
+
+
+def test_adapters_that_do_not_fit_are_refused(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
+    base, out = folders["llama"], tmp_path / "adapter"
+    tuned(transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "tuned")
+    extract_adapter(base, tmp_path / "tuned", out, rank=2)
+    config = json.loads((out / "adapter_config.json").read_text())
+    for changes, words in (
+        ({"use_dora": True}, "must hold False in use_dora, got bool True"),
+        ({"base_model_name_or_path": str(folders["qwen3"])}, "must hold factors of shapes"),
+        ({"base_model_name_or_path": str(folders["gpt2_lm"])}, "must adapt weights of attention"),
+    ):
+        (out / "adapter_config.json").write_text(json.dumps(config | changes))
+        with refused(FileFormatError, "evaluate: ", words):
+            evaluate(base, out, short_text)
 
 
 def test_few_numbers_are_stored() -> None:

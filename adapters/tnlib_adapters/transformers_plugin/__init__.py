@@ -9,6 +9,7 @@ from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, L
 from tnlib_adapters.transformers_plugin.factored_modules import keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear  # noqa: E402
 from tnlib_adapters.transformers_plugin.linear_layers import use_linear_layers  # noqa: E402
+from tnlib_adapters.transformers_plugin.packed_kernels import use_packed_kernels  # noqa: E402
 from tnlib_adapters.transformers_plugin.quantizer import TnlibConfig, TnlibQuantizer  # noqa: E402
 from tnlib_adapters.transformers_plugin.tucker_cp_linear import CPLinear, TuckerLinear  # noqa: E402
 
@@ -23,4 +24,5 @@ __all__ = [
     "TuckerLinear",
     "keep_dequantized",
     "use_linear_layers",
+    "use_packed_kernels",
 ]

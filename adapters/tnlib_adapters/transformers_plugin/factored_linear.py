@@ -3,7 +3,8 @@
 A layer multiplies by one factor after the other. For many rows it is cheaper to multiply the factors out first; `cost`
 counts the multiplications of both ways, and the cheaper one is taken. Gradients reach the factors on either.
 
-Factors in integers of 2 to 8 bits are dequantized in every call; `keep_values` keeps a dequantized copy instead.
+Factors in integers of 2 to 8 bits are dequantized in every call; `keep_values` keeps a dequantized copy instead, and
+`add_kernel` a packed copy for a kernel that multiplies by integers.
 """
 
 from __future__ import annotations
@@ -211,6 +212,24 @@ class FactoredLinear(nn.Module, ABC):
                     values = self.part(name).contiguous()
                 self.home.register_buffer(_values_name(parameter), values, persistent=False)
 
+    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
+        """Return shapes and formats of the parts in integers that `product` multiplies its input by, (in, out)."""
+        return {}
+
+    def add_kernel(self, name: str, kernel: nn.Module) -> None:
+        """Multiply by a part with this module, where it `takes` the input."""
+        self.home.add_module(_kernel_name(self._names[name]), kernel)
+
+    def kernel(self, name: str, x: Tensor) -> nn.Module | None:
+        """Return the module that multiplies this input by a part, if there is one."""
+        kernel: Any = getattr(self.home, _kernel_name(self._names[name]), None)
+        return kernel if kernel is not None and kernel.takes(x) else None
+
+    def times(self, x: Tensor, name: str) -> Tensor:
+        """Return x times a part (in, out)."""
+        kernel = self.kernel(name, x)
+        return x @ self.part(name) if kernel is None else kernel(x)
+
     def parts(self, stem: str, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return the factors of a numbered kind: all cores, all factors."""
         return [self.part(name, dtype) for name in self._names if name.startswith(stem)]
@@ -264,7 +283,11 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
 
     def product(self, x: Tensor) -> Tensor:
         """Return x left right."""
-        return (x @ self.part("left")) @ self.part("right")  # ... [m], [m] r -> ... [r], [r] n
+        return self.times(self.times(x, "left"), "right")  # ... [m], [m] r -> ... [r], [r] n
+
+    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
+        """Return both factors, as far as they are in integers."""
+        return {name: (self._shapes[name], form) for name, form in self._formats.items() if name != "bias"}
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of left, times right."""
@@ -296,7 +319,7 @@ class CorrectedLinear(LowRankLinear):
 
     def product(self, x: Tensor) -> Tensor:
         """Return x whole + x left right."""
-        return x @ self.part(self._whole) + super().product(x)
+        return self.times(x, self._whole) + super().product(x)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of whole, and those of left times right."""
@@ -369,6 +392,10 @@ def _values_name(parameter: str) -> str:
     return f"{parameter}_values"
 
 
+def _kernel_name(parameter: str) -> str:
+    return f"{parameter}_kernel"
+
+
 def as_dense(layer: Any, like: Tensor) -> nn.Linear:
     """Return a dense layer of the same function as a layer with a `matrix`, multiplied out in float64."""
     wide = torch.complex128 if like.is_complex() else torch.float64
@@ -428,40 +455,3 @@ def refuse_inputs(value: Any, inputs: Sequence[int] | None) -> None:
             f"FactoredLinear.from_value: inputs must be None for a {type(value).__name__}, got {inputs!r}; "
             "its rows are the inputs."
         )
-
-
-class DenseLinear(FactoredLinear):
-    """A dense weight: a matrix, or the entries `first` of a stack of matrices."""
-
-    def __init__(
-        self,
-        factors: Factors | Borrowed,
-        part: str,
-        inputs: Sequence[int] = (0,),
-        outputs: Sequence[int] = (1,),
-        first: slice | None = None,
-    ) -> None:
-        sizes = list(shapes(factors, part)[0])
-        if first is not None:
-            sizes[0] = len(range(*first.indices(sizes[0])))
-        n_in, n_written = (math.prod(sizes[leg] for leg in legs) for legs in (inputs, outputs))
-        super().__init__(factors, (n_in, n_written))
-        self._part, self._order, self._first = part, (*inputs, *outputs), first
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x W."""
-        return x @ self.matrix()
-
-    def look_up(self, ids: Tensor) -> Tensor:
-        """Return rows of W."""
-        return self.rows_of(self._part, ids)
-
-    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return W."""
-        stack = self.part(self._part, dtype)
-        chosen = stack if self._first is None else stack[self._first]
-        return chosen.permute(self._order).reshape(self.in_features, self.out_features)
-
-    def cost(self) -> Cost:
-        """Return the size of W, and 0."""
-        return Cost(self.in_features * self.out_features, 0)

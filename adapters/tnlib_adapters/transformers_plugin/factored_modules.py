@@ -12,10 +12,10 @@ from tnlib import FileFormatError
 from tnlib_adapters.factors.expansion import ranks_of
 from tnlib_adapters.factors.factored_matrix import Description, scale_name, whole_part
 from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
+from tnlib_adapters.transformers_plugin.dense_linear import DenseLinear
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
     CorrectedLinear,
-    DenseLinear,
     FactoredLinear,
     Factors,
     LowRankLinear,

@@ -14,6 +14,13 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.files.tensor_file import FLOATS
 
 
+def adaptable_weights(checkpoint: Checkpoint) -> dict[str, Linear]:
+    """Return the weights of attention and feed-forward layers, by module with its prefix."""
+    layers = checkpoint.wiring.layers
+    linears = [linear for k in layers for linear in (*k.attention.matrices, *k.feed_forward_matrices)]
+    return {linear.module: linear for linear in linears}
+
+
 @dataclass(frozen=True)
 class CheckpointDifference:
     """A fine-tuned checkpoint minus its base; tensors are read one at a time.
@@ -48,9 +55,7 @@ class CheckpointDifference:
     @cached_property
     def weights(self) -> dict[str, Linear]:
         """Weights that an adapter holds, by module with its prefix: of attention and feed-forward layers."""
-        layers = self.base.wiring.layers
-        linears = [linear for k in layers for linear in (*k.attention.matrices, *k.feed_forward_matrices)]
-        return {linear.module: linear for linear in linears}
+        return adaptable_weights(self.base)
 
     def of_weight(self, module: str) -> Array:
         """Return the difference of a weight, (out, in), in float64."""

@@ -24,6 +24,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.compression.adapter.adapted_checkpoint import CONFIG, WEIGHTS
 from tnlib_adapters.compression.adapter.checkpoint_difference import CheckpointDifference
 from tnlib_adapters.compression.adapter.rank_choice import equal_ranks, ranks_within
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
@@ -159,10 +160,10 @@ def _write(
         for module, pair in stored.items()
         for part, values in zip("AB", pair, strict=True)
     ]
-    for _ in write_tensor_file(folder / "adapter_model.safetensors", entries, {"format": "pt"}):
+    for _ in write_tensor_file(folder / WEIGHTS, entries, {"format": "pt"}):
         pass
     content = _config(difference, adapter.ranks)
-    (folder / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     base, tuned = (path_text(own.folder.path) for own in (difference.base, difference.tuned))
     note = (
         f"> LoRA adapter by tnlib: {tuned} minus {base}, relative error {adapter.error:.4g}, ranks "

@@ -13,6 +13,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.adapter.adapted_checkpoint import is_adapter, open_adapted
 from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
 from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
@@ -109,7 +110,8 @@ def evaluate(
     ----------
     before, after
         Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
-        widths of heads and of feed-forward layers.
+        widths of heads and of feed-forward layers. `after` may be an adapter from `extract_adapter`, which is merged
+        with its base.
     text
         File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
         tokens.
@@ -128,7 +130,7 @@ def evaluate(
 
     placement = placement_of("evaluate", device, dtype)
     words = read_text("evaluate", "text", text)
-    checkpoints = [open_checkpoint(folder) for folder in (before, after)]
+    checkpoints = [open_checkpoint(before), open_adapted(after) if is_adapter(after) else open_checkpoint(after)]
     for checkpoint in checkpoints:
         check_reads_text("evaluate", checkpoint, text_required=True)
     paths = [checkpoint.folder.path for checkpoint in checkpoints]
@@ -138,7 +140,7 @@ def evaluate(
             f"evaluate: the original must come first and its compression second, got the compression {paths[0]} first; "
             "swap IN and OUT."
         )
-    before_running, after_running = (open_running(path, placement=placement) for path in paths)
+    before_running, after_running = (open_running(checkpoint, placement=placement) for checkpoint in checkpoints)
     evaluation = evaluate_running(before_running, after_running, words, progress)
     speeds = tokens_per_second((before_running, after_running), before_running.batches(words))
     return replace(
