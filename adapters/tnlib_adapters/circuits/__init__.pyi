@@ -27,6 +27,7 @@ from .diagrams.models import dense_diagram as dense_diagram
 from .diagrams.models import feed_forward_diagram as feed_forward_diagram
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
+from .heads.delta_induction import build_induction as build_induction
 from .heads.head_reading import HeadReading as HeadReading
 from .heads.head_reading import TokenVectors as TokenVectors
 from .heads.head_reading import read_head as read_head
