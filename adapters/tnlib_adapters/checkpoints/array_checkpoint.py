@@ -16,9 +16,9 @@ from tnlib_adapters.files.tensor_file import STORED_AS
 
 
 def checkpoint_of_arrays(function: str, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
-    """Return a checkpoint that holds `arrays`, by the names of its architecture, as float32; `save_checkpoint` writes it.
+    """Return a checkpoint that holds `arrays`, by the names of its architecture, as float32.
 
-    `function` is the public function named in messages.
+    `function` is the public function named in messages. `save_checkpoint` writes the checkpoint.
     """
     path = Path(f"({function} in memory)")
     tensors = {name: _stored(path / WEIGHTS, name, array) for name, array in arrays.items()}
