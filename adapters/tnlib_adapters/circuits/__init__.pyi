@@ -25,6 +25,8 @@ from .diagrams.model_network import model_values as model_values
 from .diagrams.models import block_diagram as block_diagram
 from .diagrams.models import dense_diagram as dense_diagram
 from .diagrams.models import feed_forward_diagram as feed_forward_diagram
+from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
+from .diagrams.pattern_explorer import explore_patterns as explore_patterns
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
 from .heads.delta_induction import build_induction as build_induction
