@@ -144,6 +144,6 @@ def _element(data: dict[str, object]) -> str:
         f'<p><b class="title"></b> <select class="side" aria-label="tokens show">{side}</select></p>\n'
         '<div class="view"><canvas class="pattern"></canvas><div class="text"><div class="tokens"></div>'
         '<p class="readout" aria-live="polite"></p></div></div>\n'
-        f'<noscript>The patterns are drawn by a script.</noscript>\n<script>{script}(document.getElementById("{name}"), '
-        f"{text});</script></div>"
+        "<noscript>The patterns are drawn by a script.</noscript>\n"
+        f'<script>{script}(document.getElementById("{name}"), {text});</script></div>'
     )
