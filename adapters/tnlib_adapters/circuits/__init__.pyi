@@ -43,11 +43,15 @@ from .heads.pattern_scores import repeat_scores as repeat_scores
 from .heads.score_shares import ScoreShares as ScoreShares
 from .heads.score_shares import score_shares as score_shares
 from .heads.singular_vectors import Maximum as Maximum
+from .heads.singular_vectors import MinMaxValues as MinMaxValues
 from .heads.singular_vectors import SingularVectors as SingularVectors
 from .heads.singular_vectors import form_maximum as form_maximum
+from .heads.singular_vectors import minmax_values as minmax_values
 from .heads.singular_vectors import singular_vectors as singular_vectors
 from .heads.spectral_reduction import SpectralReduction as SpectralReduction
 from .heads.spectral_reduction import spectral_reduction as spectral_reduction
+from .heads.text_directions import TextDirections as TextDirections
+from .heads.text_directions import text_directions as text_directions
 from .heads.weight_scores import WeightScores as WeightScores
 from .heads.weight_scores import weight_scores as weight_scores
 from .paths.attention_terms import OpenLayer as OpenLayer

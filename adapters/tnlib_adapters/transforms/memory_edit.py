@@ -34,7 +34,7 @@ _BATCH = 16  # sequences whose streams are in memory at once
 
 
 @accepts_models
-def feed_forward_keys(checkpoint: Checkpoint, tokens: ArrayLike, layer: int) -> Array:
+def feed_forward_keys(checkpoint: Checkpoint, tokens: Array, layer: int) -> Array:
     """Return the inputs of the down projection of a feed-forward layer on token sequences, (batch, n, d_ff) in float64.
 
     Parameters
