@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError, ConvergenceWarning, DegenerateCutWarning
+from tnlib._html import bars, facts
 from tnlib._typing import FormatProtocol
 from tnlib._validate import advice_for
 
@@ -58,6 +59,12 @@ class Fit(Generic[F]):
         def __getattr__(self, name: str) -> NoReturn:
             where = "" if name.startswith("_") or not hasattr(self.value, name) else f"; use fit.value.{name}"
             raise AttributeError(f"'Fit' object has no attribute '{name}'{where}", name=name, obj=self)
+
+    def _repr_html_(self) -> str:
+        title, *lines = repr(self).splitlines()
+        rows = dict(line.split(maxsplit=1) for line in lines[: len(lines) - len(self.notes)])
+        rows |= {"notes": "; ".join(self.notes)} if self.notes else {}
+        return facts(title, rows, bars(self.value.ranks, "ranks"))
 
     def __repr__(self) -> str:
         value = self.value

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import shorten
+from tnlib._html import bars, facts
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
@@ -175,6 +176,15 @@ class Format(ABC):
         sizes = shorten(self.shape, " x ")
         ranks = self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", ")
         return f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "shape": shorten(self.shape, " x "),
+            "ranks": shorten(self.ranks, ", "),
+            "numbers": f"{self.n_parameters:,} of {self.size:,}",
+            "dtype": str(self.dtype),
+        }
+        return facts(type(self).__name__, rows, bars(self.ranks, "ranks"))
 
 
 class LinearFormat(Format):

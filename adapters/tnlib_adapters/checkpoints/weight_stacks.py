@@ -176,8 +176,8 @@ def unembedding(checkpoint: Checkpoint) -> View:
     wiring = as_checkpoint("unembedding", checkpoint).wiring.unembedding
     if wiring is None:
         raise ArgumentError(
-            f"unembedding: checkpoint must end in logits, got a {checkpoint.wiring.model_type} without; pass a language "
-            "model."
+            f"unembedding: checkpoint must end in logits, got a {checkpoint.wiring.model_type} without; pass a model "
+            "that predicts tokens."
         )
     tokens = wiring.linear.on_rows(checkpoint.read(wiring.linear.weight)).T  # token width
     if wiring.narrow is not None:

@@ -77,7 +77,7 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
             f"{int((sizes > _RESOLVED * sizes.max()).sum())}; pass more text."
         )
     rotation = frame @ (axes * leading_phases(in_axes)) @ frame.T
-    return rotation + 1.0 / d if centred else rotation  # the projector on the vector of ones has entries 1 / d
+    return np.asarray(rotation + 1.0 / d if centred else rotation)  # the projector on ones has entries 1 / d
 
 
 def _complement_of_ones(d: int) -> Array:
