@@ -102,6 +102,17 @@ def shorten(sizes: tuple[int, ...], separator: str) -> str:
     return f"{head} ... {tail} ({len(sizes)} of them, largest {max(sizes)})"
 
 
+def format_html(value: FormatProtocol) -> str:
+    """Return what notebooks show of a format: sizes, and the ranks as a picture."""
+    rows = {
+        "shape": shorten(value.shape, " x "),
+        "ranks": shorten(value.ranks, ", "),
+        "numbers": f"{value.n_parameters:,} of {math.prod(value.shape):,}",
+        "dtype": str(value.dtype),
+    }
+    return facts(type(value).__name__, rows, bars(value.ranks, "ranks"))
+
+
 def wrong_type(function: str, parameter: str, expected: str, value: object, advice: str) -> ArgumentTypeError:
     """Return the error of a parameter of another type than `expected` ("a TensorTrain"), with advice by its class."""
     if hasattr(value, "numpy_class"):

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import shorten
-from tnlib._html import bars, facts
+from tnlib._fit import format_html, shorten
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
@@ -44,6 +43,7 @@ class Format(ABC):
 
     # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
     __array_ufunc__ = None
+    _repr_html_ = format_html
 
     def named_arrays(self) -> dict[str, Array]:
         """Return the stored arrays by the names that files give them, in a fixed order.
@@ -176,15 +176,6 @@ class Format(ABC):
         sizes = shorten(self.shape, " x ")
         ranks = self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", ")
         return f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
-
-    def _repr_html_(self) -> str:
-        rows = {
-            "shape": shorten(self.shape, " x "),
-            "ranks": shorten(self.ranks, ", "),
-            "numbers": f"{self.n_parameters:,} of {self.size:,}",
-            "dtype": str(self.dtype),
-        }
-        return facts(type(self).__name__, rows, bars(self.ranks, "ranks"))
 
 
 class LinearFormat(Format):

@@ -114,12 +114,12 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
             f"{np.shape(inputs)}; pass run(model, tokens).inputs[layer][0]."
         )
     left, right = x @ form.left, x @ form.right.T  # n r
-    found = singular_vectors(LowRank(left, right.T))
-    queries, keys = found.left, found.right.T
+    svd = singular_vectors(LowRank(left, right.T))
+    queries, keys = svd.left, svd.right.T
     return TextDirections(
-        values=found.values,
+        values=svd.values,
         queries=queries,
         keys=keys,
-        query_directions=form.left @ (right.T @ keys) / found.values,  # left right^T v = s u
-        key_directions=form.right.T @ (left.T @ queries) / found.values,
+        query_directions=form.left @ (right.T @ keys) / svd.values,  # left right^T v = s u
+        key_directions=form.right.T @ (left.T @ queries) / svd.values,
     )
