@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,21 @@ def test_the_induction_table_is_a_data_frame(model: Checkpoint) -> None:
     pytest.importorskip("pandas")
     found = circuits.find_induction(model, n=4)
     assert found.to_frame().set_index(["layer", "head"]).lost[0, 3] == found.lost[0, 3]
+
+
+@pytest.mark.slow
+def test_the_page_is_figures_and_data_frames(model: Checkpoint, tmp_path: Path) -> None:
+    found = tnlib_adapters.inspect(builtin_path(), tmp_path / "out")
+    figures = found.figures()
+    assert {"composition K", "effective ranks", "head scores", "patterns", "patterns of layer 1"} <= set(figures)
+    assert all(figure.axes for figure in figures.values())
+    pytest.importorskip("pandas")
+    frames = found.frames()
+    assert set(frames) >= {"composition K", "overlaps O with K", "head scores", "gauges"}
+    assert list(frames["gauges"].n_free) == [report.n_free for report in found.gauges]
+    overlaps = frames["overlaps O with K"]
+    assert overlaps.overlap.is_monotonic_decreasing
+    assert len(overlaps) == 8 * 7
 
 
 def test_a_missing_pandas_is_named(model: Checkpoint, monkeypatch: Any) -> None:
