@@ -34,7 +34,7 @@ class Page(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "svg" not in self.open and "style" not in self.open:
+        if not {"svg", "style", "script"} & set(self.open):
             self.text += data
 
 
@@ -43,12 +43,16 @@ def pictures(page: str) -> list[ET.Element]:
     return [ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-def check_page(page: str) -> Page:
-    """Hold a page against what is asked of all: closed tags, unique ids, nothing from elsewhere, full pictures."""
+def check_page(page: str, *, scripts: int = 0) -> Page:
+    """Hold a page against what is asked of all: closed tags, unique ids, nothing from elsewhere, full pictures.
+
+    It has this many scripts of its own.
+    """
     assert page.startswith("<!doctype html>")
     found = Page(page)
     names = {tag for tag, _ in found.tags}
-    assert not {"script", "link", "iframe", "object", "embed", "video", "base"} & names
+    assert [tag for tag, _ in found.tags].count("script") == scripts
+    assert not {"link", "iframe", "object", "embed", "video", "base"} & names
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
     for tag, attributes in found.tags:

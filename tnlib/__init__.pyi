@@ -36,6 +36,9 @@ from .formats.train.constant import zeros as zeros
 from .formats.train.correlation_length import correlation_length as correlation_length
 from .formats.train.cross.tt_cross import tt_cross as tt_cross
 from .formats.train.format import TensorTrain as TensorTrain
+from .formats.train.gates import apply_gate as apply_gate
+from .formats.train.perfect_sampling import sample as sample
+from .formats.train.product_state import product_state as product_state
 from .formats.train.round_randomized import round_randomized as round_randomized
 from .formats.train.schmidt import entanglement_spectrum as entanglement_spectrum
 from .formats.train.schmidt import entropy as entropy

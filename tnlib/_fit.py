@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError, ConvergenceWarning, DegenerateCutWarning
+from tnlib._html import bars, facts
 from tnlib._typing import FormatProtocol
 from tnlib._validate import advice_for
 
@@ -59,6 +60,12 @@ class Fit(Generic[F]):
             where = "" if name.startswith("_") or not hasattr(self.value, name) else f"; use fit.value.{name}"
             raise AttributeError(f"'Fit' object has no attribute '{name}'{where}", name=name, obj=self)
 
+    def _repr_html_(self) -> str:
+        title, *lines = repr(self).splitlines()
+        rows = dict(line.split(maxsplit=1) for line in lines[: len(lines) - len(self.notes)])
+        rows |= {"notes": "; ".join(self.notes)} if self.notes else {}
+        return facts(title, rows, bars(self.value.ranks, "ranks"))
+
     def __repr__(self) -> str:
         value = self.value
         dense, stored = math.prod(value.shape), value.n_parameters
@@ -93,6 +100,17 @@ def shorten(sizes: tuple[int, ...], separator: str) -> str:
         return separator.join(map(str, sizes))
     head, tail = (separator.join(map(str, part)) for part in (sizes[:8], sizes[-4:]))
     return f"{head} ... {tail} ({len(sizes)} of them, largest {max(sizes)})"
+
+
+def format_html(value: FormatProtocol) -> str:
+    """Return what notebooks show of a format: sizes, and the ranks as a picture."""
+    rows = {
+        "shape": shorten(value.shape, " x "),
+        "ranks": shorten(value.ranks, ", "),
+        "numbers": f"{value.n_parameters:,} of {math.prod(value.shape):,}",
+        "dtype": str(value.dtype),
+    }
+    return facts(type(value).__name__, rows, bars(value.ranks, "ranks"))
 
 
 def wrong_type(function: str, parameter: str, expected: str, value: object, advice: str) -> ArgumentTypeError:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import shorten
+from tnlib._fit import format_html, shorten
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
@@ -43,6 +43,7 @@ class Format(ABC):
 
     # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
     __array_ufunc__ = None
+    _repr_html_ = format_html
 
     def named_arrays(self) -> dict[str, Array]:
         """Return the stored arrays by the names that files give them, in a fixed order.

@@ -17,7 +17,7 @@ NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib.experimental", "tnli
 
 LAYERS = [
     ["tnlib._errors", "tnlib._typing", "tnlib._moved"],
-    ["tnlib._validate", "tnlib._deprecation", "tnlib._keywords", "tnlib._files"],
+    ["tnlib._validate", "tnlib._deprecation", "tnlib._keywords", "tnlib._files", "tnlib._html"],
     ["tnlib._fit", "tnlib._registry"],
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],

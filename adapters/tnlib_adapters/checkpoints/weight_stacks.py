@@ -162,6 +162,30 @@ def embedding(checkpoint: Checkpoint) -> View:
 
 
 @accepts_models
+def unembedding(checkpoint: Checkpoint) -> View:
+    """Return the directions of the final stream that the logits read: token x d_model; `embedding` where it is tied.
+
+    A factor of the logits is included, and a projection to narrower embeddings; the final norm and a bias are not.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> unembedding(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    View(unembedding: token 128 x d_model 64, float32)
+    """
+    wiring = as_checkpoint("unembedding", checkpoint).wiring.unembedding
+    if wiring is None:
+        raise ArgumentError(
+            f"unembedding: checkpoint must end in logits, got a {checkpoint.wiring.model_type} without; pass a model "
+            "that predicts tokens."
+        )
+    tokens = wiring.linear.on_rows(checkpoint.read(wiring.linear.weight)).T  # token width
+    if wiring.narrow is not None:
+        tokens = tokens @ wiring.narrow.on_rows(checkpoint.read(wiring.narrow.weight)).T  # token [width] d_model
+    return View("unembedding", tokens * tokens.dtype.type(wiring.scale), ("token", "d_model"))
+
+
+@accepts_models
 def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
     """Return the matrices of a feed-forward layer, acting on rows: inputs d_model x d_ff, outputs d_ff x d_model.
 

@@ -25,8 +25,11 @@ from .diagrams.model_network import model_values as model_values
 from .diagrams.models import block_diagram as block_diagram
 from .diagrams.models import dense_diagram as dense_diagram
 from .diagrams.models import feed_forward_diagram as feed_forward_diagram
+from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
+from .diagrams.pattern_explorer import explore_patterns as explore_patterns
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
+from .heads.delta_induction import build_induction as build_induction
 from .heads.head_reading import HeadReading as HeadReading
 from .heads.head_reading import TokenVectors as TokenVectors
 from .heads.head_reading import read_head as read_head
@@ -40,11 +43,15 @@ from .heads.pattern_scores import repeat_scores as repeat_scores
 from .heads.score_shares import ScoreShares as ScoreShares
 from .heads.score_shares import score_shares as score_shares
 from .heads.singular_vectors import Maximum as Maximum
+from .heads.singular_vectors import MinMaxValues as MinMaxValues
 from .heads.singular_vectors import SingularVectors as SingularVectors
 from .heads.singular_vectors import form_maximum as form_maximum
+from .heads.singular_vectors import minmax_values as minmax_values
 from .heads.singular_vectors import singular_vectors as singular_vectors
 from .heads.spectral_reduction import SpectralReduction as SpectralReduction
 from .heads.spectral_reduction import spectral_reduction as spectral_reduction
+from .heads.text_directions import TextDirections as TextDirections
+from .heads.text_directions import text_directions as text_directions
 from .heads.weight_scores import WeightScores as WeightScores
 from .heads.weight_scores import weight_scores as weight_scores
 from .paths.attention_terms import OpenLayer as OpenLayer

@@ -6,28 +6,41 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from tnlib import TnlibError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits import Compositions, compositions
+from tnlib_adapters.circuits import Compositions, compositions, heat_map
 from tnlib_adapters.circuits.arguments import Kind, has_layer_norm
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection.head_measurements import (
     GaugeReport,
+    HeadKind,
     Readings,
     Spectra,
     gauge_report,
     read_heads,
     spectra,
 )
+from tnlib_adapters.inspection.pictures import (
+    head_score_maps,
+    pattern_overview,
+    pattern_panels,
+    rank_maps,
+    schmidt_values,
+)
 from tnlib_adapters.inspection.tokens import Tokens
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.transforms.folding import fold
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DISTANCES = (0, 1, 8)  # query-key distances of scores that depend on it
 _MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
@@ -70,6 +83,36 @@ class Inspection:
     readings: Readings
     tokens: Tokens | None = None
     patterns: tuple[Array, ...] | None = None
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the heat maps and curves of the page as matplotlib figures, by name."""
+        drawn = {f"composition {name}": heat_map(scores) for name, scores in self.compositions.items()}
+        drawn |= {"effective ranks": rank_maps(self.spectra), "Schmidt values": schmidt_values(self.spectra)}
+        scores, copying = self.readings.scores, self.readings.copying
+        shares = {} if scores is None else {name: getattr(scores, name) for name in get_args(HeadKind)}
+        if shares or copying is not None:
+            drawn["head scores"] = head_score_maps(shares, copying)
+        if self.patterns is not None and self.tokens is not None:
+            drawn["patterns"] = pattern_overview(self.patterns)
+            panels = (pattern_panels(of_layer, self.tokens.names) for of_layer in self.patterns)
+            drawn |= {f"patterns of layer {layer}": panel for layer, panel in enumerate(panels)}
+        return drawn
+
+    def frames(self) -> dict[str, Any]:
+        """Return the tables of the page as data frames of pandas, by name, with all their rows.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        tables = {f"composition {name}": scores.to_frame() for name, scores in self.compositions.items()}
+        tables |= {f"overlaps O with {side}": overlaps.to_frame() for side, overlaps in self.readings.overlaps.items()}
+        if self.readings.scores is not None:
+            tables["head scores"] = self.readings.scores.to_frame()
+        names = ("n_numbers", "n_free", "queries_to_keys", "values_to_outputs", "order")
+        columns = {name: [getattr(report, name) for report in self.gauges] for name in names}
+        return tables | {"gauges": data_frame("Inspection.frames", {"layer": range(len(self.gauges)), **columns})}
 
     def __repr__(self) -> str:
         lines = [repr(self.checkpoint), *self.notes]

@@ -15,6 +15,7 @@ from tnlib_adapters.circuits import (
     Overlaps,
     block_diagram,
     composition_diagram,
+    explore_patterns,
     frozen_diagram,
     heat_map,
     model_diagram,
@@ -222,10 +223,13 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
         return [f"<p>{_why_no_text(inspection)}</p>"]
     names, large = inspection.tokens.names, max(1, _MOST_PANELS // inspection.checkpoint.sizes.n_heads)
     spans = " ".join(f"<span><b>{html.escape(name)}</b> <small>{k}</small></span>" for k, name in enumerate(names))
-    parts = [f'<p>{len(names)} tokens, with their positions:</p><p class="tokens">{spans}</p>']
+    parts = []
     if inspection.tokens.cut:
         parts.append(f"<p>Only the first {len(names)} tokens of the text are shown.</p>")
     parts += [
+        "<h3>Explore</h3>",
+        explore_patterns(inspection.patterns[:large], names).html,
+        f'<h3>Tokens</h3><p>{len(names)} tokens, with their positions:</p><p class="tokens">{spans}</p>',
         "<h3>All heads</h3>",
         "<p>Rows are query positions, columns are key positions; white is 0, the darkest blue 1.</p>",
         draw(pattern_overview(inspection.patterns)),

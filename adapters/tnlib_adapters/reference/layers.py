@@ -60,8 +60,12 @@ class FeedForward:
 
     def __call__(self, x: Array) -> Array:
         """Return down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
+        return self.down(self.hidden(x))
+
+    def hidden(self, x: Array) -> Array:
+        """Return the input of the down projection, (..., d_ff) for x (..., d_model)."""
         wide = self.up(x)
-        return self.down(self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide)
+        return self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide
 
 
 @dataclass(frozen=True)

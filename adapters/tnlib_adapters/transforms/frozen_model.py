@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._html import facts, heat_image
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.layer import FrozenAttention
@@ -109,6 +110,23 @@ class FrozenModel:
             f"features{ends})"
         )
 
+    def _repr_html_(self) -> str:
+        n, d = self.embedding.shape
+        attentions = [heads for block in self.blocks for heads in block.heads if heads is not None]
+        n_layers = sum(len(block.layers) for block in self.blocks)
+        rows = {
+            "attention layers": str(len(attentions)),
+            "feed-forward layers": str(n_layers - len(attentions)),
+            "sequence": f"{n} positions x {d} features",
+            "largest remainder": f"{max(self.remainders.values(), default=0.0):.2g} of the output of its layer",
+        }
+        heads = {len(layer.patterns) for layer in attentions}
+        if len(heads) != 1:
+            return facts("FrozenModel", rows)
+        mosaic = np.vstack([np.hstack([_framed(pattern) for pattern in layer.patterns]) for layer in attentions])
+        label = "patterns, layers as rows and heads as columns"
+        return facts("FrozenModel", rows, heat_image(mosaic, label, width=40 * heads.pop()))
+
     @property
     def stream(self) -> Array:
         """The final stream of the model, (n, d_model), before the final norm."""
@@ -133,6 +151,11 @@ class FrozenModel:
         for block in self.blocks:
             x = block.apply(x)
         return x
+
+
+def _framed(pattern: Array) -> Array:
+    """Return a pattern (n, n) with a margin on two sides."""
+    return np.pad(pattern, ((0, max(1, len(pattern) // 16)), (0, max(1, len(pattern) // 16))), constant_values=-0.2)
 
 
 def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: LocalMap) -> FrozenModel:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._deprecation import renamed_arguments
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, is_list
 from tnlib.linalg.orthogonal import r_factor
@@ -27,6 +29,7 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.arguments import Kind, as_kind, as_layers, fold_norms_before_heads, has_layer_norm
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.reference.weights import read_norm
 
@@ -84,6 +87,39 @@ class Compositions:
         order = np.argsort(-flat, kind="stable")[: as_count("Compositions.largest", "n", n, least=0)]
         pairs = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order if flat[k] >= 0]
         return [((a, b), (c, d), self[(a, b), (c, d)]) for a, b, c, d in pairs]
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all pairs, largest multiple first: kind, heads, score, chance, multiple.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        pairs = self.largest(self.scores.size)
+        columns = {
+            "kind": [self.kind] * len(pairs),
+            "writer": ["{}.{}".format(*writer) for writer, _, _ in pairs],
+            "reader": ["{}.{}".format(*reader) for _, reader, _ in pairs],
+            "score": [score.score for *_, score in pairs],
+            "chance": [score.chance for *_, score in pairs],
+            "multiple": [score.multiple for *_, score in pairs],
+        }
+        return data_frame("Compositions.to_frame", columns)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ["{}.{}".format(*writer), "{}.{}".format(*reader), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
+            for writer, reader, s in self.largest(5)
+        ]
+        count = int(np.isfinite(self.scores).sum())
+        n_layers, n_heads = self.scores.shape[:2]
+        above_chance = np.nan_to_num(self.multiples - 1).reshape(n_layers * n_heads, -1)
+        picture = heat_image(
+            above_chance, "multiples of chance, less 1; writers as rows, readers as columns", width=160
+        )
+        parts = table(["writer", "reader", "score", "chance", "multiple"], rows) + picture
+        return facts(f"{self.kind}-composition, {count} pairs of heads", {}, parts)
 
     def __repr__(self) -> str:
         count = int(np.isfinite(self.scores).sum())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm
+from tnlib_adapters.circuits.data_frames import data_frame
 
 Side = Literal["Q", "K", "V", "O"]
 
@@ -161,6 +162,25 @@ class Overlaps:
         ]
         pairs = [divmod(int(k), heads) for k in order]
         return [(divmod(i, shape[1]), divmod(j, shape[1]), float(flat[i, j])) for i, j in pairs]
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all pairs of different heads, largest overlap first.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        pairs = self.largest(self.overlaps.size)
+        at = tuple(np.array([(*first, *second) for first, second, _ in pairs], int).reshape(-1, 4).T)
+        columns = {
+            "first": [f"{layer}.{head}" for (layer, head), _, _ in pairs],
+            "second": [f"{layer}.{head}" for _, (layer, head), _ in pairs],
+            "overlap": self.overlaps[at],
+            "chance": self.chance[at],
+            "sigma": self.sigmas[at],
+        }
+        return data_frame("Overlaps.to_frame", columns)
 
     def __repr__(self) -> str:
         lines = [f"Overlaps of {self.sides[0]} with {self.sides[1]}", "    head    head overlap  chance   sigma"]

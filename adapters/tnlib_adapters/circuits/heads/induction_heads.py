@@ -26,6 +26,7 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.composition.head_pairs import compositions
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, attention_only
 from tnlib_adapters.circuits.heads.pattern_scores import pattern_scores
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
@@ -152,6 +153,19 @@ class Induction:
         """Heads with at least 40 % of their attention on the induction targets."""
         layers, heads = np.nonzero(self.induction >= _CLEAR)
         return tuple(zip(layers.tolist(), heads.tolist(), strict=True))
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all heads, with the arrays as columns.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        layer, head = np.indices(self.lost.shape).reshape(2, -1)
+        names = ("previous_token", "induction", "composition", "copying", "lost")
+        columns = {name: getattr(self, name).ravel() for name in names}
+        return data_frame("Induction.to_frame", {"layer": layer, "head": head, **columns})
 
     def __repr__(self) -> str:
         layer, head = self.previous_head

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._deprecation import renamed_arguments
+from tnlib._html import facts, heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, is_list, is_one_of, to_numpy
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, as_weights
@@ -59,6 +61,26 @@ class PatternScores:
         order = np.argsort(-shares, axis=None, kind="stable")[:count]
         at = [divmod(int(k), shares.shape[1]) for k in order]
         return [(head, float(shares[head])) for head in at if np.isfinite(shares[head])]
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all heads: layer, head, previous, duplicate, induction.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        layer, head = np.indices(self.previous.shape).reshape(2, -1)
+        shares = {kind: getattr(self, kind).ravel() for kind in get_args(HeadKind)}
+        return data_frame("PatternScores.to_frame", {"layer": layer, "head": head, **shares})
+
+    def _repr_html_(self) -> str:
+        pictures = "".join(
+            f"<div>{kind}, chance {self.chance[kind]:.2f}<br>{heat_image(getattr(self, kind), kind, width=160)}</div>"
+            for kind in get_args(HeadKind)
+        )
+        layers, heads = self.previous.shape
+        return facts(f"PatternScores of {layers} layers of {heads} heads", {}, pictures)
 
     def __repr__(self) -> str:
         lines = [f"PatternScores of {self.previous.size} heads"]

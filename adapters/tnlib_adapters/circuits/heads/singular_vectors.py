@@ -24,7 +24,7 @@ import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._deprecation import renamed_names
 from tnlib._typing import Array
-from tnlib._validate import as_rtol
+from tnlib._validate import as_count, as_rtol
 from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.scaling import largest, norm
@@ -183,12 +183,7 @@ def form_maximum(form: LowRank) -> Maximum:
     >>> form_maximum(tnlib.LowRank(np.eye(3)[:, :1], -3 * np.eye(3)[:1]))
     Maximum(3 over pairs of unit vectors; of one with itself from -3 to 0)
     """
-    if not isinstance(form, LowRank):
-        raise ArgumentTypeError(
-            f"form_maximum: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
-        )
-    if form.shape[0] != form.shape[1]:
-        raise ArgumentError(f"form_maximum: form must be square, got shape {form.shape}; pass attention.qk(head).")
+    _check_square("form_maximum", form)
     operator = singular_vectors(form)
     left, right = (operator.left[:, 0], operator.right[0]) if len(operator) else (np.zeros(form.shape[0]),) * 2
     values, vectors = _symmetric(form)
@@ -202,21 +197,109 @@ def form_maximum(form: LowRank) -> Maximum:
     )
 
 
-def _symmetric(form: LowRank) -> tuple[Array, Array]:
-    """Return the smallest and largest eigenvalue of (Omega + Omega^T) / 2, ascending, and eigenvectors (d, 2)."""
-    d, r = form.shape[0], form.ranks[0]
+@dataclass(frozen=True, eq=False, repr=False)
+class MinMaxValues:
+    """Eigenvalues of the symmetric part of a form, as min-max values; returned by `minmax_values`.
+
+    Parameters
+    ----------
+    values
+        (n,), the eigenvalues that differ from zero or could, n <= 2 rank, descending.
+    directions
+        (d, n), orthonormal eigenvectors.
+    n_zero
+        Number of further eigenvalues, all zero: d - n.
+    """
+
+    values: Array
+    directions: Array
+    n_zero: int
+
+    @property
+    def _n_positive(self) -> int:
+        return int(np.count_nonzero(self.values > 0))
+
+    def value(self, k: int) -> float:
+        """Return the k-th largest of all d values, k from 1: the maximum over subspaces of dimension k of the minimum.
+
+        That is, max over subspaces S of dimension k of min over unit x in S of x Omega x.
+        """
+        k = as_count("MinMaxValues.value", "k", k)
+        total, above = len(self.values) + self.n_zero, self._n_positive
+        if k > total:
+            raise ArgumentError(f"MinMaxValues.value: k must be at most {total}, got {k}; the form has no more values.")
+        if above < k <= above + self.n_zero:
+            return 0.0
+        return float(self.values[k - 1 if k <= above else k - 1 - self.n_zero])
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
+        return f"MinMaxValues({shown}, ... down to {self.values[-1]:.4g}; {self.n_zero} are 0)"
+
+
+def minmax_values(form: LowRank) -> MinMaxValues:
+    """Return the Courant-Fischer min-max values of x Omega x^T: all eigenvalues of (Omega + Omega^T) / 2.
+
+    The k-th one is the largest number that a subspace of dimension k guarantees for all of its unit vectors. The
+    singular values play this role for pairs: sigma_k is the maximum over pairs of subspaces of dimension k (`values` of
+    `singular_vectors`).
+
+    Parameters
+    ----------
+    form
+        (d, d), for example `attention.qk(head)`. The product is never formed: the cost is that of an eigenproblem of
+        twice the rank.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `form` is not a square LowRank.
+
+    References
+    ----------
+    R. A. Horn and C. R. Johnson, "Matrix Analysis" (2nd ed., 2013), theorem 4.2.6.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> found = minmax_values(tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3]))
+    >>> [round(found.value(k), 6) for k in (1, 2, 3, 4)]
+    [3.0, 1.0, 0.0, -2.0]
+    """
+    _check_square("minmax_values", form)
+    values, vectors = _symmetric_part(form)
+    return MinMaxValues(values[::-1], vectors[:, ::-1], form.shape[0] - len(values))
+
+
+def _check_square(function: str, form: object) -> None:
+    if not isinstance(form, LowRank):
+        raise ArgumentTypeError(
+            f"{function}: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
+        )
+    if form.shape[0] != form.shape[1]:
+        raise ArgumentError(f"{function}: form must be square, got shape {form.shape}; pass attention.qk(head).")
+
+
+def _symmetric_part(form: LowRank) -> tuple[Array, Array]:
+    """Return eigenvalues of (Omega + Omega^T) / 2, ascending, and eigenvectors (d, n), n <= 2 r; the others are 0."""
+    r = form.ranks[0]
     a, b = form.left / (largest(form.left) or 1), form.right.T / (largest(form.right) or 1)
     scale = float(largest(form.left) * largest(form.right))
     q, t = qr_positive(np.hstack([a, b]))
     inner = t[:, :r] @ t[:, r:].T  # k [r] k
     values, vectors = np.linalg.eigh((inner + inner.T) / 2)
-    vectors = q @ vectors
-    if len(values) < d:  # the form vanishes on the orthogonal complement of both sides
-        outside = _orthogonal_to(q)
+    return scale * values, q @ vectors
+
+
+def _symmetric(form: LowRank) -> tuple[Array, Array]:
+    """Return the smallest and largest eigenvalue of (Omega + Omega^T) / 2, ascending, and eigenvectors (d, 2)."""
+    values, vectors = _symmetric_part(form)
+    if len(values) < form.shape[0]:  # the form vanishes on the orthogonal complement of both sides
+        outside = _orthogonal_to(vectors)
         values, vectors = np.append(values, 0.0), np.column_stack([vectors, outside])
     order = np.argsort(values, kind="stable")
     ends = order[[0, -1]]
-    return scale * values[ends], vectors[:, ends]
+    return values[ends], vectors[:, ends]
 
 
 def _orthogonal_to(q: Array) -> Array:

@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib_adapters.attention.frozen.layer import FrozenAttention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.paths.contributions import Layer
 from tnlib_adapters.transforms.frozen_model import FrozenBlock, FrozenModel
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
@@ -76,6 +78,28 @@ class LogitContributions:
         if any(name.endswith("remainder") for name in self.sources):
             ends += f", remainders {remainder:.3f}"
         return "\n".join([f"LogitContributions, {self.total:.3f}", head, *rows, ends])
+
+    def _repr_html_(self) -> str:
+        largest = np.argsort(-np.abs(self.direct), kind="stable")[:_SHOWN]
+        rows = [[self.names[k], f"{self.direct[k]:.3f}", f"{self.through[k]:.3f}"] for k in largest]
+        sums = {
+            "embedding": f"{self.by_position.sum():.3f}",
+            "biases and remainders": f"{self.by_source.sum():.3f}",
+        }
+        positions = heat_image(self.by_position[None], "contributions of the positions, first to last", width=320)
+        parts = table(["component", "direct", "on all paths"], rows) + positions
+        return facts(f"LogitContributions, {self.total:.3f}", sums, parts)
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of the components: name, direct contribution, contribution on all paths.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        columns = {"component": self.names, "direct": self.direct, "through": self.through}
+        return data_frame("LogitContributions.to_frame", columns)
 
 
 def logit_contributions(

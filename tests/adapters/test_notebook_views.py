@@ -1,0 +1,102 @@
+"""What notebooks show of checkpoints, frozen models and attributions, and their tables as data frames."""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tnlib_adapters
+from tnlib_adapters import Checkpoint, builtin_path, circuits, open_checkpoint
+
+VIEWS = {
+    "checkpoint": lambda m: m,
+    "frozen model": lambda m: tnlib_adapters.freeze(m, np.arange(12)),
+    "logit": lambda m: circuits.logit_contributions(tnlib_adapters.freeze(m, np.arange(12)), 5),
+    "pattern scores": lambda m: circuits.repeat_scores(m, length=10),
+}
+FRAMES = {
+    "logit": (VIEWS["logit"], ["component", "direct", "through"]),
+    "pattern scores": (VIEWS["pattern scores"], ["layer", "head", "previous", "duplicate", "induction"]),
+    "composition": (
+        lambda m: circuits.compositions(m, "V"),
+        ["kind", "writer", "reader", "score", "chance", "multiple"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Checkpoint:
+    return open_checkpoint(builtin_path("llama"))
+
+
+def parsed(html: str) -> ET.Element:
+    return ET.fromstring(re.sub(r"(<(?:img|br)[^>]*)>", r"\1/>", html))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_are_well_formed_and_small(name: str, model: Checkpoint, llama: Checkpoint) -> None:
+    for checkpoint in (model, llama):
+        html = VIEWS[name](checkpoint)._repr_html_()
+        parsed(html)
+        assert "<svg" in html or "<img" in html
+        assert len(html) < 100_000
+        assert "<script" not in html
+
+
+def test_views_have_the_numbers(model: Checkpoint, llama: Checkpoint) -> None:
+    assert "8 of 16, 2 key and value heads" in llama._repr_html_()
+    assert llama._repr_html_().count("<rect") == 32
+    found = circuits.compositions(model, "K")
+    assert "<td>0.3</td><td>1.1</td><td>0.254</td>" in found._repr_html_()
+    parsed(found._repr_html_())
+    logit = VIEWS["logit"](llama)
+    name = logit.names[int(np.abs(logit.direct).argmax())]
+    assert f"<td>{name}</td><td>{logit.direct[logit.names.index(name)]:.3f}</td>" in logit._repr_html_()
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_tables_are_data_frames(name: str, llama: Checkpoint) -> None:
+    pytest.importorskip("pandas")
+    make, columns = FRAMES[name]
+    value = make(llama)
+    frame = value.to_frame()
+    assert list(frame.columns) == columns
+    if name == "logit":
+        assert frame.direct.sum() == pytest.approx(value.direct.sum())
+    if name == "composition":
+        assert len(frame) == np.isfinite(value.scores).sum()
+        assert frame.multiple.is_monotonic_decreasing
+    if name == "pattern scores":
+        assert len(frame) == 32
+
+
+def test_the_induction_table_is_a_data_frame(model: Checkpoint) -> None:
+    pytest.importorskip("pandas")
+    found = circuits.find_induction(model, n=4)
+    assert found.to_frame().set_index(["layer", "head"]).lost[0, 3] == found.lost[0, 3]
+
+
+@pytest.mark.slow
+def test_the_page_is_figures_and_data_frames(model: Checkpoint, tmp_path: Path) -> None:
+    found = tnlib_adapters.inspect(builtin_path(), tmp_path / "out")
+    figures = found.figures()
+    assert {"composition K", "effective ranks", "head scores", "patterns", "patterns of layer 1"} <= set(figures)
+    assert all(figure.axes for figure in figures.values())
+    pytest.importorskip("pandas")
+    frames = found.frames()
+    assert set(frames) >= {"composition K", "overlaps O with K", "head scores", "gauges"}
+    assert list(frames["gauges"].n_free) == [report.n_free for report in found.gauges]
+    overlaps = frames["overlaps O with K"]
+    assert overlaps.overlap.is_monotonic_decreasing
+    assert len(overlaps) == 8 * 7
+
+
+def test_a_missing_pandas_is_named(model: Checkpoint, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"Compositions.to_frame needs pandas.*pip install pandas"):
+        circuits.compositions(model, "K").to_frame()

@@ -1,0 +1,75 @@
+"""Fragments of HTML that notebooks show: a table of facts with a small picture, without scripts or other files."""
+
+from __future__ import annotations
+
+import base64
+import html
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tnlib._typing import Array
+
+_BAR, _HEIGHT, _MOST_BARS = 8, 40, 64
+_BLUE, _ORANGE = (8, 48, 107), (166, 54, 3)  # of the largest and, where signed, the smallest value
+
+
+def facts(title: str, rows: Mapping[str, str], picture: str = "") -> str:
+    """Return a table of names and values under a title, all of them plain text, beside a picture in HTML."""
+    lines = "".join(
+        f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+        f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+        for name, value in rows.items()
+    )
+    return (
+        '<div style="display:flex;gap:1.5em;align-items:flex-start;flex-wrap:wrap">'
+        f"<div><b>{html.escape(title)}</b><table>{lines}</table></div><div>{picture}</div></div>"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of plain text."""
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def bars(values: Sequence[int], label: str) -> str:
+    """Return a bar chart of positive numbers as SVG, from the first to the last; of a long list every few."""
+    step = max(1, -(-len(values) // _MOST_BARS))
+    shown = [max(values[k : k + step]) for k in range(0, len(values), step)]
+    top = max(shown, default=1)
+    drawn = "".join(
+        f'<rect x="{k * _BAR}" y="{_HEIGHT * (1 - value / top):.1f}" width="{_BAR - 1}" '
+        f'height="{max(1.0, _HEIGHT * value / top):.1f}" fill="rgb{_BLUE}"/>'
+        for k, value in enumerate(shown)
+    )
+    title = f"<title>{html.escape(label)}, largest {top:,}</title>"
+    size = f'width="{_BAR * len(shown)}" height="{_HEIGHT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{title}{drawn}</svg>'
+
+
+def heat_image(values: Array, label: str, *, width: int) -> str:
+    """Return a matrix as an image of `width` CSS pixels: white is 0, blue the largest modulus, orange its negative."""
+    known = np.nan_to_num(values)
+    top = float(np.abs(known).max(initial=0.0)) or 1.0
+    levels = np.rint(127 + 127 * known / top).astype(np.uint8)  # 127 is 0
+    steps = np.arange(256)[:, None] / 127 - 1
+    colours = 255 + np.abs(steps).clip(max=1) * (np.where(steps < 0, _ORANGE, _BLUE) - np.array(255))
+    data = base64.b64encode(_png(levels, np.rint(colours).astype(np.uint8))).decode("ascii")
+    style, text = f"width:{width}px;image-rendering:pixelated;border:1px solid #ccc", html.escape(label)
+    return f'<img style="{style}" alt="{text}" title="{text}" src="data:image/png;base64,{data}">'
+
+
+def _png(levels: Array, palette: Array) -> bytes:
+    """Return a PNG file of palette indices (rows, columns), uint8, with a palette (256, 3)."""
+    rows, columns = levels.shape
+    lines = np.hstack([np.zeros((rows, 1), np.uint8), levels]).tobytes()  # every line begins with its filter, none
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
+    out = b"\x89PNG\r\n\x1a\n"
+    chunks = {b"IHDR": header, b"PLTE": palette.tobytes(), b"IDAT": zlib.compress(lines, 9), b"IEND": b""}
+    for kind, data in chunks.items():
+        out += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return out

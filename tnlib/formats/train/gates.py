@@ -1,0 +1,159 @@
+r"""Gates on one leg of a train, or on two neighbouring legs with a truncation of the bond between them.
+
+The centre moves to the gate. There the two cores are contracted with it,
+
+    (C)--<|            (theta)
+     |    |      =      |   |       theta[l, m, m', r] = sum over n, n', b of gate[m, m', n, n'] C[l, n, b] B[b, n', r]
+    [gate ]
+     |    |
+
+and the singular values of theta are those of the whole, so that their truncation is optimal for any gate, unitary or
+not, and its error is the true one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib._errors import ArgumentError
+from tnlib._fit import Fit, report
+from tnlib._keywords import refuse_foreign_keywords
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_legs, as_max_rank, as_rtol
+from tnlib.formats.train.arguments import as_train
+from tnlib.formats.train.canonicalize import move_center
+from tnlib.formats.train.format import TensorTrain
+from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.scaling import norm, rescale
+from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import TruncationBudget
+
+
+@single_threaded_blas
+@refuse_foreign_keywords
+def apply_gate(
+    tt: TensorTrain,
+    gate: npt.ArrayLike,
+    legs: int | Sequence[int],
+    *,
+    rtol: float | None = None,
+    max_rank: int | None = None,
+) -> Fit[TensorTrain]:
+    """Return the train with `gate` on one or two legs: norm(gate tt - fit.value) <= rtol * norm(gate tt).
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain. Next to its centre, this costs one SVD of a matrix (r n, n r).
+    gate
+        On one leg of size n a matrix (m, n), applied as in `gate @ x`. On two legs a matrix (n n', n n'), the first of
+        `legs` the slower index, or an array (m, m', n, n'). It need not be unitary.
+    legs
+        One leg, or two neighbouring ones in either order. For distant legs, make the gate a TTMatrix with
+        `tnlib.ttm_svd` and use `tnlib.apply`.
+    rtol, max_rank
+        Relative Frobenius error, and cap on the bond between the two legs; the smaller rank wins. Neither: the
+        numerical rank. A gate on one leg changes no bond.
+
+    Returns
+    -------
+    Fit
+        The train with its centre at the gate, for two legs at the right one. The norm is that of the truncated result.
+
+    References
+    ----------
+    G. Vidal, "Efficient simulation of one-dimensional quantum many-body systems", Phys. Rev. Lett. 93 (2004).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> hadamard = np.array([[1, 1], [1, -1]]) / np.sqrt(2)
+    >>> cnot = np.eye(4)[[0, 1, 3, 2]]
+    >>> plus = tnlib.apply_gate(tnlib.product_state(np.eye(2)[[0, 0]]), hadamard, 0).value
+    >>> bell = tnlib.apply_gate(plus, cnot, (0, 1)).value
+    >>> f"{tnlib.entropy(bell, 1, base=2):.6f}", f"{tnlib.apply_gate(plus, cnot, (0, 1), rtol=0.8).error:.4f}"
+    ('1.000000', '0.7071')
+    """
+    rtol, max_rank = as_rtol("apply_gate", rtol), as_max_rank("apply_gate", max_rank)
+    as_train("apply_gate", "tt", tt, TensorTrain)
+    sites = as_legs("apply_gate", "legs", legs, len(tt.cores), proper=False)
+    if len(sites) == 1:
+        value, budget = _on_one_leg(tt, _one_leg_gate(gate, tt.shape[sites[0]]), sites[0]), None
+    elif len(sites) == 2 and abs(sites[0] - sites[1]) == 1:
+        four = _two_leg_gate(gate, [tt.shape[k] for k in sites])
+        ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
+        value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)
+    else:
+        raise ArgumentError(
+            f"apply_gate: legs must be one leg or two neighbouring ones, got {sites}; make other gates a TTMatrix with "
+            "tnlib.ttm_svd and use tnlib.apply."
+        )
+    error, notes = (budget.error, budget.notes("bond", first=max(sites))) if budget else (0.0, ())
+    return report("apply_gate", value, error=error, rtol=rtol, notes=notes)
+
+
+def _one_leg_gate(gate: npt.ArrayLike, n: int) -> Array:
+    """Return a gate (m, n) on a leg of size n."""
+    matrix = as_array("apply_gate", "gate", gate, ndim=2)
+    if matrix.shape[1] != n:
+        raise ArgumentError(
+            f"apply_gate: gate must have {n} columns for this leg, got shape {matrix.shape}; name two legs for a gate "
+            "on two."
+        )
+    return matrix
+
+
+def _two_leg_gate(gate: npt.ArrayLike, sizes: Sequence[int]) -> Array:
+    """Return a gate (m, m', n, n') on two legs of `sizes` (n, n'), from that or from a square matrix (n n', n n')."""
+    array = as_array("apply_gate", "gate", gate)
+    side = math.prod(sizes)
+    if array.shape == (side, side):
+        return array.reshape(*sizes, *sizes)
+    if array.ndim == 4 and array.shape[2:] == tuple(sizes):
+        return array
+    raise ArgumentError(
+        f"apply_gate: gate must have shape ({side}, {side}) or (m, m', {sizes[0]}, {sizes[1]}), got {array.shape}; "
+        "reshape it."
+    )
+
+
+def _on_one_leg(tt: TensorTrain, gate: Array, site: int) -> TensorTrain:
+    """Return the train with `gate` (m, n) on leg `site`, its centre there."""
+    moved = move_center(_widened(tt, gate.dtype), site)
+    cores, scaled = list(moved.cores), rescale(gate)
+    product = np.tensordot(cores[site], scaled.array, axes=([1], [1])).transpose(0, 2, 1)  # l [n] m r
+    cores[site], exponent = rescale(np.ascontiguousarray(product), moved.exponent + scaled.exponent)
+    return TensorTrain.from_sweep(cores, site, exponent).folded()
+
+
+def _on_two_legs(
+    tt: TensorTrain, gate: Array, site: int, rtol: float | None, max_rank: int | None
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the train with `gate` (m, m', n, n') on legs `site` and `site` + 1, and its truncation."""
+    moved = move_center(_widened(tt, gate.dtype), site)
+    cores, scaled = list(moved.cores), rescale(gate)
+    pair = np.tensordot(cores[site], cores[site + 1], 1)  # l n [b] n' r
+    product = np.tensordot(pair, scaled.array, axes=([1, 2], [2, 3])).transpose(0, 2, 3, 1)  # l [n n'] m m' r
+    theta, exponent = rescale(np.ascontiguousarray(product), moved.exponent + scaled.exponent)
+    left, m, m_next, right = theta.shape
+    flat = theta.reshape(left * m, m_next * right)
+    budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype)
+    u, s, vh = thin_svd(flat)
+    rank = budget.truncate(s, max_rank=max_rank)
+    change = canonical_basis_change(u[:, :rank], s[:rank], theta.dtype)
+    cores[site] = change.columns(u[:, :rank]).reshape(left, m, rank)
+    cores[site + 1] = change.rows(s[:rank, None] * vh[:rank]).reshape(rank, m_next, right)
+    return TensorTrain.from_sweep(cores, site + 1, exponent).folded(), budget
+
+
+def _widened(tt: TensorTrain, dtype: np.dtype[Any]) -> TensorTrain:
+    """Return the train in the common dtype with a gate, without a centre that is right to fewer digits."""
+    wide = tt.astype(np.result_type(tt.dtype, dtype))
+    more_digits = np.finfo(wide.dtype).eps < np.finfo(tt.dtype).eps
+    return TensorTrain.from_sweep(wide.cores, None, wide.exponent) if more_digits else wide
