@@ -14,7 +14,8 @@ from tnlib._typing import Array
 from tnlib._validate import is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 
 By = Literal["greedy", "gradient"]
 Of = Literal["edges", "terms", "paths"]

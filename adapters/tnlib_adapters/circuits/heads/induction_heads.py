@@ -26,7 +26,8 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.composition.head_pairs import compositions
-from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, attention_only
+from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.gated_terms import attention_only
 from tnlib_adapters.circuits.heads.pattern_scores import pattern_scores
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
