@@ -59,11 +59,11 @@ class GatedHeads:
     biases: tuple[Array | None, Array | None, Array | None]  # h dh
 
     @classmethod
-    def of(cls, branch: Branch) -> GatedHeads:
-        """Return the heads of an attention layer."""
+    def of(cls, branch: Branch) -> GatedHeads | None:
+        """Return the heads of an attention layer, None for another layer."""
         layer = branch.layer
         if not isinstance(layer, Attention):
-            raise TypeError(f"GatedHeads: branch must hold an attention layer, got {type(layer).__name__}.")
+            return None
         group = layer.n_heads // layer.kv_heads
         weights = (layer.W_Q, np.repeat(layer.W_K, group, axis=0), np.repeat(layer.W_V, group, axis=0))
         k, v = (None if b is None else np.repeat(b, group, axis=0) for b in (layer.b_K, layer.b_V))

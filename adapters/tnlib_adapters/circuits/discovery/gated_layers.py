@@ -145,7 +145,7 @@ def gated_layers(weights: Weights, n_embedded: int) -> tuple[list[GatedLayer], l
     for block in weights.blocks:
         n_before = n_writers
         for branch in block.branches:
-            heads = GatedHeads.of(branch) if isinstance(branch.layer, Attention) else None
+            heads = GatedHeads.of(branch)
             rows = 1 if heads is None else len(SIDES) * heads.n_heads
             n_written = 1 if heads is None else heads.n_heads + heads.has_bias
             reader = Reader(slice(row, row + rows), n_before, len(segments))
