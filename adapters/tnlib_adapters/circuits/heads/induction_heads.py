@@ -38,7 +38,7 @@ from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, as_weights
 
 _CLEAR = 0.4  # smallest share of attention that makes an induction head
-_SHARE = 0.1  # smallest effect of a head that is counted, as a share of the largest
+_SHARE = 0.2  # smallest effect of a head that is counted, as a share of the largest
 _SURE = 2.58  # standard errors of an interval that holds the mean with probability 0.99
 _CANDIDATES = 4  # previous-token heads that are removed from keys
 _SHOWN = 16  # rows of repr
@@ -168,12 +168,12 @@ class Induction:
 
     @property
     def causal_heads(self) -> tuple[Head, ...]:
-        """Heads whose effect exceeds a tenth of the largest, with a probability of 0.99."""
+        """Heads whose effect exceeds a fifth of the largest, with a probability of 0.99."""
         return _heads(self.effect - _SURE * self.standard_error > _SHARE * self.effect.max())
 
     @property
     def undecided_heads(self) -> tuple[Head, ...]:
-        """Heads whose effect may be above or below a tenth of the largest; more sequences decide."""
+        """Heads whose effect may be above or below a fifth of the largest; more sequences decide."""
         limit, width = _SHARE * self.effect.max(), _SURE * self.standard_error
         return _heads((self.effect - width <= limit) & (self.effect + width > limit))
 
