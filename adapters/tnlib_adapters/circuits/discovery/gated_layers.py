@@ -38,6 +38,11 @@ class Reader:
         """Return one of these rows."""
         return Reader(slice(row, row + 1), self.n_before, self.segment)
 
+    def of(self, gates: Array) -> Reader:
+        """Return a single row if the gates (readers, writers) of all rows are equal, so that it is read once."""
+        rows = gates[self.rows, : self.n_before]
+        return self.single(self.rows.start) if (rows == rows[:1]).all() else self
+
 
 @dataclass(frozen=True, eq=False)
 class Segment:
@@ -99,7 +104,7 @@ class GatedLayer:
         return rows if self.heads is None else rows.reshape(len(SIDES), -1).T.ravel()
 
     def run(self, reads: Array) -> LayerValues:
-        """Return what the layer writes if its readers receive `reads` (reader, b, n, d)."""
+        """Return what the layer writes if its readers receive `reads` (reader, b, n, d), or all the same, (1, b, n, d)."""
         if self.heads is not None:
             values = self.heads.values(self._by_side(reads))
             outputs = self.heads.outputs(values)
@@ -133,6 +138,8 @@ class GatedLayer:
         return grad if before is None else norm_adjoint(before, values.reads, grad)
 
     def _by_side(self, reads: Array) -> Array:
+        if len(reads) == 1:
+            return np.broadcast_to(reads, (len(SIDES), *reads.shape))  # side 1 b n d
         return reads.reshape(len(SIDES), -1, *reads.shape[1:])  # side h b n d
 
 

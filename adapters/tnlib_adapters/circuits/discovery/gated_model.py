@@ -178,7 +178,7 @@ class GatedModel:
                 read = self._streams(gates, layer.reader.single(row), scratch)[-1]
                 written = layer.run_head(values.layers[k], row, read)
             else:
-                written = layer.run(self._streams(gates, layer.reader, scratch)[-1]).written
+                written = layer.run(self._streams(gates, layer.reader.of(gates), scratch)[-1]).written
             self._store(scratch, layer.writers, written)
         loss = self.targets.loss(self._streams(gates, self._logits, scratch)[-1][0])
         start = self.layers[later[0]].writers.start if later else len(scratch)
