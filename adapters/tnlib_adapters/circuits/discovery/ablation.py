@@ -18,12 +18,12 @@ Metric = Literal["loss", "kl"]
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """How edges are ablated, and how the effect is measured; for `find_circuit` and `edge_effects`.
+    """Ablation of edges and metric of its effect, for `find_circuit` and `edge_effects`.
 
     Parameters
     ----------
     kind
-        What a reader receives from an ablated writer. "zero": nothing. "mean": the mean of the writer over all given
+        Value that replaces an ablated writer. "zero": nothing. "mean": the mean of the writer over all given
         tokens. "resample": the output of the writer on other tokens.
     metric
         "loss": the mean cross-entropy of the target tokens. "kl": the mean KL divergence of the predictions from those

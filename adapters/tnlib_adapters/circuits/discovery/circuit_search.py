@@ -103,10 +103,10 @@ def find_circuit(
     by
         "greedy": repeatedly remove the term whose removal raises the loss least, by measurement; at the end no single
         term can be removed. "acdc": one sweep from the logits to the embedding, which removes terms that cost at most a
-        threshold; the largest of the thresholds loss_increase / 2^k that meets the budget. "attribution": keep the terms
-        with the largest first-order effects, from one backward pass, as few as meet the budget. "integrated": the same
-        for effects averaged over five models with all gates between 0 and 1. "gradient": try the terms in order of their
-        first-order effect; a term whose removal would exceed the budget stays.
+        threshold; the largest of the thresholds loss_increase / 2^k that meets the budget. "attribution": keep the
+        terms with the largest first-order effects, from one backward pass, as few as meet the budget. "integrated": the
+        same for effects averaged over five models with all gates between 0 and 1. "gradient": try the terms in order of
+        their first-order effect; a term whose removal would exceed the budget stays.
     of
         "edges": from writers (tokens, positions, heads, output biases, feed-forward layers) to readers (queries, keys
         and values of a head, feed-forward layers, logits), with norms, patterns and feed-forward layers recomputed from
@@ -124,14 +124,14 @@ def find_circuit(
     Raises
     ------
     ArgumentError
-        If `by` is "attribution" for the KL divergence, which has no first-order effects, the model has no unembedding or, for "terms" and "paths", is not attention-only, tokens or mask have wrong
-        shapes, or `loss_increase` < 0.
+        If `by` is "attribution" for the KL divergence, which has no first-order effects, the model has no unembedding
+        or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes, or `loss_increase` < 0.
 
     References
     ----------
     A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges and
-    "acdc"; A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for "attribution"; M. Hanna
-    et al., "Have Faith in Faithfulness" (2024), for "integrated".
+    "acdc"; A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for "attribution"; M.
+    Hanna et al., "Have Faith in Faithfulness" (2024), for "integrated".
 
     Examples
     --------
@@ -158,8 +158,8 @@ def find_circuit(
     how = as_ablation("find_circuit", ablation)
     if by == "attribution" and how.metric == "kl":
         raise ArgumentError(
-            "find_circuit: by must not be 'attribution' for the metric 'kl', whose derivative is zero in the whole model, "
-            "got both; choose by='integrated'."
+            "find_circuit: by must not be 'attribution' for the metric 'kl', whose derivative is zero in the whole "
+            "model, got both; choose by='integrated'."
         )
     gated = _gated(model, tokens, mask, of, how)
     full_loss = gated.loss(np.ones(len(gated.names)))

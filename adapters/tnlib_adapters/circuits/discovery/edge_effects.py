@@ -139,8 +139,8 @@ def edge_effects(
 
     References
     ----------
-    A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023); M. Hanna et al., "Have Faith in
-    Faithfulness" (2024), for integrated effects.
+    A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023); M. Hanna et al., "Have Faith
+    in Faithfulness" (2024), for integrated effects.
 
     Examples
     --------

@@ -2,7 +2,7 @@ r"""Heads of one attention layer, each of whose queries, keys and values reads a
 
 With p = softmax(s) by rows and dz the gradient of z = p v, one backward pass gives the gradients of the inputs:
 
-    dv = p^T dz        dp = dz v^T        ds = p * (dp - sum_j p_ij dp_ij)        dq = scale ds k        dk = scale ds^T q
+    dv = p^T dz      dp = dz v^T      ds = p * (dp - sum_j p_ij dp_ij)      dq = scale ds k      dk = scale ds^T q
 
 then back through a soft cap, rotations, norms of heads or of latent vectors, and the projections. A norm behind the
 layer divides all heads by the root mean square of their sum.
@@ -112,11 +112,11 @@ class GatedHeads:
             return outputs
         bias = np.zeros(outputs.shape[-1]) if self.layer.b_O is None else self.layer.b_O
         constant = np.broadcast_to(bias, outputs[:1].shape)
-        together = np.concatenate([outputs, constant])
+        writers = np.concatenate([outputs, constant])
         if self.behind is None:
-            return together
+            return writers
         norm = self.behind
-        centred = norm.centre(together)
+        centred = norm.centre(writers)
         y: Array = centred / norm.divisors(centred.sum(axis=0)) * norm.weight
         if norm.bias is not None:
             y[-1] += norm.bias
@@ -134,8 +134,8 @@ class GatedHeads:
         constant = norm.centre(np.broadcast_to(bias, outputs[:1].shape)) if self.has_bias else centred[:0]
         total = centred.sum(axis=0) + constant.sum(axis=0)
         divisors = norm.divisors(total)  # b n 1
-        together = np.concatenate([centred, constant])
-        of_divisors = -(weighted * together).sum(axis=(0, -1))[..., None] / divisors**2  # b n 1
+        writers = np.concatenate([centred, constant])
+        of_divisors = -(weighted * writers).sum(axis=(0, -1))[..., None] / divisors**2  # b n 1
         of_total = of_divisors * total / (divisors * total.shape[-1])
         return norm.centre(weighted[:n] / divisors + of_total)
 

@@ -65,7 +65,7 @@ class Segment:
 
 
 class LayerValues(NamedTuple):
-    """What the readers of a layer receive, its values, and what it writes before and behind a norm."""
+    """Input of the readers of a layer, its values, and its output before and behind a norm."""
 
     reads: Array  # reader b n d
     heads: HeadValues | None
@@ -104,7 +104,7 @@ class GatedLayer:
         return rows if self.heads is None else rows.reshape(len(SIDES), -1).T.ravel()
 
     def run(self, reads: Array) -> LayerValues:
-        """Return what the layer writes if its readers receive `reads` (reader, b, n, d), or all the same, (1, b, n, d)."""
+        """Return what the layer writes if its readers receive `reads` (reader, b, n, d), or all (1, b, n, d)."""
         if self.heads is not None:
             values = self.heads.values(self._by_side(reads))
             outputs = self.heads.outputs(values)
@@ -118,11 +118,11 @@ class GatedLayer:
         if self.heads is None:
             return self.run(read).written
         side, h = divmod(row - self.reader.rows.start, self.heads.n_heads)
-        one = slice(h, h + 1)
-        reads = self._by_side(values.reads)[:, one].copy()
+        single = slice(h, h + 1)
+        reads = self._by_side(values.reads)[:, single].copy()
         reads[side] = read
         outputs = values.outputs.copy()
-        outputs[one] = self.heads.outputs(self.heads.values(reads, one), one)
+        outputs[single] = self.heads.outputs(self.heads.values(reads, single), single)
         return self.heads.written(outputs)
 
     def adjoint(self, values: LayerValues, grad: Array) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.discovery.ablation import Ablation
-from tnlib_adapters.circuits.discovery.gated_layers import GatedLayer, LayerValues, Reader, gated_layers
+from tnlib_adapters.circuits.discovery.gated_layers import LayerValues, Reader, gated_layers
 from tnlib_adapters.circuits.discovery.targets import Targets, targets_of
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.weights import Weights, as_weights

@@ -33,7 +33,7 @@ class Gated(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """Gates (terms,), 1 for remaining terms; the removed terms in order; the loss after each removal, NaN if unknown."""
+    """Gates (terms,), 1 for remaining terms; the removed terms; the loss after each removal, NaN if unknown."""
 
     gates: Array
     removed: list[int]

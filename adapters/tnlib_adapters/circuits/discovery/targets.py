@@ -49,8 +49,8 @@ class Targets:
         log_p = self.log_probabilities(stream[self.at])
         each = -np.take_along_axis(log_p, self._actual, axis=1)[:, 0]  # t
         sequence = np.nonzero(self.at)[0]
-        sums: Array = np.bincount(sequence, each, len(self.tokens))
-        return sums / np.maximum(self.at.sum(axis=1), 1)
+        means: Array = np.bincount(sequence, each, len(self.tokens)) / np.maximum(self.at.sum(axis=1), 1)
+        return means
 
     def log_probabilities(self, rows: Array) -> Array:
         """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""

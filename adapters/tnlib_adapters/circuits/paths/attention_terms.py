@@ -306,10 +306,11 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True, method:
     softmax
         If False, the attention weights of layer 1 are its scores, and the ten terms sum to the output.
     method
-        "ablation": under softmax a term is the change when its part of the scores is removed and the pattern recomputed,
-        so the ten terms leave a remainder. "path_integral": a term is the part of the pattern that an integral of the
-        softmax attributes to its part of the scores (`softmax_attributions`), and the ten terms sum to the output;
-        uniform attention, the pattern of zero scores, is part of "second", and of "V" for values of layer 0.
+        "ablation": under softmax a term is the change when its part of the scores is removed and the pattern
+        recomputed, so the ten terms leave a remainder. "path_integral": a term is the part of the pattern that an
+        integral of the softmax attributes to its part of the scores (`softmax_attributions`), and the ten terms sum to
+        the output; uniform attention, the pattern of zero scores, is part of "second", and of "V" for values of layer
+        0.
 
     Raises
     ------
@@ -367,14 +368,14 @@ def _integrated(layer: OpenLayer) -> Callable[[str, Sequence[str]], Array]:
 
     Uniform attention belongs to the terms in which neither queries nor keys read the writers.
     """
-    found, n_parts = layer.pattern_terms(), len(layer.parts.names)
-    terms = found.terms.reshape(n_parts, n_parts, *found.baseline.shape)  # query part, key part, h n n
+    attributions, n_parts = layer.pattern_terms(), len(layer.parts.names)
+    terms = attributions.terms.reshape(n_parts, n_parts, *attributions.baseline.shape)  # query part, key part, h n n
 
     def _term(letters: str, writers: Sequence[str]) -> Array:
         query, key, value = (list(writers) if letter in letters else [layer.parts.names[0]] for letter in "QKV")
         rows, columns = (layer.parts.index("ten_terms", names) for names in (query, key))
         pattern = terms[np.ix_(rows, columns)].sum(axis=(0, 1))
-        uniform = found.baseline if "Q" not in letters and "K" not in letters else 0
+        uniform = attributions.baseline if "Q" not in letters and "K" not in letters else 0
         return layer.output(value, pattern=pattern + uniform)
 
     return _term

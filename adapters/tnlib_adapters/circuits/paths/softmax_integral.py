@@ -10,8 +10,8 @@ c'(a s), and p_a = softmax(c(a s)).
 Quadrature. [0, 1] is split into P panels of m Gauss-Legendre nodes. With R the largest range of the scores of a query
 and |Im z| R <= pi / 2, all e^(z s_k) lie in a sector of angle pi / 2, so that |p_z| <= sqrt(2) p_x with x = Re z. The
 integrand, summed over keys, is then at most M = sqrt(2) (1 + sqrt(2)) r_t / 2 in modulus, with r_t the range of the
-term over the keys. It is analytic in the Bernstein ellipse of every panel with rho - 1 / rho = 2 pi P / R, and the error
-of all panels together is at most
+term over the keys. It is analytic in the Bernstein ellipse of every panel with rho - 1 / rho = 2 pi P / R, and the
+error of all panels together is at most
 
     (32 / 15) M rho^(-2 m) / (1 - rho^-2)
 
@@ -140,8 +140,8 @@ def _through_mean_derivative(
 ) -> Array:
     """Return the terms times the derivative of the softmax averaged over the line, with the shape of `terms`.
 
-    Row by row, the average of diag(p) - p p^T is a matrix (n', n'), so that the cost of the nodes does not grow with the
-    number of terms.
+    Row by row, the average of diag(p) - p p^T is a matrix (n', n'), so that the cost of the nodes does not grow with
+    the number of terms.
     """
     n_terms, n_keys = len(terms), terms.shape[-1]
     rows, of_rows = scores.reshape(-1, n_keys), terms.reshape(n_terms, -1, n_keys)
@@ -169,8 +169,8 @@ def _weights(scores: Array, mask: Array, softcap: float | None) -> tuple[Array, 
 
 def _ranges(scores: Array, mask: Array) -> Array:
     """Return the range of the scores of every query over its visible keys, (..., n)."""
-    largest: Array = np.where(mask, scores, -np.inf).max(axis=-1)
-    return largest - np.where(mask, scores, np.inf).min(axis=-1)
+    ranges: Array = np.where(mask, scores, -np.inf).max(axis=-1) - np.where(mask, scores, np.inf).min(axis=-1)
+    return ranges
 
 
 def _quadrature(width: float, rtol: float, softcap: float | None) -> tuple[Array, Array, float]:
