@@ -39,8 +39,7 @@ def _changes(block: Block, stream: Array, blocked: Array) -> Iterator[Iterator[A
 
 
 def _changes_of_heads(heads: GatedHeads, stream: Array, blocked: Array) -> Iterator[Array]:
-    shape = (3, heads.n_heads, *stream.shape)
-    values = heads.values(np.broadcast_to(stream, shape))
+    values = heads.values(np.broadcast_to(stream, (3, 1, *stream.shape)))  # all heads read the same
     outputs = heads.outputs(values)
     before = heads.written(outputs).sum(axis=0)
     left = np.where(blocked, 0.0, values.pattern)  # h b n n

@@ -12,6 +12,7 @@ the preceding token, so position i attends to the tokens that followed earlier o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -318,12 +319,18 @@ def _largest(scores: Array) -> Head:
 
 def _lost(weights: Weights, tokens: Array, repeated: Array, previous: Array, chance: float) -> Array:
     """Return the share of the gap to chance lost without a head in the keys of later layers, (layers, heads)."""
+    order = np.argsort(-previous[:-1], axis=None, kind="stable")[:_CANDIDATES]
+    candidates = list(zip(*np.unravel_index(order, previous[:-1].shape), strict=True))
+    losses = np.array([_losses_of_keys(weights, t, m, candidates) for t, m in zip(tokens, repeated, strict=True)])
+    loss, *without = np.average(losses, axis=0, weights=repeated.sum(axis=1))
     shares = np.full(previous.shape, np.nan)
-    gated = GatedModel(weights, tokens, repeated, "find_induction")
-    loss = gated.loss(np.ones(len(gated.names)))
-    candidates = np.argsort(-previous[:-1], axis=None, kind="stable")[:_CANDIDATES]
-    for layer, head in zip(*np.unravel_index(candidates, previous[:-1].shape), strict=True):
-        edge = [name.startswith(f"{layer}.{head} -> ") and name.endswith(" K") for name in gated.names]
-        if loss < chance:
-            shares[layer, head] = (gated.loss(np.where(edge, 0.0, 1.0)) - loss) / (chance - loss)
+    for head, value in zip(candidates, without, strict=True):
+        shares[head] = (value - loss) / (chance - loss) if loss < chance else np.nan
     return shares
+
+
+def _losses_of_keys(weights: Weights, tokens: Array, repeated: Array, heads: Sequence[Head]) -> list[float]:
+    """Return the loss of one sequence, and without each of some heads in the keys of later layers."""
+    gated = GatedModel(weights, tokens, repeated, "find_induction")
+    edges = ([n.startswith(f"{layer}.{h} -> ") and n.endswith(" K") for n in gated.names] for layer, h in heads)
+    return [gated.loss(np.ones(len(gated.names))), *(gated.loss(np.where(edge, 0.0, 1.0)) for edge in edges)]
