@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+import inspect
 import math
-from pathlib import Path
+import textwrap
+from typing import Any
 
 import numpy as np
 import pytest
 import tnlib_adapters
-import transformers as tf
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import (
@@ -20,6 +22,7 @@ from tnlib_adapters.circuits import (
     toy_induction,
 )
 from tnlib_adapters.circuits.heads.induction_heads import Induction
+from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import log_softmax
 from tnlib_adapters.reference.model import loss, run
@@ -157,15 +160,68 @@ def test_it_reads_as_a_table(found: Induction) -> None:
     assert tnlib_adapters.circuits.find_induction is find_induction
 
 
-def test_models_that_are_refused(tmp_path: Path) -> None:
-    tf.set_seed(0)
-    tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=99, n_positions=96, n_embd=16, n_layer=2, n_head=2)).save_pretrained(
-        tmp_path
-    )
-    with refused(ValueError, "find_induction: model must have attention layers and nothing else, got a gpt2"):
-        find_induction(open_checkpoint(tmp_path))
+def test_effects_are_those_of_patterns_without_the_targets(model: Checkpoint) -> None:
+    """Attention knock-out written out: the pattern of one head without the targets, rescaled."""
+    found = find_induction(model, n=2, rng=3)
+    tokens, repeated = repeated_segments(2, rng=np.random.default_rng(3))
+    weights, seen = read_weights(model), run(model, tokens)
+    layer, targets = weights.blocks[1].branches[0].layer, induction_targets(tokens)
+    changes = []
+    for k, sequence in enumerate(tokens):
+        x, patterns = seen.inputs[1][k], seen.patterns[1][k].copy()
+        left = np.where(targets[k], 0, patterns[2])
+        patterns[2] = left / left.sum(axis=1, keepdims=True)
+        at = np.flatnonzero(repeated[k]) - 1
+        streams = seen.residuals[2][k], seen.residuals[1][k] + layer.output(patterns, x)
+        whole, without = (-log_softmax(weights.unembed(s[at]))[np.arange(len(at)), sequence[at + 1]] for s in streams)
+        changes.append(np.mean(without - whole))
+    assert_close(found.effect[1, 2], np.mean(changes), factor=1e6)
+    assert_close(found.standard_error[1, 2], abs(changes[0] - changes[1]) / 2, factor=1e6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_causal_heads_of_the_built_in_model(model: Checkpoint, seed: int) -> None:
+    found = find_induction(model, n=24, rng=seed)
+    assert {(1, 1), (1, 2)} <= set(found.causal_heads) <= set(found.induction_heads)
+    assert set(found.causal_heads) | set(found.undecided_heads) <= {(0, 3), *found.induction_heads}
+
+
+def test_induction_heads_of_the_built_in_llama() -> None:
+    """On the first lines of a file of Python, twice."""
+    llama = open_checkpoint(builtin_path("llama"))
+    found = find_induction(llama, n=16, length=20, text=python_tokens(), rng=0)
+    assert {(3, 4), (3, 5), (3, 7)} <= set(found.causal_heads) | set(found.undecided_heads)
+    assert set(found.causal_heads) <= {(3, h) for h in range(4, 8)}
+    assert found.previous_head == (2, 5)
+    assert len(repr(found).splitlines()) == 2 + 16 + 1
+
+
+def python_tokens() -> np.ndarray:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(builtin_path("llama") / "tokenizer.json"))
+    return np.array(tokenizer.encode("".join(inspect.getsource(module) for module in (textwrap, heapq))).ids)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gpt_neox", "gemma2", "qwen3", "opt_after", "deepseek_v3"])
+def test_every_architecture(name: str, opened: Any) -> None:
+    found = find_induction(opened(name)[0], n=3, length=6)
+    assert np.isfinite(found.effect).all()
+    assert np.isfinite(found.standard_error).all()
+    assert np.isnan(found.composition).all() == (name in ("qwen3", "deepseek_v3"))
+
+
+def test_models_that_are_refused(opened: Any) -> None:
+    model = open_checkpoint(builtin_path())
+    with refused(ValueError, "find_induction: model must have an unembedding, got a llama"):
+        find_induction(opened("llama_base")[0])
     with refused(ValueError, "find_induction: n must be"):
-        find_induction(open_checkpoint(builtin_path()), n=0)
+        find_induction(model, n=1)
+    with refused(ValueError, "find_induction: length must be at most 48, half the context of the model, got 49"):
+        find_induction(model, length=49)
+    with refused(ValueError, "find_induction: text must be at least 24 token numbers"):
+        find_induction(model, text=[1, 2, 3])
+    with refused(ValueError, "find_induction: tokens must lie between 0 and 127"):
+        find_induction(model, text=np.full(50, 500))
 
 
 def test_segments_are_counted_and_drawn() -> None:

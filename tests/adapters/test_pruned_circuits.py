@@ -16,7 +16,8 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.discovery.circuit_search import Circuit
-from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
@@ -206,7 +207,10 @@ def test_it_reads_as_a_table() -> None:
 
 def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     for bad, words in (
-        ({"by": "chance"}, "by must be 'greedy' or 'gradient', got 'chance'"),
+        (
+            {"by": "chance"},
+            "by must be 'greedy' or 'gradient' or 'acdc' or 'attribution' or 'integrated', got 'chance'",
+        ),
         ({"of": "heads"}, "of must be 'edges' or 'terms' or 'paths', got 'heads'"),
         ({"loss_increase": -1.0}, "loss_increase must be a number of nats from 0 on, got -1.0"),
         ({"loss_increase": float("nan")}, "loss_increase must be a number"),
@@ -219,7 +223,7 @@ def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray],
     config = tf.GPT2Config(vocab_size=128, n_positions=96, n_embd=16, n_layer=2, n_head=2)
     tf.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with refused(ValueError, "model must have attention layers and nothing else, got a gpt2"):
-        find_circuit(open_checkpoint(tmp_path), *text, loss_increase=0.1)
+        find_circuit(open_checkpoint(tmp_path), *text, loss_increase=0.1, of="terms")
 
 
 # ----------------------------------------------------------------------------------------- more layers, random weights

@@ -27,8 +27,12 @@ from .diagrams.models import dense_diagram as dense_diagram
 from .diagrams.models import feed_forward_diagram as feed_forward_diagram
 from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
 from .diagrams.pattern_explorer import explore_patterns as explore_patterns
+from .discovery.ablation import Ablation as Ablation
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
+from .discovery.edge_effects import EdgeEffects as EdgeEffects
+from .discovery.edge_effects import Recovery as Recovery
+from .discovery.edge_effects import edge_effects as edge_effects
 from .heads.delta_induction import build_induction as build_induction
 from .heads.head_reading import HeadReading as HeadReading
 from .heads.head_reading import TokenVectors as TokenVectors
@@ -66,6 +70,8 @@ from .paths.logit_paths import LogitContributions as LogitContributions
 from .paths.logit_paths import logit_contributions as logit_contributions
 from .paths.path_ablation import PathLosses as PathLosses
 from .paths.path_ablation import path_losses as path_losses
+from .paths.softmax_integral import SoftmaxAttributions as SoftmaxAttributions
+from .paths.softmax_integral import softmax_attributions as softmax_attributions
 from .paths.stream_parts import StreamParts as StreamParts
 from .paths.stream_parts import split_stream as split_stream
 from .tokens.copying_and_bigrams import Bigrams as Bigrams

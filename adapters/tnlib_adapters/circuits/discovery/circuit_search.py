@@ -1,11 +1,11 @@
-"""Circuit discovery: ablate edges, paths or terms of an attention-only model within a loss budget."""
+"""Circuit discovery: ablate edges, paths or terms of a language model within a loss budget."""
 
 from __future__ import annotations
 
 import numbers
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -14,89 +14,15 @@ from tnlib._typing import Array
 from tnlib._validate import is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, Metric, as_ablation
+from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.pruning import By, Gated, prune
 
-By = Literal["greedy", "gradient"]
 Of = Literal["edges", "terms", "paths"]
-_MAKE: dict[str, Any] = {"edges": GatedModel, "terms": ten_terms_by_heads, "paths": path_terms}
+_TERMS: dict[str, Any] = {"terms": ten_terms_by_heads, "paths": path_terms}
+_METRICS: dict[Metric, str] = {"loss": "loss", "kl": "KL divergence"}
 _SHOWN = 30  # parts listed by repr
-
-
-class Gated(Protocol):
-    """A loss as a function of gates (terms,), 1 for a present term and 0 for a removed one."""
-
-    names: tuple[str, ...]
-
-    def loss(self, gates: Array) -> float:
-        """Return the loss."""
-
-    def losses_without(self, gates: Array, terms: Array) -> Array:
-        """Return the loss with each of `terms` removed, one at a time, (len(terms),)."""
-
-    def first_order(self, gates: Array) -> Array:
-        """Return the first-order increase of the loss from removing each term, (terms,)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pruned:
-    """Gates (terms,), 1 for remaining terms; the removed terms in order; and the loss after each removal."""
-
-    gates: Array
-    removed: list[int]
-    losses: list[float]
-
-
-def prune(model: Gated, limit: float, by: By) -> Pruned:
-    """Remove terms while the loss stays at most `limit`."""
-    return _greedy(model, limit) if by == "greedy" else _by_gradient(model, limit)
-
-
-def _greedy(model: Gated, limit: float) -> Pruned:
-    """Repeatedly remove the term whose removal costs least; at the end no single term can be removed.
-
-    The cost of a term is the last one measured. The cheapest term is measured again until it remains the cheapest, and
-    all terms are measured again before the search ends (lazy greedy).
-    """
-    gates, removed, losses = np.ones(len(model.names)), [], []
-    loss, costs = model.loss(gates), np.full(len(gates), -np.inf)
-    fresh = np.zeros(len(gates), bool)
-    while gates.any():
-        stale = np.flatnonzero(gates.astype(bool) & ~fresh)
-        term = int(np.where(gates.astype(bool), costs, np.inf).argmin())
-        if fresh[term] and loss + costs[term] <= limit:
-            gates[term], loss = 0, loss + costs[term]
-            removed.append(term)
-            losses.append(loss)
-            fresh[:] = False
-            continue
-        if not len(stale):
-            break
-        look = np.array([term]) if not fresh[term] and np.isfinite(costs[term]) else stale
-        costs[look] = model.losses_without(gates, look) - loss
-        fresh[look] = True
-    return Pruned(gates, removed, losses)
-
-
-def _by_gradient(model: Gated, limit: float) -> Pruned:
-    """Try to remove terms in order of first-order effect; a term whose removal would exceed `limit` stays for good.
-
-    The exact loss is needed because a saturated softmax has a nearly zero derivative with respect to its scores.
-    """
-    gates, removed, losses = np.ones(len(model.names)), [], []
-    open_ = np.ones(len(gates), bool)
-    effects = np.abs(model.first_order(gates))
-    while open_.any():
-        term = int(np.where(open_, effects, np.inf).argmin())
-        open_[term] = False
-        gates[term] = 0
-        loss = model.loss(gates)
-        if loss > limit:
-            gates[term] = 1
-            continue
-        removed.append(term)
-        losses.append(loss)
-        effects = np.abs(model.first_order(gates))
-    return Pruned(gates, removed, losses)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,9 +40,11 @@ class Circuit:
     removed
         Names of the removed terms, in order of removal.
     losses
-        (removed,): loss after each removal, in nats.
+        (removed,): loss after each removal, in nats; NaN where a search did not measure it.
     full_loss, loss
         Loss of the full model and of the circuit.
+    metric
+        "loss" for cross-entropy, "kl" for the KL divergence from the predictions of the full model.
     """
 
     of: Of
@@ -126,6 +54,7 @@ class Circuit:
     losses: Array
     full_loss: float
     loss: float
+    metric: Metric = "loss"
 
     @property
     def worth(self) -> Array:
@@ -138,10 +67,9 @@ class Circuit:
         also = (
             " and the softmax remainder" if self.of == "terms" else ""
         )  # which no term stands for, see `find_circuit`
-        lines = [
-            f"{len(self.kept)} of {total} {self.of}{also}, loss {self.loss:.3f}; with all of them {self.full_loss:.3f}",
-            f"  {'':24}loss without it",
-        ]
+        name = _METRICS[self.metric]
+        value = f"{name} {self.loss:.3f}; with all of them {self.full_loss:.3f}"
+        lines = [f"{len(self.kept)} of {total} {self.of}{also}, {value}", f"  {'':24}{name} without it"]
         order = np.argsort(-self.effects, kind="stable")
         lines += [f"  {self.kept[k]:24}{self.loss + self.effects[k]:15.3f}" for k in order[:_SHOWN]]
         return "\n".join(lines + (["  ..."] if len(order) > _SHOWN else []))
@@ -157,28 +85,36 @@ def find_circuit(
     loss_increase: float,
     by: By = "greedy",
     of: Of = "edges",
+    ablation: AblationKind | Ablation = "zero",
 ) -> Circuit:
-    """Prune an attention-only model to a circuit that preserves the loss on some tokens.
+    """Prune a language model to a circuit that preserves the loss on some tokens.
 
     Parameters
     ----------
     model
-        Attention layers without norms and feed-forward layers, and an unembedding.
+        A language model with one residual stream; for "terms" and "paths" attention layers without norms and
+        feed-forward layers.
     tokens
         (n,) or (batch, n), integers.
     mask
         Same shape, bool: the tokens whose prediction counts in the loss.
     loss_increase
-        Largest allowed increase of the mean cross-entropy, in nats.
+        Largest allowed increase of the mean cross-entropy, or of the KL divergence, in nats.
     by
         "greedy": repeatedly remove the term whose removal raises the loss least, by measurement; at the end no single
-        term can be removed. "gradient": try the terms in order of their first-order effect, all computed in one
-        backward pass; a term whose removal would exceed the budget stays.
+        term can be removed. "acdc": one sweep from the logits to the embedding, which removes terms that cost at most a
+        threshold; the largest of the thresholds loss_increase / 2^k that meets the budget. "attribution": keep the
+        terms with the largest first-order effects, from one backward pass, as few as meet the budget. "integrated": the
+        same for effects averaged over five models with all gates between 0 and 1. "gradient": try the terms in order of
+        their first-order effect; a term whose removal would exceed the budget stays.
     of
-        "edges": from writers (tokens, positions, heads, output biases) to readers (queries, keys and values of a head,
-        logits), with patterns recomputed from the remaining edges. "paths": paths through heads with frozen patterns.
-        "terms": the ten terms of a two-layer model, Q-, K- and V-composition by pairs of heads; the softmax remainder
-        always stays.
+        "edges": from writers (tokens, positions, heads, output biases, feed-forward layers) to readers (queries, keys
+        and values of a head, feed-forward layers, logits), with norms, patterns and feed-forward layers recomputed from
+        the remaining edges. "paths": paths through heads with frozen patterns. "terms": the ten terms of a two-layer
+        model, Q-, K- and V-composition by pairs of heads; the softmax remainder always stays.
+    ablation
+        What replaces an ablated edge: "zero", "mean" or "resample", or an `Ablation`, which also chooses the metric and
+        corrupted tokens. Constants, such as biases, are edges for "zero" only.
 
     Returns
     -------
@@ -188,13 +124,14 @@ def find_circuit(
     Raises
     ------
     ArgumentError
-        If the model is not attention-only or has no unembedding, tokens or mask have wrong shapes, or `loss_increase` <
-        0.
+        If `by` is "attribution" for the KL divergence, which has no first-order effects, the model has no unembedding
+        or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes, or `loss_increase` < 0.
 
     References
     ----------
-    A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges; A. Syed
-    et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for the first-order effects.
+    A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges and
+    "acdc"; A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for "attribution"; M.
+    Hanna et al., "Have Faith in Faithfulness" (2024), for "integrated".
 
     Examples
     --------
@@ -218,7 +155,13 @@ def find_circuit(
             f"find_circuit: loss_increase must be a number of nats from 0 on, got {loss_increase!r}; "
             "0.1 keeps the loss within a tenth of a nat."
         )
-    gated = _MAKE[of](model, tokens, mask, "find_circuit")
+    how = as_ablation("find_circuit", ablation)
+    if by == "attribution" and how.metric == "kl":
+        raise ArgumentError(
+            "find_circuit: by must not be 'attribution' for the metric 'kl', whose derivative is zero in the whole "
+            "model, got both; choose by='integrated'."
+        )
+    gated = _gated(model, tokens, mask, of, how)
     full_loss = gated.loss(np.ones(len(gated.names)))
     pruned = prune(gated, full_loss + loss_increase, by)
     remaining = np.flatnonzero(pruned.gates)
@@ -231,4 +174,17 @@ def find_circuit(
         losses=np.array(pruned.losses),
         full_loss=full_loss,
         loss=loss,
+        metric=how.metric,
     )
+
+
+def _gated(model: Checkpoint, tokens: Array, mask: Array, of: Of, ablation: Ablation) -> Gated:
+    if of == "edges":
+        return GatedModel(model, tokens, mask, "find_circuit", ablation)
+    if ablation.kind != "zero" or ablation.metric != "loss":
+        raise ArgumentError(
+            f"find_circuit: ablation must be 'zero', with the metric 'loss', for of={of!r}, got {ablation}; choose "
+            "of='edges'."
+        )
+    gated: Gated = _TERMS[of](model, tokens, mask, "find_circuit")
+    return gated

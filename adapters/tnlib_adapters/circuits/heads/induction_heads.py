@@ -12,10 +12,12 @@ the preceding token, so position i attends to the tokens that followed earlier o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 import tnlib
 from tnlib import ArgumentError
@@ -27,16 +29,21 @@ from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.composition.head_pairs import compositions
 from tnlib_adapters.circuits.data_frames import data_frame
-from tnlib_adapters.circuits.discovery.gated_terms import GatedModel, attention_only
-from tnlib_adapters.circuits.heads.pattern_scores import pattern_scores
+from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.targets import targets_of
+from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
+from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
+from tnlib_adapters.circuits.heads.repeated_sequences import random_segments, segments_twice
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
-from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.model import run
-from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.reference.weights import Weights, as_weights
 
-_LONGEST = 96  # positions of the sampled sequences
 _CLEAR = 0.4  # smallest share of attention that makes an induction head
+_SHARE = 0.2  # smallest effect of a head that is counted, as a share of the largest
+_SURE = 2.58  # standard errors of an interval that holds the mean with probability 0.99
+_CANDIDATES = 4  # previous-token heads that are removed from keys
+_SHOWN = 16  # rows of repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,14 +132,20 @@ class Induction:
     induction
         Mean attention to the tokens that followed earlier occurrences of the current token.
     composition
-        K-composition score with the previous-token head, as a multiple of chance; NaN up to and including its layer.
+        K-composition score with the previous-token head, as a multiple of chance; NaN up to and including its layer,
+        and for models whose queries and keys are normalised.
     copying
         Eigenvalue copying score of the circuit from tokens to logits, from -1 to 1.
     lost
-        Fraction of the gap between loss and chance that is lost if the keys of later layers do not read this head;
-        NaN in the last layer.
+        Fraction of the gap between loss and chance that is lost if the keys of later layers do not read this head, for
+        the four heads with the largest attention to the previous token; NaN for others, and if the loss exceeds chance.
     loss, chance
         Loss of the model on repeated tokens and ln(vocab), in nats.
+    effect
+        Increase of the loss on repeated tokens, in nats, if the head does not attend to the tokens that followed
+        earlier occurrences: its weights there are 0, and the others are rescaled.
+    standard_error
+        Of `effect`, over the sampled sequences.
     """
 
     previous_token: Array
@@ -142,6 +155,8 @@ class Induction:
     lost: Array
     loss: float
     chance: float
+    effect: Array
+    standard_error: Array
 
     @property
     def previous_head(self) -> Head:
@@ -151,8 +166,18 @@ class Induction:
     @property
     def induction_heads(self) -> tuple[Head, ...]:
         """Heads with at least 40 % of their attention on the induction targets."""
-        layers, heads = np.nonzero(self.induction >= _CLEAR)
-        return tuple(zip(layers.tolist(), heads.tolist(), strict=True))
+        return _heads(self.induction >= _CLEAR)
+
+    @property
+    def causal_heads(self) -> tuple[Head, ...]:
+        """Heads whose effect exceeds a fifth of the largest, with a probability of 0.99."""
+        return _heads(self.effect - _SURE * self.standard_error > _SHARE * self.effect.max())
+
+    @property
+    def undecided_heads(self) -> tuple[Head, ...]:
+        """Heads whose effect may be above or below a fifth of the largest; more sequences decide."""
+        limit, width = _SHARE * self.effect.max(), _SURE * self.standard_error
+        return _heads((self.effect - width <= limit) & (self.effect + width > limit))
 
     def to_frame(self) -> Any:
         """Return a pandas.DataFrame of all heads, with the arrays as columns.
@@ -163,7 +188,7 @@ class Induction:
             If pandas is not installed.
         """
         layer, head = np.indices(self.lost.shape).reshape(2, -1)
-        names = ("previous_token", "induction", "composition", "copying", "lost")
+        names = ("previous_token", "induction", "composition", "copying", "lost", "effect", "standard_error")
         columns = {name: getattr(self, name).ravel() for name in names}
         return data_frame("Induction.to_frame", {"layer": layer, "head": head, **columns})
 
@@ -172,34 +197,50 @@ class Induction:
         gap = f"loss on repeats {self.loss:.2f}, chance {self.chance:.2f}"
         lines = [
             f"Previous-token head {layer}.{head}; {gap}",
-            "  head  one back  induction  K over chance  copying  lost without it in keys",
+            "  head  one back  induction  K over chance  copying  effect            lost without it in keys",
         ]
-        for index in np.ndindex(self.lost.shape):
-            k = "" if np.isnan(self.composition[index]) else f"{self.composition[index]:.2f}"
-            lost_share = "" if np.isnan(self.lost[index]) else f"{100 * self.lost[index] + 0.0:.1f} %"
-            patterns = f"{self.previous_token[index]:10.2f}{self.induction[index]:11.2f}"
-            lines.append(
-                f"{index[0]:>4}.{index[1]}{patterns}{k:>15}{self.copying[index]:9.2f}{lost_share:>25}".rstrip()
-            )
-        return "\n".join(lines)
+        shown = np.sort(np.argsort(-np.maximum(self.effect, 0), axis=None, kind="stable")[:_SHOWN])
+        lines += [self._row(np.unravel_index(k, self.effect.shape)) for k in shown]
+        return "\n".join(lines + (["  ..."] if self.effect.size > _SHOWN else []))
+
+    def _row(self, at: tuple[Any, ...]) -> str:
+        k, copying = ("" if np.isnan(a[at]) else f"{a[at]:.2f}" for a in (self.composition, self.copying))
+        lost_share = "" if np.isnan(self.lost[at]) else f"{100 * self.lost[at] + 0.0:.1f} %"
+        patterns = f"{self.previous_token[at]:10.2f}{self.induction[at]:11.2f}"
+        effect = f"{self.effect[at] + 0.0:.3f} +- {self.standard_error[at]:.3f}"
+        return f"{at[0]:>4}.{at[1]}{patterns}{k:>15}{copying:>9}  {effect}{lost_share:>25}".rstrip()
 
 
 @accepts_models
 @single_threaded_blas
-def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Generator = 0) -> Induction:
-    """Find the induction circuit of an attention-only model from patterns, weights and ablations.
+def find_induction(
+    model: Checkpoint,
+    *,
+    n: int = 24,
+    length: int | None = None,
+    text: ArrayLike | None = None,
+    rng: int | np.random.Generator = 0,
+) -> Induction:
+    """Find the induction circuit of a language model from patterns, weights and ablations.
 
     A previous-token head writes into every position the token before it. An induction head matches this, in its keys,
-    with the current token and copies the attended token.
+    with the current token and copies the attended token. Its effect is measured by attention knock-out: the loss on
+    repeated tokens if the head does not attend to what followed earlier occurrences.
 
     Parameters
     ----------
     model
-        At least two attention layers without norms and feed-forward layers, and an unembedding.
+        A language model of at least two layers, of any architecture with one residual stream.
     n
-        Number of sampled sequences of random tokens, each with a segment that occurs twice.
+        Number of sampled sequences, each with a segment that occurs twice.
+    length
+        Tokens of the segment, which is followed by itself. None: 24, and for attention-only models segments of random
+        length at random offsets.
+    text
+        (m,), tokens from which segments are drawn. None: random tokens, which are unlike the training text of most
+        models, so that effects are smaller.
     rng
-        Seed or generator for the sampled tokens.
+        Seed or generator for the samples.
 
     Returns
     -------
@@ -209,11 +250,12 @@ def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Gener
     Raises
     ------
     ArgumentError
-        If the model is not attention-only, or its context is shorter than 48 tokens.
+        If the model has one layer or no unembedding, its context is too short, or the text is shorter than a segment.
 
     References
     ----------
-    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022); M. Geva et al., "Dissecting Recall of Factual
+    Associations in Auto-Regressive Language Models" (2023), for attention knock-out.
 
     Examples
     --------
@@ -224,41 +266,64 @@ def find_induction(model: Checkpoint, *, n: int = 24, rng: int | np.random.Gener
     >>> bool(found.lost[0, 3] > 0.8), bool((found.lost[0, :3] < 0.1).all())
     (True, True)
     """
-    n = as_count("find_induction", "n", n)
-    tokens, repeated = _draw(model, n, as_rng("find_induction", rng))
-    gated = GatedModel(model, tokens, repeated, "find_induction")
-    weights = read_weights(model)
-    loss, chance = gated.loss(np.ones(len(gated.names))), math.log(_vocab(weights))
-    scores = pattern_scores(run(weights, tokens).patterns, tokens)
+    n, generator = as_count("find_induction", "n", n, least=2), as_rng("find_induction", rng)
+    weights = _checked(model)
+    if model.wiring.is_attention_only and length is None and text is None:
+        tokens, repeated = random_segments("find_induction", weights, n, generator)
+        distance = None
+    else:
+        tokens, repeated = segments_twice("find_induction", weights, n, length, text, generator)
+        distance = tokens.shape[1] // 2 - 1
+    targets = targets_of(weights, tokens, repeated, "find_induction")
+    batches = [run(replace(weights, unembed=None), batch).patterns for batch in np.array_split(tokens, n)]
+    scores = pattern_scores([np.concatenate(layer) for layer in zip(*batches, strict=True)], tokens)
+    losses, without = losses_without_attention(weights, targets, induction_targets(tokens))
+    effects = without - losses  # layer head sequence
+    loss, chance = _mean(losses, repeated), math.log(len(weights.embedding.tokens))  # type: ignore[union-attr]
     return Induction(
         previous_token=scores.previous,
         induction=scores.induction,
-        composition=compositions(model, "K").multiples[_largest(scores.previous[:-1])],
+        composition=_composition(model, _largest(scores.previous[:-1]), distance),
         copying=copying_scores(model),
-        lost=(_losses_without(gated, scores.previous.shape) - loss) / (chance - loss),
+        lost=_lost(weights, tokens, repeated, scores.previous, chance),
         loss=loss,
         chance=chance,
+        effect=effects.mean(axis=-1),
+        standard_error=effects.std(axis=-1, ddof=1) / math.sqrt(n),
     )
 
 
-def _draw(model: Checkpoint, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    weights = read_weights(attention_only(model, "find_induction"))
+def _checked(model: Checkpoint) -> Weights:
+    weights = as_weights("find_induction", model)
     if model.n_layers < 2:
         raise ArgumentError(
             f"find_induction: model must have at least two attention layers, got {model.n_layers}; "
             "induction takes one to look back and one to match."
         )
-    context = min(_LONGEST, weights.context or _LONGEST)
-    if context < 48:
+    if weights.unembed is None:
         raise ArgumentError(
-            f"find_induction: model must hold sequences of 48 tokens, got a context of {context}; "
-            "shorter repeats are too noisy."
+            f"find_induction: model must have an unembedding, got a {weights.architecture}; use a language model."
         )
-    return repeated_segments(n, vocab=_vocab(weights), context=context, rng=rng)
+    return weights
 
 
-def _vocab(weights: Weights) -> int:
-    return len(weights.embedding.tokens)  # type: ignore[union-attr]
+def _mean(losses: Array, repeated: Array) -> float:
+    """Return the mean over all repeated tokens, from the means of the sequences."""
+    return float(np.average(losses, weights=repeated.sum(axis=1)))
+
+
+def _composition(model: Checkpoint, head: Head, distance: int | None) -> Array:
+    """Return the K-composition of all heads with one, at a distance where scores depend on it, (layers, heads)."""
+    layers = [model.attention(layer) for layer in range(model.n_layers)]
+    if not all(layer.is_bilinear for layer in layers):
+        return np.full((model.n_layers, model.sizes.n_heads), np.nan)
+    by_distance = any(layer.depends_on_distance for layer in layers)
+    return np.asarray(compositions(model, "K", distance=distance if by_distance else None).multiples[head])
+
+
+def _heads(chosen: Array) -> tuple[Head, ...]:
+    layers, heads = np.nonzero(chosen)
+    return tuple(zip(layers.tolist(), heads.tolist(), strict=True))
 
 
 def _largest(scores: Array) -> Head:
@@ -266,10 +331,20 @@ def _largest(scores: Array) -> Head:
     return int(layer), int(head)
 
 
-def _losses_without(gated: GatedModel, shape: tuple[int, ...]) -> Array:
-    """Return the loss with each head removed from the keys of later layers, (layers, heads)."""
-    losses = np.full(shape, np.nan)
-    for layer, head in np.ndindex(shape[0] - 1, *shape[1:]):
-        edge = [name.startswith(f"{layer}.{head} -> ") and name.endswith(" K") for name in gated.names]
-        losses[layer, head] = gated.loss(np.where(edge, 0.0, 1.0))
-    return losses
+def _lost(weights: Weights, tokens: Array, repeated: Array, previous: Array, chance: float) -> Array:
+    """Return the share of the gap to chance lost without a head in the keys of later layers, (layers, heads)."""
+    order = np.argsort(-previous[:-1], axis=None, kind="stable")[:_CANDIDATES]
+    candidates = list(zip(*np.unravel_index(order, previous[:-1].shape), strict=True))
+    losses = np.array([_losses_of_keys(weights, t, m, candidates) for t, m in zip(tokens, repeated, strict=True)])
+    loss, *without = np.average(losses, axis=0, weights=repeated.sum(axis=1))
+    shares = np.full(previous.shape, np.nan)
+    for head, value in zip(candidates, without, strict=True):
+        shares[head] = (value - loss) / (chance - loss) if loss < chance else np.nan
+    return shares
+
+
+def _losses_of_keys(weights: Weights, tokens: Array, repeated: Array, heads: Sequence[Head]) -> list[float]:
+    """Return the loss of one sequence, and without each of some heads in the keys of later layers."""
+    gated = GatedModel(weights, tokens, repeated, "find_induction")
+    edges = ([n.startswith(f"{layer}.{h} -> ") and n.endswith(" K") for n in gated.names] for layer, h in heads)
+    return [gated.loss(np.ones(len(gated.names))), *(gated.loss(np.where(edge, 0.0, 1.0)) for edge in edges)]

@@ -204,6 +204,11 @@ def repeat_scores(
     return pattern_scores([np.concatenate(layer) for layer in zip(*patterns, strict=True)], tokens)
 
 
+def induction_targets(tokens: Array) -> Array:
+    """Return the tokens that followed earlier occurrences of the current one, bool (batch, n, n)."""
+    return _targets(tokens)["induction"]
+
+
 def _targets(tokens: Array) -> dict[HeadKind, Array]:
     """Return the attention targets of each kind of head, bool (batch, n, n)."""
     n = tokens.shape[1]

@@ -3,15 +3,17 @@ r"""Decomposition of attention by parts of the input stream, with patterns recom
 Scores are bilinear: they split exactly into one term per pair of parts, query side and key side. The output is linear
 in the values and splits by part. Softmax is not additive, so the effect of a score term is the change of the output
 when the term is removed and the pattern recomputed. With softmax replaced by the identity on the unmasked positions,
-this change is the term itself, and all terms add up.
+this change is the term itself, and all terms add up. A path integral of the softmax attributes the pattern to the terms
+of the scores so that they add up with softmax, see `softmax_attributions`.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -22,11 +24,13 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
+from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, softmax_attributions
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.weights import read_weights
 
 Names = Sequence[str] | None
+Method = Literal["ablation", "path_integral"]
 NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
 
 
@@ -141,6 +145,31 @@ class OpenLayer:
         a = self.pattern() if pattern is None else self._of_heads("output", "pattern", pattern)
         return np.asarray(a @ v @ self.attention.W_O)  # h n [n'] [dh] d
 
+    def pattern_terms(self, *, rtol: float = 1e-10) -> SoftmaxAttributions:
+        """Return the pattern as uniform attention plus one term per pair of parts, by a path integral of the softmax.
+
+        The `terms` (query parts * key parts, heads, n, n) are in the order of `score_terms`, query part first.
+
+        Examples
+        --------
+        >>> import tnlib_adapters
+        >>> from tnlib_adapters.circuits import split_stream
+        >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+        >>> layer = OpenLayer(model.attention(1), split_stream(model, [5, 6, 7, 8, 5, 6], layer=1))
+        >>> found = layer.pattern_terms()
+        >>> found.terms.shape, bool(np.allclose(found.baseline + found.terms.sum(axis=0), layer.pattern(), atol=1e-9))
+        ((36, 4, 6, 6), True)
+        """
+        if not self.softmax:
+            raise ArgumentError(
+                "OpenLayer.pattern_terms: softmax must be True, because scores are the pattern without it, got False; "
+                "use score_terms."
+            )
+        scores = self.score_terms()
+        terms = scores.reshape(-1, *scores.shape[2:])  # pair h n n
+        cap = self.attention.softcap
+        return softmax_attributions(terms, self.attention.mask(terms.shape[-1]), softcap=cap, rtol=rtol)
+
     def removed(self, query: Names = None, key: Names = None, value: Names = None) -> Array:
         """Return the change of the head outputs due to a score term, (heads, n, d_model).
 
@@ -232,12 +261,13 @@ class TenTerms:
         (8, heads, n, d_model): the last eight terms, by head of layer 1.
     by_pair
         (3, writers, heads, n, d_model): "Q", "K" and "V" by pairs of an output of layer 0 and a head of layer 1. With
-        softmax replaced by the identity the sum over writers is the term. Under softmax this holds for "V"; in "Q" and
-        "K" an entry is the change on removal of that pair alone.
+        softmax replaced by the identity, or by the path integral, the sum over writers is the term. By ablation this
+        holds for "V"; in "Q" and "K" an entry is the change on removal of that pair alone.
     writers
         Names of the outputs of layer 0: its heads, and its biases if it has any.
     remainder
-        (n, d_model): the final stream minus all ten terms. Zero to roundoff if softmax is replaced by the identity.
+        (n, d_model): the final stream minus all ten terms. Zero to roundoff if softmax is replaced by the identity, and
+        the error of the quadrature for the path integral.
     """
 
     names: tuple[str, ...]
@@ -261,12 +291,11 @@ class TenTerms:
 
 
 @accepts_models
-def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenTerms:
+def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True, method: Method = "ablation") -> TenTerms:
     """Decompose the final stream of an attention-only model of two layers into ten terms.
 
     The pattern of layer 0 is frozen. Queries, keys and values of layer 1 read the embedding or the output of layer 0:
-    eight terms, one per choice for scores and values. Under softmax a term is the change when its part of the scores is
-    removed and the pattern recomputed, so the ten terms leave a remainder.
+    eight terms, one per choice for scores and values.
 
     Parameters
     ----------
@@ -276,6 +305,12 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
         (n,), integers: one sequence.
     softmax
         If False, the attention weights of layer 1 are its scores, and the ten terms sum to the output.
+    method
+        "ablation": under softmax a term is the change when its part of the scores is removed and the pattern
+        recomputed, so the ten terms leave a remainder. "path_integral": a term is the part of the pattern that an
+        integral of the softmax attributes to its part of the scores (`softmax_attributions`), and the ten terms sum to
+        the output; uniform attention, the pattern of zero scores, is part of "second", and of "V" for values of layer
+        0.
 
     Raises
     ------
@@ -284,7 +319,8 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
 
     References
     ----------
-    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021); M. Sundararajan et al., "Axiomatic
+    Attribution for Deep Networks" (2017).
 
     Examples
     --------
@@ -294,7 +330,12 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
     >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]      # of 7, which followed the first 6
     >>> found.names[logits.argmax()]
     'K'
+    >>> bool(abs(ten_terms(model, [5, 6, 7, 8, 5, 6], method="path_integral").remainder).max() < 1e-9)
+    True
     """
+    if not is_one_of(method, get_args(Method)):
+        names = " or ".join(map(repr, get_args(Method)))
+        raise ArgumentError(f"ten_terms: method must be {names}, got {method!r}; choose one.")
     wiring = as_checkpoint("ten_terms", model, "model").wiring
     if not wiring.is_attention_only or model.n_layers != 2:
         raise ArgumentError(
@@ -306,8 +347,9 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True) -> TenT
     attention = weights.blocks[1].branches[0].layer
     layer = OpenLayer(attention, parts, softmax=softmax)  # type: ignore[arg-type]
     direct, *writers = parts.names
-    by_head = np.stack([composed(layer, letters, writers) for letters in ("", *NAMES[3:])])
-    by_pair = np.stack([[composed(layer, letter, [writer]) for writer in writers] for letter in "QKV"])
+    term = _integrated(layer) if softmax and method == "path_integral" else functools.partial(composed, layer)
+    by_head = np.stack([term(letters, writers) for letters in ("", *NAMES[3:])])
+    by_pair = np.stack([[term(letter, [writer]) for writer in writers] for letter in "QKV"])
     bias = 0 if layer.attention.b_O is None else layer.attention.b_O
     written = layer.output().sum(axis=0) + bias
     first = np.sum([parts[writer] for writer in writers], axis=0)
@@ -319,3 +361,21 @@ def composed(layer: OpenLayer, letters: str, writers: Sequence[str]) -> Array:
     """Return head outputs (heads, n, d_model) if the sides in `letters` read `writers` and the others the embedding."""
     embedding = layer.parts.names[:1]
     return layer.removed(*(writers if letter in letters else embedding for letter in "QKV"))
+
+
+def _integrated(layer: OpenLayer) -> Callable[[str, Sequence[str]], Array]:
+    """Return a function as `composed` is, with the path integral of the softmax in place of ablation.
+
+    Uniform attention belongs to the terms in which neither queries nor keys read the writers.
+    """
+    attributions, n_parts = layer.pattern_terms(), len(layer.parts.names)
+    terms = attributions.terms.reshape(n_parts, n_parts, *attributions.baseline.shape)  # query part, key part, h n n
+
+    def _term(letters: str, writers: Sequence[str]) -> Array:
+        query, key, value = (list(writers) if letter in letters else [layer.parts.names[0]] for letter in "QKV")
+        rows, columns = (layer.parts.index("ten_terms", names) for names in (query, key))
+        pattern = terms[np.ix_(rows, columns)].sum(axis=(0, 1))
+        uniform = attributions.baseline if "Q" not in letters and "K" not in letters else 0
+        return layer.output(value, pattern=pattern + uniform)
+
+    return _term

@@ -1,0 +1,93 @@
+"""Ablation of edges: the values that replace what a reader no longer receives, and the metric of the effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib._validate import is_one_of
+from tnlib_adapters.reference.embedding import TokenEmbedding
+
+AblationKind = Literal["zero", "mean", "resample"]
+Metric = Literal["loss", "kl"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """Ablation of edges and metric of its effect, for `find_circuit` and `edge_effects`.
+
+    Parameters
+    ----------
+    kind
+        Value that replaces an ablated writer. "zero": nothing. "mean": the mean of the writer over all given
+        tokens. "resample": the output of the writer on other tokens.
+    metric
+        "loss": the mean cross-entropy of the target tokens. "kl": the mean KL divergence of the predictions from those
+        of the whole model.
+    corrupted
+        For "resample", the other tokens, of the shape of the given ones. None: every sequence receives the outputs of
+        the next sequence of the batch.
+
+    Raises
+    ------
+    ArgumentError
+        If a name is unknown, or `corrupted` is given for another kind than "resample".
+
+    References
+    ----------
+    F. Zhang and N. Nanda, "Towards Best Practices of Activation Patching in Language Models" (2024).
+
+    Examples
+    --------
+    >>> Ablation("resample", metric="kl")
+    Ablation(kind='resample', metric='kl', corrupted=None)
+    """
+
+    kind: AblationKind = "zero"
+    metric: Metric = "loss"
+    corrupted: Any = None
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (("kind", self.kind, AblationKind), ("metric", self.metric, Metric)):
+            if not is_one_of(value, get_args(choices)):
+                raise ArgumentError(
+                    f"Ablation: {name} must be {' or '.join(map(repr, get_args(choices)))}, got {value!r}; choose one."
+                )
+        if self.corrupted is not None and self.kind != "resample":
+            raise ArgumentError(
+                f"Ablation: corrupted must be None for kind={self.kind!r}, got other tokens; pass kind='resample'."
+            )
+
+    def corrupted_tokens(self, function: str, embedding: TokenEmbedding, tokens: Array) -> Array:
+        """Return the tokens (batch, n) of the other run."""
+        if self.corrupted is None:
+            if len(tokens) < 2:
+                raise ArgumentError(
+                    f"{function}: tokens must hold at least two sequences for kind='resample', got {len(tokens)}; pass "
+                    "more, or Ablation('resample', corrupted=tokens)."
+                )
+            return np.roll(tokens, -1, axis=0)
+        other = embedding.check(function, self.corrupted, None)
+        if other.shape != tokens.shape:
+            raise ArgumentError(
+                f"{function}: corrupted must have the shape of tokens, {tokens.shape}, got {other.shape}; align them."
+            )
+        return other
+
+
+def as_ablation(function: str, ablation: Any) -> Ablation:
+    """Return an `Ablation`, also for the name of its kind."""
+    if isinstance(ablation, Ablation):
+        return ablation
+    if is_one_of(ablation, get_args(AblationKind)):
+        return Ablation(ablation)
+    if isinstance(ablation, str):
+        names = " or ".join(map(repr, get_args(AblationKind)))
+        raise ArgumentError(f"{function}: ablation must be {names} or an Ablation, got {ablation!r}; choose one.")
+    raise ArgumentTypeError(
+        f"{function}: ablation must be a name or an Ablation, got {type(ablation).__name__}; pass 'zero'."
+    )

@@ -1,0 +1,164 @@
+"""Effects of single edges of a language model: attribution patching, beside the measured effects of ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_count, is_list
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
+from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, as_ablation
+from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.pruning import integrated_effects
+
+_SHOWN = 10  # edges listed by repr
+
+
+class Recovery(NamedTuple):
+    """Precision and recall of a set of edges, and the number of edges that are to be found."""
+
+    precision: float
+    recall: float
+    n_edges: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EdgeEffects:
+    """Effects of edges on a loss, returned by `edge_effects`.
+
+    Parameters
+    ----------
+    names
+        Edges, "writer -> reader", in order of the model.
+    first_order
+        (edges,): first-order estimate of the increase of the loss if the edge is ablated, in nats. Zero for the KL
+        divergence, which is smallest in the whole model.
+    integrated
+        (edges,): the same averaged over five models in which all edges are partly ablated.
+    measured
+        (edges,): the increase itself; NaN where it was not measured.
+    loss
+        Loss of the model.
+    """
+
+    names: tuple[str, ...]
+    first_order: Array
+    integrated: Array
+    measured: Array
+    loss: float
+
+    @property
+    def errors(self) -> Array:
+        """First-order estimate minus measured effect, (edges,); NaN where it was not measured."""
+        return self.first_order - self.measured
+
+    def top(self, n: int) -> list[tuple[str, float]]:
+        """Return the n edges with the largest effect, measured if known, else integrated, as (name, effect)."""
+        effects = np.where(np.isnan(self.measured), self.integrated, self.measured)
+        order = np.argsort(-np.abs(effects), kind="stable")[: as_count("EdgeEffects.top", "n", n, least=0)]
+        return [(self.names[k], float(effects[k])) for k in order]
+
+    def recovery(self, kept: Collection[str], least: float) -> Recovery:
+        """Return precision and recall of edges with respect to those whose measured effect is at least `least`.
+
+        Raises `ArgumentError` if an edge is unknown or was not measured.
+        """
+        if not is_list(kept) or not set(kept) <= set(self.names):
+            raise ArgumentError(
+                f"EdgeEffects.recovery: kept must be names of edges, got {kept!r:.80}; pass circuit.kept of the same "
+                "model and ablation."
+            )
+        if np.isnan(self.measured).any():
+            raise ArgumentError(
+                f"EdgeEffects.recovery: all edges must be measured, got {int(np.isnan(self.measured).sum())} that are "
+                "not; call edge_effects without n_measured."
+            )
+        wanted = {name for name, effect in zip(self.names, self.measured, strict=True) if effect >= least}
+        common = len(wanted & set(kept))
+        return Recovery(common / max(len(set(kept)), 1), common / max(len(wanted), 1), len(wanted))
+
+    def __repr__(self) -> str:
+        known = ~np.isnan(self.measured)
+        lines = [f"{len(self.names)} edges, {int(known.sum())} of them measured; loss {self.loss:.3f}"]
+        size = np.linalg.norm(self.measured[known])
+        if size > 0:
+            errors = (np.linalg.norm((a - self.measured)[known]) / size for a in (self.first_order, self.integrated))
+            lines.append("  relative error {:.2f} to first order, {:.2f} integrated".format(*errors))
+        lines.append(f"  {'':24}first order  integrated  measured")
+        for name, _ in self.top(_SHOWN):
+            k = self.names.index(name)
+            row = f"  {name:24}{self.first_order[k] + 0.0:11.3f}{self.integrated[k] + 0.0:12.3f}"
+            lines.append(row if np.isnan(self.measured[k]) else f"{row}{self.measured[k] + 0.0:10.3f}")
+        return "\n".join(lines + (["  ..."] if len(self.names) > _SHOWN else []))
+
+
+@accepts_models
+@single_threaded_blas
+def edge_effects(
+    model: Checkpoint,
+    tokens: Array,
+    mask: Array,
+    *,
+    ablation: AblationKind | Ablation = "zero",
+    n_measured: int | None = None,
+) -> EdgeEffects:
+    """Return the effect of every edge of a language model on its loss, to first order, integrated, and by ablation.
+
+    An edge leads from a writer of the residual stream to a reader, see `find_circuit`. The first-order effects of all
+    edges, attribution patching, take one forward and one backward pass, integrated ones five; a measured effect takes
+    one forward pass.
+
+    Parameters
+    ----------
+    model
+        A language model with one residual stream.
+    tokens
+        (n,) or (batch, n), integers.
+    mask
+        Same shape, bool: the tokens whose prediction counts in the loss.
+    ablation
+        "zero", "mean" or "resample", or an `Ablation`, which also chooses the metric and corrupted tokens.
+    n_measured
+        Number of edges that are measured, those with the largest integrated effects. None: all.
+
+    Returns
+    -------
+    EdgeEffects
+        Printed as a table of the largest effects.
+
+    Raises
+    ------
+    ArgumentError
+        If the model has no unembedding, or tokens or mask have wrong shapes.
+
+    References
+    ----------
+    A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023); M. Hanna et al., "Have Faith
+    in Faithfulness" (2024), for integrated effects.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> from tnlib_adapters.data.repeats import repeated_segments
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> tokens, repeated = repeated_segments(2, rng=np.random.default_rng(1))
+    >>> found = edge_effects(model, tokens, repeated, n_measured=20)
+    >>> len(found.names), int((~np.isnan(found.measured)).sum())
+    (120, 20)
+    >>> sorted(name for name, effect in found.top(3))
+    ['positions -> 0.3 K', 'positions -> 0.3 Q', 'tokens -> 0.3 V']
+    """
+    count = None if n_measured is None else as_count("edge_effects", "n_measured", n_measured, least=0)
+    gated = GatedModel(model, tokens, mask, "edge_effects", as_ablation("edge_effects", ablation))
+    gates = np.ones(len(gated.names))
+    loss, first_order, integrated = gated.loss(gates), gated.first_order(gates), integrated_effects(gated)
+    chosen = np.argsort(-np.abs(integrated), kind="stable")[:count]
+    measured = np.full(len(gates), np.nan)
+    measured[chosen] = gated.losses_without(gates, chosen) - loss
+    return EdgeEffects(gated.names, first_order, integrated, measured, loss)

@@ -1,0 +1,137 @@
+"""Induction heads and circuits of the built-in models over seeds: the tables of docs/circuits.md.
+
+python -m benchmarks.circuit_discovery induction    causal heads of the built-in Llama, by length and seed
+python -m benchmarks.circuit_discovery edges        searches against exhaustive ablation, in the attention-only model
+python -m benchmarks.circuit_discovery llama        the same in the built-in Llama, for integrated effects
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import inspect
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import numpy as np
+from tnlib_adapters import builtin_path, circuits, open_checkpoint
+from tnlib_adapters.data.repeats import repeated_segments
+
+SEEDS = range(4)
+LENGTHS = ((20, 48), (50, 48), (100, 32))
+SEARCHES = {"greedy": "greedy", "acdc": "ACDC", "integrated": "integrated", "attribution": "attribution patching"}
+CASES = {
+    "zero, loss": circuits.Ablation("zero"),
+    "resample, KL": circuits.Ablation("resample", metric="kl"),
+}
+
+
+def python_text() -> np.ndarray:
+    """Return the tokens of four files of Python's standard library."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(builtin_path("llama") / "tokenizer.json"))
+    source = "".join(inspect.getsource(module) for module in (argparse, textwrap, csv, heapq))
+    return np.array(tokenizer.encode(source).ids)
+
+
+def induction_rows() -> Iterator[str]:
+    """Yield rows of the table of causal heads."""
+    model, text = open_checkpoint(builtin_path("llama")), python_text()
+    yield "| length | sequences | seed | causal heads | largest effect, nats | undecided heads |"
+    yield "|---|---|---|---|---|---|"
+    for length, n in LENGTHS:
+        for seed in SEEDS:
+            found = circuits.find_induction(model, n=n, length=length, text=text, rng=seed)
+            causal, undecided = (_names(heads) for heads in (found.causal_heads, found.undecided_heads))
+            yield f"| {length} | {n} | {seed} | {causal} | {found.effect.max():.3f} | {undecided} |"
+
+
+def edge_rows() -> Iterator[str]:
+    """Yield rows of the table of searches: medians and ranges over seeds."""
+    model = open_checkpoint(builtin_path())
+    rows: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    shares: dict[str, list[tuple[float, float]]] = {}
+    for seed in SEEDS:
+        text = repeated_segments(4, rng=np.random.default_rng(seed))
+        for case, ablation in CASES.items():
+            effects = circuits.edge_effects(model, *text, ablation=ablation)
+            both = (share_of_largest(effects, values, 0.1) for values in (effects.first_order, effects.integrated))
+            shares.setdefault(case, []).append((next(both), next(both)))
+            for by in SEARCHES:
+                if by == "attribution" and ablation.metric == "kl":
+                    continue
+                search: Any = by
+                start = time.perf_counter()
+                found = circuits.find_circuit(model, *text, loss_increase=1.0, by=search, ablation=ablation)
+                seconds = time.perf_counter() - start
+                recovery = effects.recovery(found.kept, 0.1)
+                row = (len(found.kept), recovery.precision, recovery.recall, seconds)
+                rows.setdefault((case, by), []).append(row)
+    yield "| ablation, metric | search | edges kept | precision | recall | seconds |"
+    yield "|---|---|---|---|---|---|"
+    for (case, by), measured in rows.items():
+        low, middle, high = np.quantile(np.array(measured), [0, 0.5, 1], axis=0)
+        kept = f"{middle[0]:.0f} ({low[0]:.0f} to {high[0]:.0f})"
+        recovered = " | ".join(f"{middle[k]:.2f} ({low[k]:.2f} to {high[k]:.2f})" for k in (1, 2))
+        yield f"| {case} | {SEARCHES[by]} | {kept} | {recovered} | {middle[3]:.1f} |"
+    yield "| ablation, metric | to first order | integrated |"
+    yield "|---|---|---|"
+    for case, values in shares.items():
+        low, high = np.min(values, axis=0), np.max(values, axis=0)
+        yield f"| {case} | {low[0]:.2f} to {high[0]:.2f} | {low[1]:.2f} to {high[1]:.2f} |"
+
+
+def share_of_largest(effects: circuits.EdgeEffects, estimates: np.ndarray, least: float) -> float:
+    """Return the share of edges of at least `least` nats among as many of largest estimated effect."""
+    wanted = np.flatnonzero(np.abs(effects.measured) >= least)
+    return len(set(wanted) & set(np.argsort(-np.abs(estimates))[: len(wanted)])) / len(wanted)
+
+
+def llama_rows(length: int = 20, least: float = 0.005) -> Iterator[str]:
+    """Yield rows of the table of corrupted runs: another first copy of a repeated segment of Python."""
+    model, text = open_checkpoint(builtin_path("llama")), python_text()
+    yield (
+        "| seed | edges of at least 0.005 nats | among as many of largest integrated effect | correlation | edges kept "
+        "| precision | recall |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        segment, other = (text[rng.integers(0, len(text) - length, 4)[:, None] + np.arange(length)] for _ in range(2))
+        tokens = np.hstack([segment, segment])
+        repeated = np.broadcast_to(np.arange(2 * length) > length, tokens.shape)
+        how = circuits.Ablation("resample", metric="kl", corrupted=np.hstack([other, segment]))
+        effects = circuits.edge_effects(model, tokens, repeated, ablation=how)
+        nothing = circuits.find_circuit(model, tokens, repeated, loss_increase=1e9, by="integrated", ablation=how).loss
+        found = circuits.find_circuit(model, tokens, repeated, loss_increase=nothing / 4, by="integrated", ablation=how)
+        share = share_of_largest(effects, effects.integrated, least)
+        correlation = np.corrcoef(effects.integrated, effects.measured)[0, 1]
+        precision, recall, n_edges = effects.recovery(found.kept, least)
+        yield (
+            f"| {seed} | {n_edges} | {share:.2f} | {correlation:.2f} | {len(found.kept)} | {precision:.2f} "
+            f"| {recall:.2f} |"
+        )
+
+
+def _names(heads: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"{layer}.{head}" for layer, head in heads)
+
+
+TABLES = {"induction": induction_rows, "edges": edge_rows, "llama": llama_rows}
+
+
+@click.command()
+@click.argument("table", type=click.Choice(list(TABLES)))
+def main(table: str) -> None:
+    """Print a table."""
+    for row in TABLES[table]():
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
