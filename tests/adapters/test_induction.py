@@ -220,7 +220,7 @@ def test_models_that_are_refused(opened: Any) -> None:
         find_induction(model, length=49)
     with refused(ValueError, "find_induction: text must be at least 24 token numbers"):
         find_induction(model, text=[1, 2, 3])
-    with refused(ValueError, "find_induction: tokens must lie between 0 and 127"):
+    with refused(ValueError, "find_induction: text must lie between 0 and 127"):
         find_induction(model, text=np.full(50, 500))
 
 

@@ -70,12 +70,12 @@ class TokenEmbedding:
         rows = np.maximum((~is_padding).cumsum(axis=1) - 1, 0)  # counts the tokens that are no padding
         return np.where(is_padding[..., None], self.padding.position, table[rows])
 
-    def check(self, function: str, tokens: Array, context: int | None) -> Array:
-        """Return token numbers (batch, n), validated."""
-        a = to_numpy(function, "tokens", tokens)
+    def check(self, function: str, tokens: Array, context: int | None, parameter: str = "tokens") -> Array:
+        """Return token numbers (batch, n), validated; `parameter` is their name in messages."""
+        a = to_numpy(function, parameter, tokens)
         if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
             raise ArgumentError(
-                f"{function}: tokens must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
+                f"{function}: {parameter} must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
                 "pass the input_ids of the tokenizer."
             )
         a = np.atleast_2d(a)
@@ -83,12 +83,12 @@ class TokenEmbedding:
         if a.min() < 0 or a.max() >= vocab:
             outside = a[(a < 0) | (a >= vocab)][0]
             raise ArgumentError(
-                f"{function}: tokens must lie between 0 and {vocab - 1}, got {outside}; "
+                f"{function}: {parameter} must lie between 0 and {vocab - 1}, got {outside}; "
                 "use the tokenizer that belongs to the model."
             )
         if context is not None and a.shape[1] > context:
             raise ArgumentError(
-                f"{function}: tokens must hold at most {context} per sequence, as many as the model has positions, "
+                f"{function}: {parameter} must hold at most {context} per sequence, as many as the model has positions, "
                 f"got {a.shape[1]}; shorten them."
             )
         return a

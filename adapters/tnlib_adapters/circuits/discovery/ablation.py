@@ -71,7 +71,7 @@ class Ablation:
                     "more, or Ablation('resample', corrupted=tokens)."
                 )
             return np.roll(tokens, -1, axis=0)
-        other = embedding.check(function, self.corrupted, None)
+        other = embedding.check(function, self.corrupted, None, "corrupted")
         if other.shape != tokens.shape:
             raise ArgumentError(
                 f"{function}: corrupted must have the shape of tokens, {tokens.shape}, got {other.shape}; align them."

@@ -124,8 +124,9 @@ def find_circuit(
     Raises
     ------
     ArgumentError
-        If `by` is "attribution" for the KL divergence, which has no first-order effects, the model has no unembedding
-        or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes, or `loss_increase` < 0.
+        If `by` is "attribution" or "gradient" for the KL divergence, which has no first-order effects, the model has no
+        unembedding or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes, or
+        `loss_increase` < 0.
 
     References
     ----------
@@ -150,16 +151,16 @@ def find_circuit(
             raise ArgumentError(
                 f"find_circuit: {name} must be {' or '.join(map(repr, choices))}, got {value!r}; choose one."
             )
-    if not isinstance(loss_increase, numbers.Real) or not 0 <= loss_increase < np.inf:
+    if isinstance(loss_increase, bool) or not isinstance(loss_increase, numbers.Real) or not 0 <= loss_increase < np.inf:
         raise ArgumentError(
             f"find_circuit: loss_increase must be a number of nats from 0 on, got {loss_increase!r}; "
             "0.1 keeps the loss within a tenth of a nat."
         )
     how = as_ablation("find_circuit", ablation)
-    if by == "attribution" and how.metric == "kl":
+    if by in ("attribution", "gradient") and how.metric == "kl":
         raise ArgumentError(
-            "find_circuit: by must not be 'attribution' for the metric 'kl', whose derivative is zero in the whole "
-            "model, got both; choose by='integrated'."
+            f"find_circuit: by must not be {by!r} for the metric 'kl', whose derivative is zero in the whole model, "
+            "got both; choose by='integrated'."
         )
     gated = _gated(model, tokens, mask, of, how)
     full_loss = gated.loss(np.ones(len(gated.names)))

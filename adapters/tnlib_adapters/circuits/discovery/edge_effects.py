@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_count, is_list
+from tnlib._validate import as_count, as_real, is_list, is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, as_ablation
@@ -67,9 +67,11 @@ class EdgeEffects:
     def recovery(self, kept: Collection[str], least: float) -> Recovery:
         """Return precision and recall of edges with respect to those whose measured effect is at least `least`.
 
-        Raises `ArgumentError` if an edge is unknown or was not measured.
+        Raises `ArgumentError` if an edge is unknown or was not measured. Precision of no edges is 0.
         """
-        if not is_list(kept) or not set(kept) <= set(self.names):
+        least = as_real("EdgeEffects.recovery", "least", least, "least=0.1")
+        names = set(self.names)
+        if not is_list(kept) or not all(is_one_of(name, names) for name in kept):
             raise ArgumentError(
                 f"EdgeEffects.recovery: kept must be names of edges, got {kept!r:.80}; pass circuit.kept of the same "
                 "model and ablation."

@@ -97,7 +97,7 @@ class GatedHeads:
         scores = layer.scale * (q @ k.swapaxes(-1, -2))  # h b n [dh] n
         offsets = self._offsets(scores.shape[-1])
         if offsets is not None:
-            scores = scores + offsets[heads, None]
+            scores += offsets[heads, None]
         capped = scores if layer.softcap is None else layer.softcap * np.tanh(scores / layer.softcap)
         pattern = softmax(np.where(layer.mask(scores.shape[-1]), capped, -np.inf))
         return HeadValues(reads, (columns[0], columns[1], columns[2]), q, k, v, scores, pattern)

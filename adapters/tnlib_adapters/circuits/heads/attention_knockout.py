@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from tnlib_adapters.circuits.discovery.gated_heads import GatedHeads
 from tnlib_adapters.circuits.discovery.targets import Targets
 from tnlib_adapters.reference.model import run_block
 from tnlib_adapters.reference.weights import Block, Weights
+
+_BATCH = 16  # sequences that go through the later layers at once, of several heads where there are few of each
 
 
 def losses_without_attention(weights: Weights, targets: Targets, blocked: Array) -> tuple[Array, Array]:
@@ -23,42 +26,45 @@ def losses_without_attention(weights: Weights, targets: Targets, blocked: Array)
     streams = [weights.embedding(targets.tokens)]  # b n d
     for block in weights.blocks:
         streams.append(run_block(block, streams[-1])[0])
+    n_heads = max(1, _BATCH // len(blocked))
     losses = []
     for k, block in enumerate(weights.blocks):
         for changes in _changes(block, streams[k], blocked):
-            losses.append([targets.losses(_after(weights, k, streams, change)) for change in changes])
+            batches = (changes[start : start + n_heads] for start in range(0, len(changes), n_heads))
+            losses.append(np.concatenate([targets.losses(_after(weights, k, streams, batch)) for batch in batches]))
     return targets.losses(streams[-1]), np.array(losses)
 
 
-def _changes(block: Block, stream: Array, blocked: Array) -> Iterator[Iterator[Array]]:
-    """Yield for every attention layer of a block the changes (b, n, d) of its output, head by head."""
+def _changes(block: Block, stream: Array, blocked: Array) -> Iterator[Array]:
+    """Yield for every attention layer of a block the changes of its output, (h, b, n, d)."""
     for branch in block.branches:
         heads = GatedHeads.of(branch)
         if heads is not None:
             yield _changes_of_heads(heads, stream, blocked)
 
 
-def _changes_of_heads(heads: GatedHeads, stream: Array, blocked: Array) -> Iterator[Array]:
+def _changes_of_heads(heads: GatedHeads, stream: Array, blocked: Array) -> Array:
     values = heads.values(np.broadcast_to(stream, (3, 1, *stream.shape)))  # all heads read the same
-    outputs = heads.outputs(values)
-    before = heads.written(outputs).sum(axis=0)
-    left = np.where(blocked, 0.0, values.pattern)  # h b n n
+    left = np.where(blocked, 0, values.pattern)  # h b n n
     sums = left.sum(axis=-1, keepdims=True)
     left = np.divide(left, sums, out=np.zeros_like(left), where=sums > 0)
-    for h in range(heads.n_heads):
-        changed = outputs.copy()
-        changed[h] = left[h] @ values.v[h] @ heads.layer.W_O[h]  # b n [n'] [dh] d
-        yield heads.written(changed).sum(axis=0) - before
+    outputs = heads.outputs(values)
+    changes = heads.outputs(replace(values, pattern=left)) - outputs
+    if heads.behind is None:
+        return changes
+    total = outputs.sum(axis=0) + (0 if heads.layer.b_O is None else heads.layer.b_O)
+    return heads.behind(total + changes) - heads.behind(total)
 
 
-def _after(weights: Weights, k: int, streams: list[Array], change: Array) -> Array:
-    """Return the final stream (b, n, d) if the layers of block k add `change` to what they write."""
+def _after(weights: Weights, k: int, streams: list[Array], changes: Array) -> Array:
+    """Return the final streams (h, b, n, d) if the layers of block k add each of `changes` to what they write."""
     block = weights.blocks[k]
     if block.after is None:
-        stream = streams[k + 1] + change
+        changed = streams[k + 1] + changes
     else:
         plain = Block(block.branches, None)
-        stream = block.after(run_block(plain, streams[k])[0] + change)
+        changed = block.after(run_block(plain, streams[k])[0] + changes)
+    stream = changed.reshape(-1, *changed.shape[2:])
     for later in weights.blocks[k + 1 :]:
         stream = run_block(later, stream)[0]
-    return stream
+    return stream.reshape(changed.shape)

@@ -35,7 +35,7 @@ def segments_twice(
 
     Segments are of `text` (m,) at random offsets, or of random tokens for None.
     """
-    length = as_count(f"{function}", "length", _LENGTH if length is None else length, least=4)
+    length = as_count(function, "length", _LENGTH if length is None else length, least=4)
     if weights.context is not None and 2 * length > weights.context:
         raise ArgumentError(
             f"{function}: length must be at most {weights.context // 2}, half the context of the model, got {length}; "
@@ -51,9 +51,10 @@ def segments_twice(
                 f"{function}: text must be at least {length} token numbers, (m,), got {tokens.dtype} of shape "
                 f"{tokens.shape}; pass the input_ids of a text."
             )
+        weights.embedding.check(function, tokens, None, "text")  # type: ignore[call-arg]
         starts = rng.integers(0, len(tokens) - length, n, endpoint=True)
         segments = tokens[starts[:, None] + np.arange(length)]
-    tokens = weights.embedding.check(function, np.tile(segments, (1, 2)), weights.context)
+    tokens = np.tile(segments, (1, 2))
     return tokens, np.broadcast_to(np.arange(2 * length) > length, tokens.shape).copy()
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, as_real
 from tnlib_adapters.reference.layers import softmax
 
 _RANGE = 4.0  # range of the scores on one panel: wider panels need more nodes, narrower ones more panels
@@ -123,6 +123,7 @@ def softmax_attributions(
             f"softmax_attributions: visible must be bool of shape {terms.shape[-2:]} with a visible key for every "
             f"query, got {mask.dtype} of shape {mask.shape}; pass Attention.mask(n)."
         )
+    rtol = as_real("softmax_attributions", "rtol", rtol, "rtol=1e-10")
     if not 0 < rtol < 1:
         raise ArgumentError(f"softmax_attributions: rtol must lie between 0 and 1, got {rtol!r}; pass 1e-10.")
     scores = terms.sum(axis=0)
@@ -179,7 +180,7 @@ def _quadrature(width: float, rtol: float, softcap: float | None) -> tuple[Array
     strip = (2 * pi if softcap is None else min(pi**2 / 4, pi * softcap)) * n_panels / max(width, 1.0)
     rho = (strip + sqrt(strip**2 + 4)) / 2
     factor = 32 / 15 * _STRIP * (0.5 if softcap is None else 2) / (1 - rho**-2)
-    n = ceil(log(factor / rtol) / (2 * log(rho)))
+    n = max(2, ceil(log(factor / rtol) / (2 * log(rho))))  # the bound is that of at least two nodes
     x, w = np.polynomial.legendre.leggauss(n)
     nodes = (np.arange(n_panels)[:, None] + (1 + x) / 2) / n_panels  # panel node
     return nodes.ravel(), np.tile(w / (2 * n_panels), n_panels), factor * rho ** (-2 * n)
