@@ -14,6 +14,7 @@ from tnlib_adapters.circuits.discovery.gated_model import GatedModel
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import log_softmax
 from tnlib_adapters.reference.model import loss, run
+from tnlib_adapters.reference.weights import read_weights
 
 models = pytest.importorskip("transformers_models")
 
@@ -111,6 +112,31 @@ def test_constants_are_edges_for_zero_only(opened: Any) -> None:
     assert writers["mean"] - writers["resample"] == {"positions"}
 
 
+@pytest.mark.parametrize("name", ["gpt2_lm", "llama", "gemma2", "bloom"])
+def test_single_precision(name: str, opened: Any) -> None:
+    """Every array of a model in single precision is in single precision, and effects agree to its roundoff."""
+    checkpoint, weights = opened(name)
+    single = read_weights(checkpoint, dtype=np.float32)
+    how = Ablation("resample", corrupted=OTHERS)
+    gated, want = (GatedModel(w, TOKENS, MASK, "f", how) for w in (single, weights))
+    values = gated._forward(open_gates(gated))
+    assert {values.delta.dtype, values.final.dtype, values.gates.dtype} == {np.dtype(np.float32)}
+    assert {a.dtype for layer in values.layers for a in (layer.reads, layer.written)} == {np.dtype(np.float32)}
+    assert gated.names == want.names
+    some, exact = (each.first_order(open_gates(gated)) for each in (gated, want))
+    assert np.abs(some - exact).max() < 1e-4 * np.abs(exact).max()
+
+
+def test_constants_have_no_mean_ablation_in_single_precision(opened: Any) -> None:
+    """The mean of equal numbers may differ from them by roundoff."""
+    checkpoint, _ = opened("bloom")
+    tokens = np.random.default_rng(0).integers(2, 50, (3, 7))
+    single = read_weights(checkpoint, dtype=np.float32)
+    gated = GatedModel(single, tokens, np.arange(7) > np.zeros((3, 1)), "f", Ablation("mean"))
+    assert "norm embedding" in gated.writers
+    assert not any(name.startswith("norm embedding") or ".bias" in name for name in gated.names)
+
+
 # ------------------------------------------------------------------------------------------------ effects and searches
 
 
@@ -193,8 +219,15 @@ def test_refusals(model: Checkpoint, effects: EdgeEffects, opened: Any) -> None:
         edge_effects(model, TOKENS, MASK, ablation=Ablation("resample", corrupted=OTHERS[:, 1:]))
     with refused(ValueError, "EdgeEffects.recovery: kept must be names of edges"):
         effects.recovery(["a -> b"], 0.1)
-    with refused(ValueError, "find_circuit: by must not be 'attribution' for the metric 'kl'"):
-        find_circuit(model, TOKENS, MASK, loss_increase=1.0, by="attribution", ablation=Ablation(metric="kl"))
+    with refused(ValueError, "edge_effects: corrupted must lie between 0 and 127, got 500"):
+        edge_effects(model, TOKENS, MASK, ablation=Ablation("resample", corrupted=np.full_like(TOKENS, 500)))
+    with refused(ValueError, "EdgeEffects.recovery: kept must be names of edges"):
+        effects.recovery([["a"]], 0.1)  # type: ignore[list-item]
+    with refused(TypeError, "EdgeEffects.recovery: least must be a real number, got None"):
+        effects.recovery([], None)  # type: ignore[arg-type]
+    for by in ("attribution", "gradient"):
+        with refused(ValueError, f"find_circuit: by must not be '{by}' for the metric 'kl'"):
+            find_circuit(model, TOKENS, MASK, loss_increase=1.0, by=by, ablation=Ablation(metric="kl"))  # type: ignore[arg-type]
     with refused(ValueError, "find_circuit: ablation must be 'zero', with the metric 'loss', for of='paths'"):
         find_circuit(model, TOKENS, MASK, loss_increase=1.0, of="paths", ablation="mean")
     with refused(ValueError, "find_circuit: model must have an unembedding, got a llama"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import inspect
 import math
@@ -21,10 +22,12 @@ from tnlib_adapters.circuits import (
     split_stream,
     toy_induction,
 )
+from tnlib_adapters.circuits.discovery.targets import targets_of
+from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.induction_heads import Induction
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import log_softmax
+from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import read_weights
 
@@ -177,6 +180,55 @@ def test_effects_are_those_of_patterns_without_the_targets(model: Checkpoint) ->
         changes.append(np.mean(without - whole))
     assert_close(found.effect[1, 2], np.mean(changes), factor=1e6)
     assert_close(found.standard_error[1, 2], abs(changes[0] - changes[1]) / 2, factor=1e6)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "opt_after", "gpt_neox", "bloom"])
+@pytest.mark.parametrize("n", [2, 20])
+def test_heads_are_knocked_out_one_by_one(name: str, n: int, opened: Any) -> None:
+    """Norms behind a layer, norms on the stream and parallel layers: the pattern of one head changed in its layer."""
+    _, weights = opened(name)
+    tokens = np.tile(np.random.default_rng(0).integers(2, 50, (n, 5)), (1, 2))
+    mask, blocked = np.broadcast_to(np.arange(10) > 5, tokens.shape), induction_targets(tokens)
+    losses, without = losses_without_attention(weights, targets_of(weights, tokens, mask, "f"), blocked)
+    assert losses[1] == pytest.approx(loss(weights, tokens[1], mask[1]))
+    layers = [b.layer for block in weights.blocks for b in block.branches if hasattr(b.layer, "W_Q")]
+    assert without.shape == (len(layers), layers[0].n_heads, n)
+    for number, head in ((0, 1), (1, 2), (1, 3)):
+        changed = without_targets(weights, number, head, tokens[1], blocked[1])
+        log_p = log_softmax(changed[np.flatnonzero(mask[1]) - 1])
+        want = -log_p[np.arange(len(log_p)), tokens[1, mask[1]]].mean()
+        assert without[number, head, 1] == pytest.approx(want)
+
+
+def without_targets(weights: Any, number: int, head: int, tokens: np.ndarray, blocked: np.ndarray) -> np.ndarray:
+    """The logits if one head of one layer does not attend to `blocked`, by a forward pass written out."""
+    x, count = weights.embedding(tokens[None])[0], 0
+    for block in weights.blocks:
+        added = np.zeros_like(x)
+        for branch in block.branches:
+            read = x if branch.before is None else branch.before(x)
+            if hasattr(branch.layer, "W_Q"):
+                patterns = softmax(np.where(branch.layer.mask(len(x)), branch.layer.scores(read), -np.inf))
+                if count == number:
+                    left = np.where(blocked, 0, patterns[head])
+                    sums = left.sum(axis=1, keepdims=True)
+                    patterns[head] = left / np.where(sums > 0, sums, 1)
+                written, count = branch.layer.output(patterns, read), count + 1
+            else:
+                written = branch.layer(read)
+            added += written if branch.behind is None else branch.behind(written)
+        x = x + added if block.after is None else block.after(x + added)
+    return weights.unembed(x if weights.final_norm is None else weights.final_norm(x))
+
+
+def test_intervals_are_those_of_student(found: Induction) -> None:
+    """With two sequences the interval of a mean is wide: an effect of twenty standard errors is undecided."""
+    effect, error = np.array([[0.0, 0.0], [1.0, 0.1]]), np.array([[0.0, 0.0], [0.05, 0.0]])
+    few, many = (
+        dataclasses.replace(found, effect=effect, standard_error=error, n_sequences=count) for count in (2, 30)
+    )
+    assert (few.causal_heads, few.undecided_heads) == ((), ((1, 0),))
+    assert (many.causal_heads, many.undecided_heads) == (((1, 0),), ())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,7 +19,28 @@ VIEWS = {
     "logit": lambda m: circuits.logit_contributions(tnlib_adapters.freeze(m, np.arange(12)), 5),
     "pattern scores": lambda m: circuits.repeat_scores(m, length=10),
 }
+TOKENS = np.tile(np.arange(2, 10), (2, 2))
+SECOND = np.broadcast_to(np.arange(16) > 8, TOKENS.shape)
+
+
+def first_layer(checkpoint: Checkpoint) -> circuits.OpenLayer:
+    layer = checkpoint.attention(0)
+    return circuits.OpenLayer(layer, circuits.split_stream(checkpoint, TOKENS[0], layer=0))
+
+
+VIEWS |= {
+    "scores": lambda m: circuits.qk_attributions(m, TOKENS[0]),
+    "score": lambda m: circuits.qk_attributions(m, TOKENS[0]).score(0, 1, query=5, key=3),
+    "weights": lambda m: first_layer(m).pattern_terms(),
+    "edges": lambda m: circuits.edge_effects(m, TOKENS, SECOND, n_measured=3),
+    "circuit": lambda m: circuits.find_circuit(m, TOKENS, SECOND, loss_increase=0.5, by="integrated"),
+}
 FRAMES = {
+    "scores": (VIEWS["scores"], ["layer", "head", "query", "key", "contribution"]),
+    "score": (VIEWS["score"], ["query", "key", "contribution"]),
+    "weights": (VIEWS["weights"], ["term", "change", "bound"]),
+    "edges": (VIEWS["edges"], ["writer", "reader", "first_order", "integrated", "measured"]),
+    "circuit": (VIEWS["circuit"], ["term", "is_kept", "effect", "loss"]),
     "logit": (VIEWS["logit"], ["component", "direct", "through"]),
     "pattern scores": (VIEWS["pattern scores"], ["layer", "head", "previous", "duplicate", "induction"]),
     "composition": (
@@ -59,6 +80,26 @@ def test_views_have_the_numbers(model: Checkpoint, llama: Checkpoint) -> None:
     assert f"<td>{name}</td><td>{logit.direct[logit.names.index(name)]:.3f}</td>" in logit._repr_html_()
 
 
+AGREES = {
+    "scores": lambda frame, value: (
+        len(frame) == sum(layer.pairs.size for layer in value.layers)
+        and max(zip(frame.contribution.abs(), frame["query"], frame["key"], strict=True))[1:] == value.top(1)[0][1:3]
+    ),
+    "score": lambda frame, value: np.isclose(frame.contribution.sum() + value.offset, value.total),
+    "weights": lambda frame, value: np.isclose(frame.change[0], np.abs(value.terms[0]).sum(axis=-1).mean()),
+    "edges": lambda frame, value: tuple(frame.writer + " -> " + frame.reader) == value.names,
+    "circuit": lambda frame, value: (
+        tuple(frame.term[frame.is_kept]) == value.kept and frame.effect.isna().sum() == len(value.removed)
+    ),
+}
+
+
+def test_an_empty_circuit_is_shown(model: Checkpoint) -> None:
+    found = circuits.find_circuit(model, TOKENS, SECOND, loss_increase=1e6)
+    assert found.kept == ()
+    parsed(found._repr_html_())
+
+
 @pytest.mark.parametrize("name", FRAMES)
 def test_tables_are_data_frames(name: str, llama: Checkpoint) -> None:
     pytest.importorskip("pandas")
@@ -73,6 +114,8 @@ def test_tables_are_data_frames(name: str, llama: Checkpoint) -> None:
         assert frame.multiple.is_monotonic_decreasing
     if name == "pattern scores":
         assert len(frame) == 32
+    if name in AGREES:
+        assert AGREES[name](frame, value)
 
 
 def test_the_induction_table_is_a_data_frame(model: Checkpoint) -> None:

@@ -59,6 +59,11 @@ def test_the_integral_is_that_of_another_quadrature() -> None:
     assert np.abs(softmax_attributions(terms, MASK).terms - want).max() < 1e-6
 
 
+def test_the_quadrature_has_two_nodes_at_least() -> None:
+    """The bound is that of Gauss quadrature of at least two nodes."""
+    assert softmax_attributions(0.1 * normal((2, 7, 7), seed=4), MASK, rtol=0.9).n_nodes == 2
+
+
 def test_axioms() -> None:
     """Linear in the split, blind to constants of a row, zero for terms that do not matter."""
     terms = normal((3, 7, 7), seed=3)
@@ -106,6 +111,8 @@ def test_refusals(model: Checkpoint) -> None:
         softmax_attributions(np.ones((3, 3)))
     with refused(ValueError, "softmax_attributions: visible must be bool of shape (3, 3)"):
         softmax_attributions(np.ones((2, 3, 3)), np.zeros((3, 3), bool))
+    with refused(TypeError, "softmax_attributions: rtol must be a real number, got '1e-3'"):
+        softmax_attributions(np.ones((2, 3, 3)), rtol="1e-3")  # type: ignore[arg-type]
     for rtol in (0, 1, -1.0, float("nan")):
         with refused(ValueError, "softmax_attributions: rtol must lie between 0 and 1"):
             softmax_attributions(np.ones((2, 3, 3)), rtol=rtol)

@@ -75,8 +75,8 @@ class TokenEmbedding:
         a = to_numpy(function, parameter, tokens)
         if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
             raise ArgumentError(
-                f"{function}: {parameter} must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
-                "pass the input_ids of the tokenizer."
+                f"{function}: {parameter} must be integers of shape (n,) or (batch, n), got {a.dtype} of shape "
+                f"{a.shape}; pass the input_ids of the tokenizer."
             )
         a = np.atleast_2d(a)
         vocab = len(self.tokens)
@@ -88,8 +88,8 @@ class TokenEmbedding:
             )
         if context is not None and a.shape[1] > context:
             raise ArgumentError(
-                f"{function}: {parameter} must hold at most {context} per sequence, as many as the model has positions, "
-                f"got {a.shape[1]}; shorten them."
+                f"{function}: {parameter} must hold at most {context} per sequence, as many as the model has positions"
+                f", got {a.shape[1]}; shorten them."
             )
         return a
 

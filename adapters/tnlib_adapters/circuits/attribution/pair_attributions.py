@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.circuits.attribution.query_key_factors import ScoreForm
+from tnlib_adapters.circuits.data_frames import data_frame
 
 _SHOWN = 6  # rows of a printed table
 
@@ -45,7 +48,8 @@ class PairAttribution:
     def top(self, count: int = 10) -> list[PairRow]:
         """Return the pairs of the largest modulus as rows (writer of the query, writer of the key, contribution)."""
         n = len(self.names)
-        largest = np.argsort(-np.abs(self.pairs).ravel(), kind="stable")[: as_count("top", "count", count)]
+        largest = np.argsort(-np.abs(self.pairs).ravel(), kind="stable")
+        largest = largest[: as_count("PairAttribution.top", "count", count)]
         return [(self.names[at // n], self.names[at % n], float(self.pairs.flat[at])) for at in largest]
 
     def __repr__(self) -> str:
@@ -55,6 +59,24 @@ class PairAttribution:
         others = self.total - sum(value for *_, value in rows)
         head = f"{self.title}: {self.total:.3f}"
         return "\n".join([head, f"  {'query':{width}}key", *lines, f"  {'all others':{2 * width}}{others:9.3f}"])
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all pairs, largest modulus first: query, key, contribution.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        queries, keys, contributions = zip(*self.top(self.pairs.size), strict=True)
+        columns = {"query": queries, "key": keys, "contribution": contributions}
+        return data_frame("PairAttribution.to_frame", columns)
+
+    def _repr_html_(self) -> str:
+        rows = [[query, key, f"{value:.3f}"] for query, key, value in self.top(_SHOWN)]
+        label = "contributions; writers of the query as rows, of the key as columns"
+        parts = table(["query", "key", "contribution"], rows) + heat_image(self.pairs, label, width=160)
+        return facts(f"{self.title}: {self.total:.3f}", {"offset": f"{self.offset:.3f}"}, parts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

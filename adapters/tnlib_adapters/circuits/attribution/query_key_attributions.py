@@ -15,11 +15,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib import ArgumentTypeError
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.attention.validation import as_index
@@ -27,6 +29,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution, ScoreAttribution
 from tnlib_adapters.circuits.attribution.query_key_factors import query_key_factors, score_form, writer_names
 from tnlib_adapters.circuits.attribution.stream_writers import Writers, writers_before_attention
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
@@ -72,9 +75,37 @@ class QKAttributions:
         rows = self.top(_SHOWN)
         width = max((len(name) for row in rows for name in row[1:3]), default=4) + 2
         lines = [f"  {head:8}{a:{width}}{b:{width}}{value:9.3f}" for head, a, b, value in rows]
+        return "\n".join([self._title, f"  {'head':8}{'query':{width}}key", *lines])
+
+    @property
+    def _title(self) -> str:
         heads = sum(len(layer.pairs) for layer in self.layers)
-        title = f"QKAttributions of {heads} heads on {len(self.model.embedding)} tokens"
-        return "\n".join([title, f"  {'head':8}{'query':{width}}key", *lines])
+        return f"QKAttributions of {heads} heads on {len(self.model.embedding)} tokens"
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all pairs of all heads: layer, head, query, key, contribution.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        columns: dict[str, list[Array]] = {name: [] for name in ("layer", "head", "query", "key", "contribution")}
+        for number, layer in enumerate(self.layers):
+            names = np.array(layer.names, dtype=object)
+            head, query, key = np.indices(layer.pairs.shape).reshape(3, -1)
+            values = (np.full(len(head), number), head, names[query], names[key], layer.pairs.ravel())
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+        joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+        return data_frame("QKAttributions.to_frame", joined)
+
+    def _repr_html_(self) -> str:
+        rows = [[*names, f"{value:.3f}"] for *names, value in self.top(_SHOWN)]
+        totals = np.stack([layer.pairs.sum(axis=(1, 2)) + layer.offsets for layer in self.layers])  # layer head
+        label = "sums of all pairs and the offset; layers as rows, heads as columns"
+        parts = table(["head", "query", "key", "contribution"], rows) + heat_image(totals, label, width=160)
+        return facts(self._title, {}, parts)
 
     def top(self, count: int = 10) -> list[tuple[str, str, str, float]]:
         """Return the largest contributions as rows (head, writer of the query, writer of the key, contribution)."""

@@ -10,10 +10,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, Metric, as_ablation
 from tnlib_adapters.circuits.discovery.gated_model import GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
@@ -22,7 +24,8 @@ from tnlib_adapters.circuits.discovery.pruning import By, Gated, prune
 Of = Literal["edges", "terms", "paths"]
 _TERMS: dict[str, Any] = {"terms": ten_terms_by_heads, "paths": path_terms}
 _METRICS: dict[Metric, str] = {"loss": "loss", "kl": "KL divergence"}
-_SHOWN = 30  # parts listed by repr
+_SHOWN = 30  # terms listed by repr
+_DRAWN = 64  # terms of the picture in a notebook
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,17 +65,46 @@ class Circuit:
         warnings.warn("Circuit.worth is deprecated; use Circuit.effects.", DeprecationWarning, stacklevel=2)
         return self.effects
 
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all terms, the kept ones first: term, is_kept, effect, loss after its removal.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        n_kept, n_removed = len(self.kept), len(self.removed)
+        columns = {
+            "term": [*self.kept, *self.removed],
+            "is_kept": np.arange(n_kept + n_removed) < n_kept,
+            "effect": np.append(self.effects, np.full(n_removed, np.nan)),
+            "loss": np.append(np.full(n_kept, np.nan), self.losses),
+        }
+        return data_frame("Circuit.to_frame", columns)
+
+    def _repr_html_(self) -> str:
+        rows = [[self.kept[k], f"{self.loss + self.effects[k]:.3f}"] for k in self._order[:_SHOWN]]
+        parts = table([self.of, f"{_METRICS[self.metric]} without it"], rows)
+        if self.kept:
+            label = "effects of the remaining terms, largest first"
+            parts += heat_image(self.effects[self._order[:_DRAWN]][None], label, width=320)
+        return facts(self._title, {}, parts)
+
     def __repr__(self) -> str:
+        lines = [self._title, f"  {'':24}{_METRICS[self.metric]} without it"]
+        lines += [f"  {self.kept[k]:24}{self.loss + self.effects[k]:15.3f}" for k in self._order[:_SHOWN]]
+        return "\n".join(lines + (["  ..."] if len(self.kept) > _SHOWN else []))
+
+    @property
+    def _title(self) -> str:
         total = len(self.kept) + len(self.removed)
-        also = (
-            " and the softmax remainder" if self.of == "terms" else ""
-        )  # which no term stands for, see `find_circuit`
-        name = _METRICS[self.metric]
-        value = f"{name} {self.loss:.3f}; with all of them {self.full_loss:.3f}"
-        lines = [f"{len(self.kept)} of {total} {self.of}{also}, {value}", f"  {'':24}{name} without it"]
-        order = np.argsort(-self.effects, kind="stable")
-        lines += [f"  {self.kept[k]:24}{self.loss + self.effects[k]:15.3f}" for k in order[:_SHOWN]]
-        return "\n".join(lines + (["  ..."] if len(order) > _SHOWN else []))
+        remainder = " and the softmax remainder" if self.of == "terms" else ""  # no term contains it
+        value = f"{_METRICS[self.metric]} {self.loss:.3f}; with all of them {self.full_loss:.3f}"
+        return f"{len(self.kept)} of {total} {self.of}{remainder}, {value}"
+
+    @property
+    def _order(self) -> Array:
+        return np.argsort(-self.effects, kind="stable")
 
 
 @accepts_models
@@ -132,7 +164,7 @@ def find_circuit(
     ----------
     A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges and
     "acdc"; A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for "attribution"; M.
-    Hanna et al., "Have Faith in Faithfulness" (2024), for "integrated".
+    Hanna et al., "Have Faith in Faithfulness" (2024), for "integrated", with gates in place of embeddings.
 
     Examples
     --------
@@ -151,7 +183,11 @@ def find_circuit(
             raise ArgumentError(
                 f"find_circuit: {name} must be {' or '.join(map(repr, choices))}, got {value!r}; choose one."
             )
-    if isinstance(loss_increase, bool) or not isinstance(loss_increase, numbers.Real) or not 0 <= loss_increase < np.inf:
+    if (
+        isinstance(loss_increase, bool)
+        or not isinstance(loss_increase, numbers.Real)
+        or not 0 <= loss_increase < np.inf
+    ):
         raise ArgumentError(
             f"find_circuit: loss_increase must be a number of nats from 0 on, got {loss_increase!r}; "
             "0.1 keeps the loss within a tenth of a nat."

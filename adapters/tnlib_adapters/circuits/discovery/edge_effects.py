@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_real, is_list, is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, as_ablation
 from tnlib_adapters.circuits.discovery.gated_model import GatedModel
 from tnlib_adapters.circuits.discovery.pruning import integrated_effects
 
 _SHOWN = 10  # edges listed by repr
+_DRAWN = 64  # edges of the picture in a notebook
 
 
 class Recovery(NamedTuple):
@@ -85,9 +88,34 @@ class EdgeEffects:
         common = len(wanted & set(kept))
         return Recovery(common / max(len(set(kept)), 1), common / max(len(wanted), 1), len(wanted))
 
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of all edges in order of the model: writer, reader, and the three effects.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        writers, readers = zip(*(name.split(" -> ") for name in self.names), strict=True)
+        effects = {"first_order": self.first_order, "integrated": self.integrated, "measured": self.measured}
+        return data_frame("EdgeEffects.to_frame", {"writer": writers, "reader": readers, **effects})
+
+    def _repr_html_(self) -> str:
+        effects = np.stack([self.first_order, self.integrated, self.measured])  # estimate edge
+        order = [self.names.index(name) for name, _ in self.top(_DRAWN)]
+        rows = [[self.names[k], *("" if np.isnan(x) else f"{x + 0.0:.3f}" for x in effects[:, k])] for k in order]
+        label = "effects of the largest edges as columns; to first order, integrated and measured as rows"
+        parts = table(["edge", "first order", "integrated", "measured"], rows[:_SHOWN])
+        return facts(self._title, {}, parts + heat_image(effects[:, order], label, width=320))
+
+    @property
+    def _title(self) -> str:
+        n_measured = int((~np.isnan(self.measured)).sum())
+        return f"{len(self.names)} edges, {n_measured} of them measured; loss {self.loss:.3f}"
+
     def __repr__(self) -> str:
         known = ~np.isnan(self.measured)
-        lines = [f"{len(self.names)} edges, {int(known.sum())} of them measured; loss {self.loss:.3f}"]
+        lines = [self._title]
         size = np.linalg.norm(self.measured[known])
         if size > 0:
             errors = (np.linalg.norm((a - self.measured)[known]) / size for a in (self.first_order, self.integrated))
@@ -141,8 +169,8 @@ def edge_effects(
 
     References
     ----------
-    A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023); M. Hanna et al., "Have Faith
-    in Faithfulness" (2024), for integrated effects.
+    A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023). M. Hanna et al., "Have Faith
+    in Faithfulness" (2024), average gradients over a line of embeddings; here it is a line of gates.
 
     Examples
     --------

@@ -41,7 +41,7 @@ from tnlib_adapters.reference.weights import Weights, as_weights
 
 _CLEAR = 0.4  # smallest share of attention that makes an induction head
 _SHARE = 0.2  # smallest effect of a head that is counted, as a share of the largest
-_SURE = 2.58  # standard errors of an interval that holds the mean with probability 0.99
+_UPPER = 0.995  # quantile of Student's t whose interval contains the mean with a probability of 0.99
 _CANDIDATES = 4  # previous-token heads that are removed from keys
 _SHOWN = 16  # rows of repr
 
@@ -143,9 +143,11 @@ class Induction:
         Loss of the model on repeated tokens and ln(vocab), in nats.
     effect
         Increase of the loss on repeated tokens, in nats, if the head does not attend to the tokens that followed
-        earlier occurrences: its weights there are 0, and the others are rescaled.
+        earlier occurrences: its weights there are 0, and the others are rescaled. The mean over the sequences.
     standard_error
         Of `effect`, over the sampled sequences.
+    n_sequences
+        Number of sampled sequences.
     """
 
     previous_token: Array
@@ -157,6 +159,7 @@ class Induction:
     chance: float
     effect: Array
     standard_error: Array
+    n_sequences: int
 
     @property
     def previous_head(self) -> Head:
@@ -170,14 +173,23 @@ class Induction:
 
     @property
     def causal_heads(self) -> tuple[Head, ...]:
-        """Heads whose effect exceeds a fifth of the largest, with a probability of 0.99."""
-        return _heads(self.effect - _SURE * self.standard_error > _SHARE * self.effect.max())
+        """Heads whose effect exceeds a fifth of the largest, by the interval of Student's t of probability 0.99.
+
+        The interval is that of one head; the largest effect counts as exact.
+        """
+        return _heads(self.effect - self._half_width > _SHARE * self.effect.max())
 
     @property
     def undecided_heads(self) -> tuple[Head, ...]:
         """Heads whose effect may be above or below a fifth of the largest; more sequences decide."""
-        limit, width = _SHARE * self.effect.max(), _SURE * self.standard_error
+        limit, width = _SHARE * self.effect.max(), self._half_width
         return _heads((self.effect - width <= limit) & (self.effect + width > limit))
+
+    @property
+    def _half_width(self) -> Array:
+        from scipy.special import stdtrit
+
+        return np.asarray(stdtrit(self.n_sequences - 1, _UPPER) * self.standard_error)
 
     def to_frame(self) -> Any:
         """Return a pandas.DataFrame of all heads, with the arrays as columns.
@@ -290,6 +302,7 @@ def find_induction(
         chance=chance,
         effect=effects.mean(axis=-1),
         standard_error=effects.std(axis=-1, ddof=1) / math.sqrt(n),
+        n_sequences=n,
     )
 
 

@@ -148,7 +148,8 @@ class OpenLayer:
     def pattern_terms(self, *, rtol: float = 1e-10) -> SoftmaxAttributions:
         """Return the pattern as uniform attention plus one term per pair of parts, by a path integral of the softmax.
 
-        The `terms` (query parts * key parts, heads, n, n) are in the order of `score_terms`, query part first.
+        The `terms` (query parts * key parts, heads, n, n) are in the order of `score_terms`, query part first. Memory
+        grows with the square of the number of parts: merge parts by `StreamParts.merge` in models of many heads.
 
         Examples
         --------

@@ -24,16 +24,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log, pi, sqrt
+from typing import Any
 
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_real
+from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.layers import softmax
 
 _RANGE = 4.0  # range of the scores on one panel: wider panels need more nodes, narrower ones more panels
 _MOST = 5e6  # numbers of one array of a chunk of rows
+_SHOWN = 6  # terms of the table in a notebook
+_DRAWN = 64  # terms of its picture
 _STRIP = sqrt(2) * (1 + sqrt(2))  # bound of the integrand for terms of modulus 1
 
 
@@ -60,6 +65,44 @@ class SoftmaxAttributions:
     remainder: Array
     bound: Array
     n_nodes: int
+
+    def to_frame(self) -> Any:
+        """Return a pandas.DataFrame of the terms: term, change, bound.
+
+        The change is the sum over keys of the moduli of the term, the mean over all queries; the bound the largest one.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If pandas is not installed.
+        """
+        columns = {
+            "term": np.arange(len(self.terms)),
+            "change": self._changes,
+            "bound": self._of_terms(self.bound).max(1),
+        }
+        return data_frame("SoftmaxAttributions.to_frame", columns)
+
+    @property
+    def _changes(self) -> Array:
+        """Sum over keys of the moduli of every term, averaged over queries, (terms,)."""
+        return np.asarray(self._of_terms(np.abs(self.terms).sum(axis=-1)).mean(axis=1))
+
+    def _of_terms(self, by_query: Array) -> Array:
+        return by_query.reshape(len(self.terms), -1)
+
+    def _repr_html_(self) -> str:
+        changes = self._changes
+        largest = np.argsort(-changes, kind="stable")[:_SHOWN]
+        rows = {
+            "weights": str(self.baseline.shape),
+            "remainder": f"at most {np.abs(self.remainder).max():.1g}",
+            "nodes": str(self.n_nodes),
+        }
+        parts = table(["term", "mean change of the weights"], [[str(k), f"{changes[k]:.3f}"] for k in largest])
+        label = "mean change of the weights by the terms, largest first"
+        picture = heat_image(np.sort(changes)[::-1][None, :_DRAWN], label, width=320)
+        return facts(f"SoftmaxAttributions of {len(self.terms)} terms", rows, parts + picture)
 
     def __repr__(self) -> str:
         return (
