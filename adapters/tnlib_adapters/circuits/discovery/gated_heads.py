@@ -110,7 +110,7 @@ class GatedHeads:
         """Return the outputs of all heads behind the norm, then that of the biases, (writers, b, n, d_model)."""
         if not self.has_bias and self.behind is None:
             return outputs
-        bias = np.zeros(outputs.shape[-1]) if self.layer.b_O is None else self.layer.b_O
+        bias = np.zeros(outputs.shape[-1], outputs.dtype) if self.layer.b_O is None else self.layer.b_O
         constant = np.broadcast_to(bias, outputs[:1].shape)
         writers = np.concatenate([outputs, constant])
         if self.behind is None:
