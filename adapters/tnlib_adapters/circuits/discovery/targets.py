@@ -45,15 +45,15 @@ class Targets:
         return float((np.exp(self.reference) * (self.reference - log_p)).sum() / len(log_p))
 
     def losses(self, stream: Array) -> Array:
-        """Return the mean cross-entropy of every sequence of final streams (..., b, n, d), (..., b)."""
-        log_p = self.log_probabilities(stream[..., self.at, :])
-        each = -log_p[..., np.arange(log_p.shape[-2]), self._actual[:, 0]]  # ... t
-        is_of = np.nonzero(self.at)[0][:, None] == np.arange(len(self.tokens))  # t b
-        means: Array = each @ is_of / np.maximum(is_of.sum(axis=0), 1)
+        """Return the mean cross-entropy of every sequence of a final stream (b, n, d), (b,)."""
+        log_p = self.log_probabilities(stream[self.at])
+        each = -np.take_along_axis(log_p, self._actual, axis=1)[:, 0]  # t
+        sequence = np.nonzero(self.at)[0]
+        means: Array = np.bincount(sequence, each, len(self.tokens)) / np.maximum(self.at.sum(axis=1), 1)
         return means
 
     def log_probabilities(self, rows: Array) -> Array:
-        """Return the log-probabilities of the predictions of target rows (..., t, d), (..., t, vocab)."""
+        """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""
         return log_softmax(self.unembed(rows if self.final_norm is None else self.final_norm(rows)))
 
     def compared_with(self, stream: Array) -> Targets:

@@ -13,8 +13,6 @@ from tnlib_adapters.circuits.discovery.targets import Targets
 from tnlib_adapters.reference.model import run_block
 from tnlib_adapters.reference.weights import Block, Weights
 
-_BATCH = 16  # sequences that go through the later layers at once, of several heads where there are few of each
-
 
 def losses_without_attention(weights: Weights, targets: Targets, blocked: Array) -> tuple[Array, Array]:
     """Return the mean cross-entropy of every sequence, (b,), and with one head knocked out, (layers, heads, b).
@@ -26,12 +24,10 @@ def losses_without_attention(weights: Weights, targets: Targets, blocked: Array)
     streams = [weights.embedding(targets.tokens)]  # b n d
     for block in weights.blocks:
         streams.append(run_block(block, streams[-1])[0])
-    n_heads = max(1, _BATCH // len(blocked))
     losses = []
     for k, block in enumerate(weights.blocks):
         for changes in _changes(block, streams[k], blocked):
-            batches = (changes[start : start + n_heads] for start in range(0, len(changes), n_heads))
-            losses.append(np.concatenate([targets.losses(_after(weights, k, streams, batch)) for batch in batches]))
+            losses.append([targets.losses(_after(weights, k, streams, change)) for change in changes])
     return targets.losses(streams[-1]), np.array(losses)
 
 
@@ -56,15 +52,14 @@ def _changes_of_heads(heads: GatedHeads, stream: Array, blocked: Array) -> Array
     return heads.behind(total + changes) - heads.behind(total)
 
 
-def _after(weights: Weights, k: int, streams: list[Array], changes: Array) -> Array:
-    """Return the final streams (h, b, n, d) if the layers of block k add each of `changes` to what they write."""
+def _after(weights: Weights, k: int, streams: list[Array], change: Array) -> Array:
+    """Return the final stream (b, n, d) if the layers of block k add `change` to what they write."""
     block = weights.blocks[k]
     if block.after is None:
-        changed = streams[k + 1] + changes
+        stream = streams[k + 1] + change
     else:
         plain = Block(block.branches, None)
-        changed = block.after(run_block(plain, streams[k])[0] + changes)
-    stream = changed.reshape(-1, *changed.shape[2:])
+        stream = block.after(run_block(plain, streams[k])[0] + change)
     for later in weights.blocks[k + 1 :]:
         stream = run_block(later, stream)[0]
-    return stream.reshape(changed.shape)
+    return stream
