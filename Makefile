@@ -1,6 +1,6 @@
 # What people type, and what CI types. Everything happens in an environment of its own.
 #
-#   make demo    compress the built-in model, print the table, write the pictures to out/
+#   make demo    compress and inspect a built-in model, explain the results, write pictures to out/demo
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
@@ -27,10 +27,7 @@ export HF_HUB_OFFLINE = 1
 
 demo: $(VENV)/.installed
 	mkdir -p out
-	$(BIN)/tnlib compress builtin out/smaller --keep 0.5 --force
-	$(BIN)/tnlib compare builtin --out out/compare --force
-	$(BIN)/tnlib inspect builtin --out out/inside --force
-	@echo "Pictures: out/smaller/tnlib_report.html, out/compare/compare.png and out/inside/inspect.html"
+	$(BIN)/tnlib demo --out out/demo --force
 
 # The tests' matrices are small: there threads cost more than they give, and one process per core is faster.
 test test-slow: export OPENBLAS_NUM_THREADS = 1

@@ -166,8 +166,8 @@ def _gauge(inspection: Inspection) -> Iterator[Finding]:
     n_free, n_numbers = (sum(getattr(report, name) for report in inspection.gauges) for name in ("n_free", "n_numbers"))
     if n_free:
         yield Finding(
-            f"{100 * n_free / n_numbers:.0f} % of the attention parameters are gauge freedom: they can change without a "
-            "change of the output.",
+            f"{100 * n_free / n_numbers:.0f} % of the attention parameters are gauge freedom: they can change "
+            "without a change of the output.",
             "gauge",
         )
 

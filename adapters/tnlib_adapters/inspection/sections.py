@@ -237,9 +237,8 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
     ]
     for layer, of_layer in enumerate(inspection.patterns[:large]):
         picture = draw(pattern_panels(of_layer, names))
-        parts.append(
-            f"<details{' open' * (layer == 0)}><summary>{_layer_title(layer, len(of_layer))}</summary>{picture}</details>"
-        )
+        title = _layer_title(layer, len(of_layer))
+        parts.append(f"<details{' open' * (layer == 0)}><summary>{title}</summary>{picture}</details>")
     if large < len(inspection.patterns):
         parts.append(f"<p>Layers from {large} on are in the overview alone.</p>")
     return parts
