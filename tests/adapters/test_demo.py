@@ -51,7 +51,8 @@ def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
     demo = Demo(Path("out"), whole, roundings, tuple(low), (4000, 2000), (Finding("Head 0.3 is one.", "heads"),))
     text = "\n".join(story(demo))
     for part in ("8.0 kB -> 2.0 kB, 4.0 times smaller", "4,000 -> 2,000, 2.0 times fewer", "Conclusion: At 2.0 kB",
-                 "  - Head 0.3 is one.", "Open first: out/loss_against_size.png", "pip install 'tnlib[torch]'"):  # fmt: skip
+                 "  - Head 0.3 is one.", "Open first: out/loss_against_size.png",
+                 "pip install 'tnlib[torch]'"):  # fmt: skip
         assert part in " ".join(text.split()) or part in text
     assert max(map(len, text.splitlines())) <= 100
 

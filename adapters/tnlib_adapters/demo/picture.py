@@ -32,7 +32,7 @@ def loss_against_size(original: SizeAndLoss, rounded: Sequence[SizeAndLoss], low
     ax.axhline(original.loss, color="black", lw=0.8, ls=":", label=f"original, {original.n_bytes / 1e3:.0f} kB")
     ax.set(
         xscale="log", yscale="log", xlabel="kB of the attention (labels: bits per number)",
-        ylabel="loss on held-out sequences (nats)", title="Attention of the built-in model: smaller and nearer is lower left",
+        ylabel="loss on held-out sequences (nats)", title="Attention of the built-in model; lower left is better",
     )  # fmt: skip
     for axis, ticks in ((ax.xaxis, (10, 15, 20, 30)), (ax.yaxis, (0.5, 1, 2))):
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])

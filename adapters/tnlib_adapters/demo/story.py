@@ -29,8 +29,9 @@ def story(demo: Demo) -> list[str]:
         _filled(_MODEL),
         _filled(
             f"Compressed: the attention, {_kb(whole)} -> {_kb(written)}, {whole.n_bytes / written.n_bytes:.1f} times "
-            f"smaller. {100 * KEEP:.0f} % of its numbers are kept, as low-rank factors of the QK and OV operators, in 4 "
-            f"bits. Multiplications per token in its weights: {before:,} -> {after:,}, {before / after:.1f} times fewer."
+            f"smaller. {100 * KEEP:.0f} % of its numbers are kept, as low-rank factors of the QK and OV operators, in "
+            f"4 bits. Multiplications per token in its weights: {before:,} -> {after:,}, {before / after:.1f} times "
+            "fewer."
         ),
         _table(demo),
         _filled(f"Conclusion: {verdict(written, demo.rounded)}"),
