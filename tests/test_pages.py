@@ -25,6 +25,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 
