@@ -30,7 +30,9 @@ PAGES = [
 ]
 
 
-def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_compression_shows_the_table_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     result = CliRunner().invoke(main, ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"])
     assert result.exit_code == 0, result.output
@@ -38,7 +40,30 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
     table = printed[: next(k for k, line in enumerate(printed) if line.startswith("all weights on disk")) + 1]
     shown = "\n".join(f"    {line}" for line in table)
     assert len(table) > 8
-    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert shown in (ROOT / "docs" / "compress.md").read_text(encoding="utf-8")
+
+
+def test_the_first_table_of_the_readme_has_the_numbers_of_the_pages() -> None:
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    rounding, trains, operators = re.findall(
+        r"^\| (?:round|TT-SVD|attention scores) .*$", texts["README.md"], re.MULTILINE
+    )
+    study = re.search(
+        r"^\| 3\.5 \| [^|]* \| ([\d.]+) \((\d\.\d\d)\).*\n\| 3\.0 \| ([\d.]+) /", texts["docs/study.md"], re.MULTILINE
+    )
+    assert study is not None
+    for number in (*study.groups(), "3.00 bits"):
+        assert number in rounding
+    benchmarks = texts["docs/benchmarks.md"]
+    cells = benchmarks[benchmarks.index("### tt24") : benchmarks.index("### tt32")]
+    for library, name in (("**tnlib**", "0"), ("TeNPy", "TeNPy: "), ("quimb, Gram mode", "quimb by Gram matrices: ")):
+        seconds = re.search(rf"^\| {re.escape(library)} \| ([\d.]+) \|", cells, re.MULTILINE)
+        assert seconds is not None
+        assert (seconds[1] if name == "0" else name + seconds[1]) + " s" in trains
+    rows = [line.split(" | ") for line in texts["docs/architectures.md"].splitlines() if line.startswith("| ")]
+    errors = [float(cell) for row in rows[1:] for cell in row[4:7] if re.fullmatch(r"\de-\d\d", cell)]
+    assert f"{len(rows) - 1} small models" in operators
+    assert f"largest relative error {max(errors):.0e}" in operators
 
 
 @pytest.mark.parametrize(
@@ -172,6 +197,7 @@ def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
 DEFINED = {
     "README.md": ("3.11",),
     "docs/gallery-circuits.md": ("1.2", "1.3"),
+    "docs/stability.md": ("1.0", "0.2", "0.4", "3.11"),
     "docs/serving.md": ("5.23", "0.21", "3.1", "1.32", "5.7"),
 }
 

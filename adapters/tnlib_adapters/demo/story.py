@@ -13,10 +13,11 @@ _MODEL = (
     "The model: two attention layers of four heads, 55,936 parameters, trained to continue a sequence of random tokens "
     "that occurs for the second time. It is part of the package; in tnlib compress its name is builtin."
 )
-_NEXT = (
-    "Next: tnlib compress IN OUT --calibrate TEXT rounds the weights of your model, with fewer bits where its output "
-    "depends on them less. Calibration needs torch and transformers: pip install 'tnlib[torch]'."
-)
+_NEXT = """\
+Next: pip install 'tnlib[torch]'
+      tnlib compress IN OUT --calibrate TEXT
+rounds the weights of your model, with fewer bits where its output depends on them less.\
+"""
 _WIDTH = 100
 _MOST_FINDINGS = 4
 
@@ -37,7 +38,7 @@ def story(demo: Demo) -> list[str]:
         _filled(f"Conclusion: {verdict(written, demo.rounded)}"),
         "\n".join(["Inside the model:", *(_filled(text, "  - ") for text, _ in demo.findings[:_MOST_FINDINGS])]),
         _files(demo),
-        _filled(_NEXT),
+        _NEXT,
     ]
 
 
@@ -77,7 +78,7 @@ def _table(demo: Demo) -> str:
 
 def _files(demo: Demo) -> str:
     first, *others = (path_text(file) for file in demo.files)
-    return f"Open first: {first} (loss against size)\nThen: " + "\n      ".join(others)
+    return f"Open first: {first} (loss against size)\nThen:       " + "\n            ".join(others)
 
 
 def _kb(point: SizeAndLoss) -> str:
