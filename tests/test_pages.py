@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -26,8 +27,10 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+SLOW = ("gallery", "how-to/decompose-zarr")  # of several seconds
 
 
 def test_the_page_on_compression_shows_the_table_that_is_printed(
@@ -69,9 +72,9 @@ def test_the_first_table_of_the_readme_has_the_numbers_of_the_pages() -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(path.name, marks=[pytest.mark.slow] if path.name.startswith("gallery") else [])
-        for path in sorted((ROOT / "docs").glob("*.md"))
-        if ">>>" in path.read_text()
+        pytest.param(page, marks=[pytest.mark.slow] if page.startswith(SLOW) else [])
+        for page in (page.removeprefix("docs/") for page in PAGES if page.startswith("docs/"))
+        if ">>>" in (ROOT / "docs" / page).read_text(encoding="utf-8")
     ],
 )
 def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +92,29 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         shown = re.findall(r"!\[[^]]+\]\(pictures/([^)]+)\)", text)
         assert sorted(shown) == sorted(drawn)  # each drawn by the page, each shown
         _must_be_current(drawn)
+
+
+def code_cells(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in cells)  # make docs runs them
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_cells_of_a_tutorial_run(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {}
+    for cell in code_cells(notebook):
+        exec(compile(cell, notebook.name, "exec"), names)
+    assert len(names) > 5
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^[a-z][\w/-]*$", text, flags=re.MULTILINE))
+    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES if page.startswith("docs/")}
+    pages |= {f"tutorials/{notebook.stem}" for notebook in TUTORIALS}
+    assert listed == {page for page in pages if not page.startswith("gallery-")} - {"index"}
 
 
 def _must_be_current(drawn: dict[str, Path]) -> None:
