@@ -9,6 +9,7 @@ from sphinx.util import logging
 
 project = "tnlib"
 author = "The tnlib developers"
+copyright = author
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 exclude_patterns = ["pictures"]
