@@ -92,7 +92,7 @@ study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.study_picture
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out docs/reference
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -10,9 +10,10 @@ from sphinx.util import logging
 project = "tnlib"
 author = "The tnlib developers"
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
 html_theme = "furo"
-exclude_patterns = ["pictures"]
+exclude_patterns = ["pictures", "templates"]
+templates_path = ["templates"]  # of the pages in docs/reference, one for every public name
 autodoc_typehints = "none"  # the docstrings give shapes, which types do not
 napoleon_google_docstring = False
 nb_execution_mode = "force"
