@@ -11,7 +11,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.data import builtin_path
-from tnlib_adapters.demo.picture import loss_against_size
+from tnlib_adapters.demo.loss_against_size import loss_against_size
 from tnlib_adapters.demo.size_and_loss import SizeAndLoss, low_rank, original, rounded
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
@@ -85,12 +85,12 @@ def run_demo(out: str | os.PathLike[str], *, force: bool = False, progress: Prog
     check_target("demo", target, checkpoint.folder.path, force=force)
     with whole_folder(target) as partial:
         compressed = _compressions(checkpoint, partial, progress)
-        whole, roundings = _roundings(checkpoint, progress)
-        loss_against_size(whole, roundings, compressed).savefig(partial / PICTURE, dpi=150)
+        uncompressed, roundings = _roundings(checkpoint, progress)
+        loss_against_size(uncompressed, roundings, compressed).savefig(partial / PICTURE, dpi=150)
         inspection = inspect(checkpoint.folder.path, partial / INSIDE, progress=progress)
         multiplications = _multiplications(checkpoint, open_checkpoint(partial / SMALLER))
         check_target("demo", target, checkpoint.folder.path, force=force)
-    return Demo(target, whole, roundings, compressed, multiplications, tuple(findings(inspection)))
+    return Demo(target, uncompressed, roundings, compressed, multiplications, tuple(findings(inspection)))
 
 
 def _compressions(checkpoint: Checkpoint, partial: Path, progress: Progress) -> tuple[SizeAndLoss, ...]:

@@ -24,18 +24,18 @@ _MOST_FINDINGS = 4
 
 def story(demo: Demo) -> list[str]:
     """Return the paragraphs: the model, the compression, its cost beside rounding, the heads, what to open."""
-    before, after = demo.multiplications
-    whole, written = demo.original, demo.written
+    n_before, n_after = demo.multiplications
+    before, after = demo.original, demo.written
     return [
         _filled(_MODEL),
         _filled(
-            f"Compressed: the attention, {_kb(whole)} -> {_kb(written)}, {whole.n_bytes / written.n_bytes:.1f} times "
+            f"Compressed: the attention, {_kb(before)} -> {_kb(after)}, {before.n_bytes / after.n_bytes:.1f} times "
             f"smaller. {100 * KEEP:.0f} % of its numbers are kept, as low-rank factors of the QK and OV operators, in "
-            f"4 bits. Multiplications per token in its weights: {before:,} -> {after:,}, {before / after:.1f} times "
+            f"4 bits. Multiplications per token in its weights: {n_before:,} -> {n_after:,}, {n_before / n_after:.1f} times "
             "fewer."
         ),
         _table(demo),
-        _filled(f"Conclusion: {verdict(written, demo.rounded)}"),
+        _filled(f"Conclusion: {verdict(after, demo.rounded)}"),
         "\n".join(["Inside the model:", *(_filled(text, "  - ") for text, _ in demo.findings[:_MOST_FINDINGS])]),
         _files(demo),
         _NEXT,

@@ -54,12 +54,12 @@ def _named_heads(inspection: Inspection) -> Iterator[Finding]:
         heads = _clear_heads(scores, kind)
         if not heads:
             continue
-        one = len(heads) == 1
+        is_single = len(heads) == 1
         values = sorted(score for _, score in heads)
-        share = f"{values[0]:.2f}" if one else f"{values[0]:.2f} to {values[-1]:.2f}"
+        share = f"{values[0]:.2f}" if is_single else f"{values[0]:.2f} to {values[-1]:.2f}"
         yield Finding(
-            f"{_heads([head for head, _ in heads])} {'attends' if one else 'attend'} {target}: {share} of "
-            f"{'its' if one else 'their'} attention on repeated random tokens, chance {scores.chance[kind]:.2f}.",
+            f"{_heads([head for head, _ in heads])} {'attends' if is_single else 'attend'} {target}: {share} of "
+            f"{'its' if is_single else 'their'} attention on repeated random tokens, chance {scores.chance[kind]:.2f}.",
             "heads",
         )
     if not _clear_heads(scores, "induction"):
@@ -125,9 +125,9 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
         return
     heads = [_at(scores, int(k)) for k in np.flatnonzero(scores >= _COPIES)]
     if heads:
-        one = len(heads) == 1
+        is_single = len(heads) == 1
         yield Finding(
-            f"{_heads(heads)} {'copies' if one else 'copy'}: {'it raises' if one else 'they raise'} the logits of the "
+            f"{_heads(heads)} {'copies' if is_single else 'copy'}: {'it raises' if is_single else 'they raise'} the logits of the "
             f"tokens attended to (copying score at least {_COPIES}).",
             "heads",
         )
