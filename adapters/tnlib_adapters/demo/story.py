@@ -31,8 +31,8 @@ def story(demo: Demo) -> list[str]:
         _filled(
             f"Compressed: the attention, {_kb(before)} -> {_kb(after)}, {before.n_bytes / after.n_bytes:.1f} times "
             f"smaller. {100 * KEEP:.0f} % of its numbers are kept, as low-rank factors of the QK and OV operators, in "
-            f"4 bits. Multiplications per token in its weights: {n_before:,} -> {n_after:,}, {n_before / n_after:.1f} times "
-            "fewer."
+            f"4 bits. Multiplications per token in its weights: {n_before:,} -> {n_after:,}, "
+            f"{n_before / n_after:.1f} times fewer."
         ),
         _table(demo),
         _filled(f"Conclusion: {verdict(after, demo.rounded)}"),

@@ -125,10 +125,9 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
         return
     heads = [_at(scores, int(k)) for k in np.flatnonzero(scores >= _COPIES)]
     if heads:
-        is_single = len(heads) == 1
+        verb, effect = ("copies", "it raises") if len(heads) == 1 else ("copy", "they raise")
         yield Finding(
-            f"{_heads(heads)} {'copies' if is_single else 'copy'}: {'it raises' if is_single else 'they raise'} the logits of the "
-            f"tokens attended to (copying score at least {_COPIES}).",
+            f"{_heads(heads)} {verb}: {effect} the logits of the tokens attended to (copying score at least {_COPIES}).",
             "heads",
         )
 
