@@ -127,7 +127,7 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
     if heads:
         verb, effect = ("copies", "it raises") if len(heads) == 1 else ("copy", "they raise")
         yield Finding(
-            f"{_heads(heads)} {verb}: {effect} the logits of the tokens attended to (copying score at least {_COPIES}).",
+            f"{_heads(heads)} {verb}: {effect} the logits of the attended tokens (copying score at least {_COPIES}).",
             "heads",
         )
 
