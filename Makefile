@@ -7,7 +7,7 @@
 #   make engines  build llama.cpp once into ENGINES, in minutes, and pass the tests that run layouts in it
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
-#   make docs    build the pages into out/docs
+#   make docs    run gallery and tutorials, build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: five to six hours
 #                together (SCALE=small: a quick run into out/, without the study)
 #   make study   compress trained models by every method, and write docs/study.md; four hours
