@@ -153,6 +153,9 @@ def test_an_adapter_is_evaluated_as_its_base_with_it(
     assert 0 < found.error < 0.5 * evaluate(new, base, short_text).error
     assert found.cache_bytes == wanted.cache_bytes
     assert found.tokens_per_second is not None
+    result = CliRunner().invoke(cli.main, ["evaluate", str(new), str(tmp_path / "adapter"), str(short_text)])
+    assert result.exit_code == 0, result.output
+    assert f"perplexity, after   {found.perplexity_after:.4f}" in result.output
 
 
 @pytest.mark.parametrize("pattern", ["q_proj", "layers.1.mlp.up_proj", r"layers\.0\..*"])
