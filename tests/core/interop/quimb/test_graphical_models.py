@@ -39,6 +39,19 @@ def test_trees_are_exact(n: int, seed: int) -> None:
         np.testing.assert_allclose(p, contract(tn, legs=[index]) / z, atol=1e-10)
 
 
+def test_a_repeated_index_is_a_diagonal() -> None:
+    found = propagate_beliefs(qtn.TensorNetwork([qtn.Tensor(np.array([[1.0, 3.0], [2.0, 5.0]]), "aa")]))
+    assert found.log_partition == pytest.approx(np.log(6), abs=1e-12)
+    np.testing.assert_allclose(found.marginals["a"], [1 / 6, 5 / 6], atol=1e-12)
+
+
+def test_the_input_is_not_changed() -> None:
+    tn = factor_tree(4, 1)
+    before = [tensor.data.copy() for tensor in tn]
+    propagate_beliefs(tn)
+    assert all(np.array_equal(tensor.data, x) for tensor, x in zip(tn, before, strict=True))
+
+
 def test_observed_values_are_factors_with_zeros() -> None:
     tn = factor_tree(6, 3)
     value = max(tn.ind_map, key=tn.ind_size)
