@@ -28,8 +28,8 @@ def patterns(layers: int, heads: int, n: int, seed: int = 0) -> list[np.ndarray]
 
 
 def data(html: str) -> Any:
-    """The data that the script is called with."""
-    (found,) = re.findall(r'\(document\.getElementById\("[^"]+"\), (\{.*\})\);</script>', html)
+    """The data of the script."""
+    (found,) = re.findall(r"<script>\{ const data = (\{.*\});\n", html)
     return json.loads(found)
 
 
@@ -66,10 +66,20 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
         explore_patterns([of_layers[0], of_layers[1] - 0.5], ["a", "b", "c"])
     with refused(ValueError, "explore_patterns: patterns[0] must have 3 legs"):
         explore_patterns([of_layers[0][0]], ["a", "b", "c"])
-    with refused(ValueError, "explore_patterns: names must be strings"):
+    with refused(TypeError, "explore_patterns: names must be strings", "got int"):
         explore_patterns(of_layers, [1, 2, 3])  # type: ignore[list-item]
+    with refused(TypeError, "explore_patterns: names must be a non-empty sequence of strings, got NoneType"):
+        explore_patterns(of_layers, None)  # type: ignore[arg-type]
+    with refused(TypeError, "explore_patterns: names must be a non-empty sequence of strings, got str"):
+        explore_patterns(of_layers, "abc")
     with refused(FileNotFoundError, "PatternExplorer.save"):
         explore_patterns(of_layers, ["a", "b", "c"]).save(tmp_path / "none" / "page.html")
+
+
+def dom_after_scripts(page: Path) -> str:
+    """The page as a browser has it after its scripts ran."""
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 ACTIONS = """
@@ -96,8 +106,7 @@ def test_a_browser_shows_what_is_pointed_at(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     explore_patterns(of_layers, ["the", "<b>", "sat"]).save(page)
     page.write_text(page.read_text().replace("</body>", f"<script>{ACTIONS}</script></body>"))
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    dom = dom_after_scripts(page)
     said = dom.replace("&lt;", "<").replace("&gt;", ">").rpartition("</script>")[2].partition("</body>")[0].split("|")
     assert [line.strip() for line in said[1:]] == [
         "Head 1.1: Point at the pattern or at a token; click to keep it.",
@@ -106,3 +115,16 @@ def test_a_browser_shows_what_is_pointed_at(tmp_path: Path) -> None:
         "Head 1.1: sat (2) attends to <b> (1): 30 %",
     ]
     assert dom.count('aria-pressed="true"') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+def test_every_copy_of_an_element_is_filled_once(tmp_path: Path) -> None:
+    page, element = tmp_path / "page.html", explore_patterns(patterns(2, 2, 3), ["a", "b", "c"]).html
+    saved = element.replace('<div class="tokens">', '<div class="tokens"><button>of a saved page</button>')
+    page.write_text(f"<!doctype html><body>{element}{saved}{element}</body>")
+    dom = dom_after_scripts(page)
+    assert dom.count('aria-pressed="true"') == 3
+    assert dom.count('title="position 2"') == 3
+    assert dom.count('aria-label="head 1.1"') == 3
+    assert "of a saved page" not in dom

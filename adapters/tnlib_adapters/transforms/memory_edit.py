@@ -80,15 +80,15 @@ def edit_memory(
     checkpoint
         A model with one residual stream, whose down projection is stored dense.
     layer
-        Index of a layer with one feed-forward layer, from 0.
+        Index of a layer with one feed-forward layer, from 0. Layers that share its weights change too.
     key
         (d_ff,): the input of the down projection at which the output is changed, for example
         `feed_forward_keys(checkpoint, prompt, layer)[0, -1]`.
     value
         (d_model,): its new output, bias included, before any norm behind the layer.
     moments
-        (d_ff, d_ff): second moments of the keys of a text, `keys.T @ keys / len(keys)`, up to a factor. The identity
-        gives the smallest change of the weights.
+        (d_ff, d_ff), positive semidefinite: second moments of the keys of a text, `keys.T @ keys / len(keys)`, up to a
+        factor. The identity gives the smallest change of the weights.
 
     Returns
     -------
@@ -98,8 +98,8 @@ def edit_memory(
     Raises
     ------
     ArgumentError
-        If an array does not fit the layer, `moments` is not symmetric positive semidefinite, or the key is zero or
-        outside of the range of `moments`.
+        If an array does not fit the layer, `moments` is not real and symmetric, or the key is zero or outside of the
+        range of `moments`.
 
     References
     ----------

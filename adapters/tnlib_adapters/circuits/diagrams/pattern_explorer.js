@@ -2,9 +2,12 @@
 // `root` is its element, `data` has names[n], n, and layers[layer][head], bytes of n x n weights from 0 to 255.
 (function (root, data) {
   "use strict";
+  if (root.isExplorer) return; // of several copies in a notebook, each is filled once
+  root.isExplorer = true;
   const n = data.n, cell = Math.max(4, Math.floor(448 / n));
   const byClass = (name) => root.querySelector("." + name);
   const canvas = byClass("pattern"), readout = byClass("readout"), tokens = byClass("tokens"), title = byClass("title");
+  for (const filled of [tokens, byClass("heads")]) filled.replaceChildren(); // of a page that a browser saved
   let weights = null, query = null, key = null, pinned = false;
 
   function decode(text) {

@@ -169,7 +169,7 @@ def form_maximum(form: LowRank) -> Maximum:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank.
+        If `form` is not a real square LowRank.
 
     References
     ----------
@@ -234,7 +234,8 @@ class MinMaxValues:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
-        return f"MinMaxValues({shown}, ... down to {self.values[-1]:.4g}; {self.n_zero} are 0)"
+        last = f", ... down to {self.values[-1]:.4g}" if len(self.values) > 4 else ""
+        return f"MinMaxValues({shown}{last}; {self.n_zero} further ones are 0)"
 
 
 def minmax_values(form: LowRank) -> MinMaxValues:
@@ -253,7 +254,7 @@ def minmax_values(form: LowRank) -> MinMaxValues:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank.
+        If `form` is not a real square LowRank.
 
     References
     ----------
@@ -278,6 +279,8 @@ def _check_square(function: str, form: object) -> None:
         )
     if form.shape[0] != form.shape[1]:
         raise ArgumentError(f"{function}: form must be square, got shape {form.shape}; pass attention.qk(head).")
+    if form.dtype.kind == "c":  # x Omega x^T of a complex Omega is not real, and has no extremes
+        raise ArgumentError(f"{function}: form must be real, got {form.dtype}; pass attention.qk(head).")
 
 
 def _symmetric_part(form: LowRank) -> tuple[Array, Array]:

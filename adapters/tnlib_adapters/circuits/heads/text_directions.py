@@ -21,6 +21,7 @@ from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.heads.singular_vectors import singular_vectors
 
 
@@ -55,7 +56,9 @@ class TextDirections:
         return np.asarray((self.queries[:, :k] * self.values[:k]) @ self.keys[:, :k].T)
 
     def top(self, k: int, count: int = 5) -> tuple[list[int], list[int]]:
-        """Return the positions at which feature k is largest in modulus, as a query and as a key."""
+        """Return the `count` positions at which feature k, from 0, is largest in modulus, as a query and as a key."""
+        k = as_index("TextDirections.top", "k", k, len(self.values))
+        count = as_count("TextDirections.top", "count", count)
         chosen = (np.argsort(-np.abs(side[:, k]), kind="stable")[:count] for side in (self.queries, self.keys))
         queries, keys = (positions.tolist() for positions in chosen)
         return queries, keys
@@ -72,19 +75,21 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     Parameters
     ----------
     form
-        (d + 1, d + 1), `attention.qk(head)`, or (d, d) without biases. The scale of the scores is not part of it.
+        (d + 1, d + 1), `attention.qk(head)`, or (d, d) without biases. The scale of the scores is not part of it. With
+        rotary embeddings, `attention.qk(head, distance)`: the scores as if all pairs had this distance.
     inputs
         (n, d), the inputs of the layer at every position, `run(model, tokens).inputs[layer][0]`.
 
     Returns
     -------
     TextDirections
-        At the numerical rank, at most d_head. Signs are fixed by the queries.
+        At the numerical rank, at most d_head. Signs are fixed by the queries. All pairs of positions count, those that
+        a causal mask excludes too.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank, or `inputs` do not fit it.
+        If `form` is not a square LowRank, `inputs` do not fit it, or one of them is complex.
 
     References
     ----------
@@ -105,7 +110,13 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
         raise ArgumentTypeError(
             f"text_directions: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
         )
-    x = as_array("text_directions", "inputs", inputs, ndim=2).astype(np.float64)
+    x = as_array("text_directions", "inputs", inputs, ndim=2)
+    if "c" in (form.dtype.kind, x.dtype.kind):
+        raise ArgumentError(
+            f"text_directions: form and inputs must be real, got {form.dtype} and {x.dtype}; pass attention.qk(head) "
+            "and run(model, tokens).inputs[layer][0]."
+        )
+    x = x.astype(np.float64)
     if x.shape[1] == form.shape[0] - 1:
         x = np.column_stack([x, np.ones(len(x))])
     if form.shape != (x.shape[1], x.shape[1]):
