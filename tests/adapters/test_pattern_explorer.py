@@ -95,6 +95,9 @@ first.click();
 const canvas = root.querySelector(".pattern"), box = canvas.getBoundingClientRect();
 const at = {clientX: box.left + box.width / 2, clientY: box.top + box.height * 0.9};
 canvas.dispatchEvent(new MouseEvent("mousemove", at)); seen();
+const size = canvas.width / 3, colour = (i, j) =>
+  canvas.getContext("2d").getImageData((j + 0.5) * size, (i + 0.5) * size, 1, 1).data.slice(0, 3).join(" ");
+say([colour(0, 0), colour(0, 1), colour(2, 0)].join(", "));
 """
 
 
@@ -113,6 +116,7 @@ def test_a_browser_shows_what_is_pointed_at(tmp_path: Path) -> None:
         "Head 1.1: sat (2) attends to the (0) 50 %, <b> (1) 30 %, sat (2) 20 %",
         "Head 1.1: the (0) is attended to by the (0) 100 %, sat (2) 50 %, <b> (1) 25 %",
         "Head 1.1: sat (2) attends to <b> (1): 30 %",
+        "8 48 107, 255 255 255, 131 151 181",  # weights 1, 0 and 128 / 255
     ]
     assert dom.count('aria-pressed="true"') == 1
 

@@ -6,7 +6,7 @@ key k* to another value v*, the nearest to W over the keys of a text is
     W' = W + u (v* - k* W - b) / (u . k*),     u = C^-1 k*,     C the second moments E[k k^T] of the keys,
 
 the minimum of E|k W' - k W|^2 = tr (W' - W)^T C (W' - W) under k* W' + b = v*, by a Lagrange multiplier for every
-output. With C = 1 it is the smallest change of the weights, which is the larger one on the text.
+output. With C = 1 it is the smallest change of the weights, but changes the outputs on the text more.
 """
 
 from __future__ import annotations

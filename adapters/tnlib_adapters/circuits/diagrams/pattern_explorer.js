@@ -17,17 +17,17 @@
   }
 
   function paint(target, values, size) { // white is 0, dark blue 1
+    const image = new ImageData(n, n);
+    for (let k = 0; k < n * n; k++) {
+      const w = values[k] / 255;
+      image.data.set([255 - 247 * w, 255 - 207 * w, 255 - 148 * w, 255], 4 * k);
+    }
     target.width = target.height = n * size;
     const context = target.getContext("2d");
-    context.fillStyle = "#fff";
-    context.fillRect(0, 0, target.width, target.height);
-    for (let i = 0; i < n; i++)
-      for (let j = 0; j < n; j++) {
-        const w = values[i * n + j] / 255;
-        if (w === 0) continue;
-        context.fillStyle = `rgb(${Math.round(255 - 247 * w)},${Math.round(255 - 207 * w)},${Math.round(255 - 148 * w)})`;
-        context.fillRect(j * size, i * size, size, size);
-      }
+    context.putImageData(image, 0, 0);
+    if (size === 1) return;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(target, 0, 0, n, n, 0, 0, n * size, n * size);
   }
 
   const percent = (w) => (w === 0 ? "0" : w < 2 ? "<1" : String(Math.round((100 * w) / 255))) + " %";

@@ -5,9 +5,9 @@ scores on a text are best on the text: with inputs X~ (n, d + 1) of the layer in
 
     X~ Omega X~^T  =  sum_k s_k a_k b_k^T        a_k, b_k orthonormal, (n,)
 
-a_k says how strongly every position asks for the k-th feature, b_k how strongly it offers it. Of rank at most d_head,
-they come from the factors X~ W_Q and X~ W_K; for every k, no other sum of k products is nearer to the scores (Eckart
-and Young). The directions in the stream are those whose inner products with the inputs are a_k and b_k.
+a_k is the strength of the k-th feature at every position as a query, b_k as a key. Of rank at most d_head, they come
+from the factors X~ W_Q and X~ W_K; for every k, no other sum of k products is nearer to the scores (Eckart and Young).
+The directions in the stream are those whose inner products with the inputs are a_k and b_k.
 """
 
 from __future__ import annotations
