@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib import ArgumentError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.validation import as_index
+from tnlib_adapters.circuits.arguments import check_square_form
 from tnlib_adapters.circuits.heads.singular_vectors import singular_vectors
 
 
@@ -89,7 +90,7 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank, `inputs` do not fit it, or one of them is complex.
+        If `form` is not a real square LowRank, or `inputs` are complex or do not fit it.
 
     References
     ----------
@@ -106,15 +107,11 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     >>> found.queries.shape, bool(found.shares[:4].sum() > 0.8)
     ((40, 16), True)
     """
-    if not isinstance(form, LowRank):
-        raise ArgumentTypeError(
-            f"text_directions: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
-        )
+    check_square_form("text_directions", form)
     x = as_array("text_directions", "inputs", inputs, ndim=2)
-    if "c" in (form.dtype.kind, x.dtype.kind):
+    if x.dtype.kind == "c":
         raise ArgumentError(
-            f"text_directions: form and inputs must be real, got {form.dtype} and {x.dtype}; pass attention.qk(head) "
-            "and run(model, tokens).inputs[layer][0]."
+            f"text_directions: inputs must be real, got {x.dtype}; pass run(model, tokens).inputs[layer][0]."
         )
     x = x.astype(np.float64)
     if x.shape[1] == form.shape[0] - 1:

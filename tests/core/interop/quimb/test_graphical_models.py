@@ -118,6 +118,8 @@ def test_wrong_input_is_refused() -> None:
         propagate_beliefs(a & a, damping=1.0)
     with oracles.refused(TypeError, "propagate_beliefs: tn must be a TensorNetwork"):
         propagate_beliefs(np.eye(2))
-    with oracles.refused(TypeError, "propagate_beliefs: tn must be a TensorNetwork", "got a Tensor; pass tn.as_network()"):
+    with oracles.refused(
+        TypeError, "propagate_beliefs: tn must be a TensorNetwork", "got a Tensor; pass tn.as_network()"
+    ):
         propagate_beliefs(a)
     assert propagate_beliefs(a.as_network()).log_partition == pytest.approx(0, abs=1e-15)
