@@ -1,13 +1,13 @@
 # What people type, and what CI types. Everything happens in an environment of its own.
 #
-#   make demo    compress the built-in model, print the table, write the pictures to out/
+#   make demo    compress and inspect a built-in model, explain the results, write pictures to out/demo
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
 #   make engines  build llama.cpp once into ENGINES, in minutes, and pass the tests that run layouts in it
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
-#   make docs    build the pages into out/docs
+#   make docs    run gallery and tutorials, build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: five to six hours
 #                together (SCALE=small: a quick run into out/, without the study)
 #   make study   compress trained models by every method, and write docs/study.md; four hours
@@ -27,10 +27,7 @@ export HF_HUB_OFFLINE = 1
 
 demo: $(VENV)/.installed
 	mkdir -p out
-	$(BIN)/tnlib compress builtin out/smaller --keep 0.5 --force
-	$(BIN)/tnlib compare builtin --out out/compare --force
-	$(BIN)/tnlib inspect builtin --out out/inside --force
-	@echo "Pictures: out/smaller/tnlib_report.html, out/compare/compare.png and out/inside/inspect.html"
+	$(BIN)/tnlib demo --out out/demo --force
 
 # The tests' matrices are small: there threads cost more than they give, and one process per core is faster.
 test test-slow: export OPENBLAS_NUM_THREADS = 1
@@ -95,7 +92,7 @@ study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.study_picture
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out docs/reference
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,4 +1,4 @@
-"""Sphinx configuration: `make docs` runs the gallery, which draws its pictures, and builds the pages into out/docs."""
+"""Sphinx configuration: `make docs` runs gallery and tutorials, and builds the pages into out/docs."""
 
 import contextlib
 import doctest
@@ -9,11 +9,17 @@ from sphinx.util import logging
 
 project = "tnlib"
 author = "The tnlib developers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+copyright = author
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
 html_theme = "furo"
-exclude_patterns = ["pictures"]
+exclude_patterns = ["pictures", "templates"]
+templates_path = ["templates"]  # of the pages in docs/reference, one for every public name
 autodoc_typehints = "none"  # the docstrings give shapes, which types do not
 napoleon_google_docstring = False
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
 myst_heading_anchors = 3  # the gallery is linked by its notions
 
 

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -25,11 +26,16 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    "SECURITY.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+SLOW = ("gallery", "how-to/decompose-zarr")  # of several seconds
 
 
-def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_compression_shows_the_table_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     result = CliRunner().invoke(main, ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"])
     assert result.exit_code == 0, result.output
@@ -37,15 +43,38 @@ def test_the_readme_shows_the_table_that_is_printed(tmp_path: Path, monkeypatch:
     table = printed[: next(k for k, line in enumerate(printed) if line.startswith("all weights on disk")) + 1]
     shown = "\n".join(f"    {line}" for line in table)
     assert len(table) > 8
-    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert shown in (ROOT / "docs" / "compress.md").read_text(encoding="utf-8")
+
+
+def test_the_first_table_of_the_readme_has_the_numbers_of_the_pages() -> None:
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    rounding, trains, operators = re.findall(
+        r"^\| (?:round|TT-SVD|attention scores) .*$", texts["README.md"], re.MULTILINE
+    )
+    study = re.search(
+        r"^\| 3\.5 \| [^|]* \| ([\d.]+) \((\d\.\d\d)\).*\n\| 3\.0 \| ([\d.]+) /", texts["docs/study.md"], re.MULTILINE
+    )
+    assert study is not None
+    for number in (*study.groups(), "3.00 bits"):
+        assert number in rounding
+    benchmarks = texts["docs/benchmarks.md"]
+    cells = benchmarks[benchmarks.index("### tt24") : benchmarks.index("### tt32")]
+    for library, name in (("**tnlib**", "0"), ("TeNPy", "TeNPy: "), ("quimb, Gram mode", "quimb by Gram matrices: ")):
+        seconds = re.search(rf"^\| {re.escape(library)} \| ([\d.]+) \|", cells, re.MULTILINE)
+        assert seconds is not None
+        assert (seconds[1] if name == "0" else name + seconds[1]) + " s" in trains
+    rows = [line.split(" | ") for line in texts["docs/architectures.md"].splitlines() if line.startswith("| ")]
+    errors = [float(cell) for row in rows[1:] for cell in row[4:7] if re.fullmatch(r"\de-\d\d", cell)]
+    assert f"{len(rows) - 1} small models" in operators
+    assert f"largest relative error {max(errors):.0e}" in operators
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(path.name, marks=[pytest.mark.slow] if path.name.startswith("gallery") else [])
-        for path in sorted((ROOT / "docs").glob("*.md"))
-        if ">>>" in path.read_text()
+        pytest.param(page, marks=[pytest.mark.slow] if page.startswith(SLOW) else [])
+        for page in (page.removeprefix("docs/") for page in PAGES if page.startswith("docs/"))
+        if ">>>" in (ROOT / "docs" / page).read_text(encoding="utf-8")
     ],
 )
 def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +92,29 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         shown = re.findall(r"!\[[^]]+\]\(pictures/([^)]+)\)", text)
         assert sorted(shown) == sorted(drawn)  # each drawn by the page, each shown
         _must_be_current(drawn)
+
+
+def code_cells(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in cells)  # make docs runs them
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_cells_of_a_tutorial_run(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {}
+    for cell in code_cells(notebook):
+        exec(compile(cell, notebook.name, "exec"), names)
+    assert len(names) > 5
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^[a-z][\w/-]*$", text, flags=re.MULTILINE))
+    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES if page.startswith("docs/")}
+    pages |= {f"tutorials/{notebook.stem}" for notebook in TUTORIALS}
+    assert listed == {page for page in pages if not page.startswith("gallery-")} - {"index"}
 
 
 def _must_be_current(drawn: dict[str, Path]) -> None:
@@ -112,42 +164,43 @@ def test_every_notion_of_the_gallery_is_found_by_its_name() -> None:
     assert linked == there
 
 
-def test_the_page_of_functions_names_what_is_there() -> None:
+def public_names() -> dict[str, object]:
+    """The names in the lists of docs/api.md, as users type them, and their values."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    named = re.findall(r"^\.\. auto(?:function|class|exception):: (\S+)$", text, flags=re.MULTILINE)
-    assert len(set(named)) == len(named) > 150
-    for name in named:
+    names = re.findall(r"^   (tnlib\S*)$", text, flags=re.MULTILINE)
+    assert len(set(names)) == len(names) > 150
+    values = {}
+    for name in names:
         module, _, member = name.rpartition(".")
         assert hasattr(importlib.import_module(module), member), f"docs/api.md names {name}"
+        values[name] = getattr(importlib.import_module(module), member)
+    return values
 
 
 @pytest.mark.parametrize(
     "package", [tnlib, tnlib.drawing, tnlib.interop.quimb, tnlib_adapters, tnlib_adapters.circuits]
 )
 def test_every_public_name_is_on_the_page_of_functions(package: ModuleType) -> None:
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     values = {name: getattr(package, name) for name in package.__all__ if not name.startswith("__")}
+    listed = list(map(id, public_names().values()))
     defined = {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
-    missing = [name for name, value in defined.items() if f":: {value.__module__}.{name}\n" not in text + "\n"]
-    assert missing == []
+    assert [name for name, value in defined.items() if id(value) not in listed] == []
 
 
 def test_every_conversion_of_a_library_is_on_the_page_of_functions() -> None:
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     folder = ROOT / "adapters" / "tnlib_adapters" / "interop"
     modules = [f"tnlib_adapters.interop.{path.stem}" for path in folder.glob("[a-z]*.py")]
     functions = [f for name in modules for f in inspect.getmembers(importlib.import_module(name), inspect.isfunction)]
     names = [f"{f.__module__}.{name}" for name, f in functions if f.__module__ in modules and not name.startswith("_")]
     assert len(names) >= 20
-    assert [name for name in names if f":: {name}\n" not in text] == []
+    assert set(names) <= public_names().keys()
 
 
 def test_every_random_format_is_on_the_page_of_functions() -> None:
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     functions = inspect.getmembers(tnlib.random, inspect.isfunction)
     names = [name for name, f in functions if f.__module__ == "tnlib.random" and not name.startswith("_")]
     assert len(names) >= 5
-    assert [name for name in names if f":: tnlib.random.{name}\n" not in text] == []
+    assert {f"tnlib.random.{name}" for name in names} <= public_names().keys()
 
 
 def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
@@ -171,6 +224,7 @@ def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
 DEFINED = {
     "README.md": ("3.11",),
     "docs/gallery-circuits.md": ("1.2", "1.3"),
+    "docs/stability.md": ("1.0", "0.2", "0.4", "3.11", "3.14"),
     "docs/serving.md": ("5.23", "0.21", "3.1", "1.32", "5.7"),
 }
 

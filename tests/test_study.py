@@ -94,10 +94,10 @@ def test_the_range_is_that_of_the_rows_above_it() -> None:
     )
 
 
-def test_the_readme_has_the_numbers_of_the_study() -> None:
-    readme = (calibrated.STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_page_on_compression_has_the_numbers_of_the_study() -> None:
+    page = (calibrated.STUDY.parent / "compress.md").read_text(encoding="utf-8")
     n_texts, (low, high) = len(calibrated.TEXTS), rows_under(calibrated.RANGE)[-1][MEAN].split(" to ")
-    assert f"the range over {n_texts} calibration texts" in " ".join(readme.split())
+    assert f"the range over {n_texts} calibration texts" in " ".join(page.split())
     attention = {(row["method"], row["keep"]): row[MEAN] for row in rows_under(calibrated.HEADINGS["minilm"])[::-1]}
     whole = {
         (row["method"], row["keep"]): row[MEAN]
@@ -111,7 +111,7 @@ def test_the_readme_has_the_numbers_of_the_study() -> None:
     ):
         fit, whitened, plain = (float(table[name, keep]) for name in ("calibrated", "matrices whitened", "matrices"))
         first = f"{float(low):.3f} to {float(high):.3f}" if table is attention and keep == "0.5" else f"{fit:.3f}"
-        assert f"| {label} | {first} | {whitened:.2f} | {plain:.2f} |\n" in readme
+        assert f"| {label} | {first} | {whitened:.2f} | {plain:.2f} |\n" in page
 
 
 def test_counts_of_numbers_in_the_study_are_those_of_minilm() -> None:

@@ -12,7 +12,7 @@ import lazy_loader
 from tnlib._deprecation import alias_old_modules
 from tnlib._moved import MOVED
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -14,6 +14,7 @@ from tnlib._typing import Array
 
 _BAR, _HEIGHT, _MOST_BARS = 8, 40, 64
 _BLUE, _ORANGE = (8, 48, 107), (166, 54, 3)  # of the largest and, where signed, the smallest value
+_LIGHT_BLUE = (107, 174, 214)
 
 
 def facts(title: str, rows: Mapping[str, str], picture: str = "") -> str:
@@ -46,20 +47,42 @@ def bars(values: Sequence[int], label: str) -> str:
         f'height="{max(1.0, _HEIGHT * value / top):.1f}" fill="rgb{_BLUE}"/>'
         for k, value in enumerate(shown)
     )
-    title = f"<title>{html.escape(label)}, largest {top:,}</title>"
-    size = f'width="{_BAR * len(shown)}" height="{_HEIGHT}"'
+    return _svg(_BAR * len(shown), _HEIGHT, f"{label}, largest {top:,}", drawn)
+
+
+def squares(shades: Sequence[Sequence[int]], label: str) -> str:
+    """Return a grid of squares, dark where `shades` is 0 and light where it is 1, as SVG."""
+    paths = "".join(  # one path of a shade, because thousands of elements slow a notebook down
+        f'<path fill="rgb{colour}" d="'
+        + "".join(
+            f"M{_BAR * column} {_BAR * row}h{_BAR - 1}v{_BAR - 1}h{1 - _BAR}z"
+            for row, of_row in enumerate(shades)
+            for column, of_square in enumerate(of_row)
+            if of_square == shade
+        )
+        + '"/>'
+        for shade, colour in enumerate((_BLUE, _LIGHT_BLUE))
+    )
+    return _svg(_BAR * len(shades[0]), _BAR * len(shades), label, paths)
+
+
+def _svg(width: int, height: int, label: str, drawn: str) -> str:
+    size, title = f'width="{width}" height="{height}"', f"<title>{html.escape(label)}</title>"
     return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{title}{drawn}</svg>'
 
 
 def heat_image(values: Array, label: str, *, width: int) -> str:
-    """Return a matrix as an image of `width` CSS pixels: white is 0, blue the largest modulus, orange its negative."""
-    known = np.nan_to_num(values)
+    """Return a matrix as an image of `width` CSS pixels: blue is the largest modulus, orange its negative, white 0.
+
+    Entries that are not finite are white too.
+    """
+    known = np.where(np.isfinite(values), values, 0.0)
     top = float(np.abs(known).max(initial=0.0)) or 1.0
-    levels = np.rint(127 + 127 * known / top).astype(np.uint8)  # 127 is 0
+    levels = np.rint(127 + 127 * (known / top)).astype(np.uint8)  # 127 is 0
     steps = np.arange(256)[:, None] / 127 - 1
     colours = 255 + np.abs(steps).clip(max=1) * (np.where(steps < 0, _ORANGE, _BLUE) - np.array(255))
     data = base64.b64encode(_png(levels, np.rint(colours).astype(np.uint8))).decode("ascii")
-    style, text = f"width:{width}px;image-rendering:pixelated;border:1px solid #ccc", html.escape(label)
+    style, text = f"width:{width}px;min-height:12px;image-rendering:pixelated;border:1px solid #ccc", html.escape(label)
     return f'<img style="{style}" alt="{text}" title="{text}" src="data:image/png;base64,{data}">'
 
 

@@ -15,6 +15,7 @@ from tnlib_adapters.cli_options import Bytes, Size, options_of_compression, opti
 from tnlib_adapters.cli_session import command, output
 from tnlib_adapters.compression.layouts.layout_table import sizes_help
 from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.demo import FOLDER as DEMO_FOLDER
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
@@ -28,6 +29,7 @@ _IN_HELP = (
 
 _EXAMPLES = """\b
 Examples:
+  tnlib demo
   tnlib compress IN OUT --calibrate TEXT
   tnlib plan IN --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
@@ -61,6 +63,24 @@ class _Commands(click.Group):
 @click.version_option(package_name="tnlib")
 def main() -> None:
     """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path(DEMO_FOLDER), show_default=True,
+              help="Folder for the pictures and the compressed model.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
+def demo(out: Path, force: bool) -> None:
+    """Compress and inspect a small trained model of the package, in 20 seconds, and explain the results.
+
+    Nothing is downloaded, and no optional dependency is needed.
+    """
+    with command() as progress:
+        from tnlib_adapters.demo.run_demo import run_demo
+
+        result = run_demo(out, force=force, progress=progress)
+    from tnlib_adapters.demo.story import story
+
+    click.echo("\n\n".join(story(result)))
 
 
 @main.command(epilog=_IN_HELP)

@@ -126,8 +126,9 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
     assert {part.dtype for part in descended.parts} == {torch.float32}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("size", [{"keep": 0.5}, pytest.param({"bits": 4}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 4}], ids=str)
 def test_half_precision_compresses_as_single_precision_does(folders, tmp_path, monkeypatch, dtype, size):
     for module in ("calibrate", "quantize"):
         monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)

@@ -85,9 +85,8 @@ def ranks_and_shapes(folder: Path) -> list[tuple[int, int, int]]:
     return [(s["right"][0], s["left"][0] + s["right"][0], s["right"][1]) for s in shapes]
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param({"keep": 0.5, "flops": 0.3}, marks=pytest.mark.slow), {"flops": 0.3}], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"keep": 0.5, "flops": 0.3}, {"flops": 0.3}], ids=str)
 def test_a_model_is_within_its_budget(
     options: dict[str, Any], folders: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:

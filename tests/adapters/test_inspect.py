@@ -22,6 +22,7 @@ from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoin
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.compression.request import quiet
 from tnlib_adapters.factors.projections import Sizes
+from tnlib_adapters.inspection.findings import findings
 from tnlib_adapters.inspection.head_measurements import effective_rank, gauge_report
 from tnlib_adapters.inspection.inspect import page_of
 from tnlib_adapters.inspection.measure import n_shown
@@ -91,6 +92,34 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
     assert builtin.readings.copying[1].min() > 0.9
     assert builtin.readings.scores.largest("previous", 1)[0][0] == (0, 3)
     assert [(one.layer, one.head) for one in builtin.readings.heads] == list(np.ndindex(2, 4))
+
+
+def test_the_page_opens_with_its_findings(builtin: Any) -> None:
+    page = builtin.page.read_text(encoding="utf-8")
+    listed = page[page.index('<ul class="findings">') : page.index("</ul>")]
+    for text, section in findings(builtin):
+        assert f'{html.escape(text)} <a href="#{section}">' in listed
+        assert f'<h2 id="{section}">' in page
+    assert page.index("findings") < page.index("<nav>")
+
+
+def test_findings_name_heads_by_their_measurements(builtin: Any) -> None:
+    texts = [finding.text for finding in findings(builtin)]
+    scores, short = builtin.readings.scores, builtin.readings.short_scores
+    assert any(text.startswith("Head 0.3 attends to the previous token: 0.87") for text in texts)
+    assert scores.induction[1].min() > 0.7
+    assert any(text.startswith("Heads 1.0, 1.1, 1.2 and 1.3 attend to the token after") for text in texts)
+    # head 1.3 attends to the first token wherever less than half of the context precedes
+    assert short.induction[1, 3] < 0.1 < short.induction[1, :3].min()
+    (own,) = (text for text in texts if "first token" in text)
+    assert "head 1.3 gives 99 %" in own
+    assert "later positions only" in own
+
+
+def test_findings_of_a_model_that_was_not_run(builtin: Any) -> None:
+    readings = dataclasses.replace(builtin.readings, scores=None, short_scores=None, copying=None, induction=None)
+    bare = dataclasses.replace(builtin, readings=readings, tokens=None, patterns=None, compositions={})
+    assert [finding.section for finding in findings(bare)] == ["spectra", "gauge"]
 
 
 def check_text(part: str) -> str:

@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 from click.testing import CliRunner  # noqa: E402
 from padded_models import stated  # noqa: E402
 from running_models import save_with_tokenizer  # noqa: E402
+from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.compression.layouts.latent_factors import (  # noqa: E402
@@ -85,7 +86,7 @@ def truncated(model: Any, folder: Path) -> Any:
 # --------------------------------------------------------------------------------------------------- what is written
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", mostly_slow(HELD, ["llama", "mimo_v2_flash"]))
 def test_latent_attention_computes_what_the_truncation_does(
     name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:

@@ -19,12 +19,14 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from click.testing import CliRunner  # noqa: E402
-from safetensors.numpy import load_file  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, evaluate, extract_adapter  # noqa: E402
+from tnlib_adapters.checkpoints.modified import ChangedTensor  # noqa: E402
+from tnlib_adapters.compression.adapter.adapted_checkpoint import open_adapted  # noqa: E402
 from tnlib_adapters.compression.adapter.rank_choice import ranks_within  # noqa: E402
 from transformers_models import inputs, outputs, random_model  # noqa: E402
 
-from tnlib import ArgumentError, ArgumentTypeError, FileFormatError  # noqa: E402
+from tnlib import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError  # noqa: E402
 
 Saved = Callable[[str], tuple[Any, Path]]
 # peft asks transformers for a name that is deprecated
@@ -151,6 +153,35 @@ def test_an_adapter_is_evaluated_as_its_base_with_it(
     assert 0 < found.error < 0.5 * evaluate(new, base, short_text).error
     assert found.cache_bytes == wanted.cache_bytes
     assert found.tokens_per_second is not None
+    result = CliRunner().invoke(cli.main, ["evaluate", str(new), str(tmp_path / "adapter"), str(short_text)])
+    assert result.exit_code == 0, result.output
+    assert f"perplexity, after   {found.perplexity_after:.4f}" in result.output
+
+
+@pytest.mark.parametrize("pattern", ["q_proj", "layers.1.mlp.up_proj", r"layers\.0\..*"])
+def test_patterns_of_alpha_are_those_of_peft(
+    pattern: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
+) -> None:
+    load, base = transformers.AutoModelForCausalLM.from_pretrained, folders["llama"]
+    tuned(load(base), tmp_path / "tuned")
+    extract_adapter(base, tmp_path / "tuned", tmp_path / "adapter", rank=4)
+    path = tmp_path / "adapter" / "adapter_config.json"
+    changed = json.loads(path.read_text()) | {"alpha_pattern": {pattern: 40, r".*_proj": 1}, "lora_alpha": 2}
+    path.write_text(json.dumps(changed))
+    whole = merged(load(base), tmp_path / "adapter")
+    held = open_adapted(tmp_path / "adapter").folder.tensors
+    n_changed = 0
+    for name, parameter in whole.named_parameters():
+        if name in held:
+            difference = held[name].read() - parameter.detach().numpy()
+            assert np.abs(difference).max() < 1e-5
+            n_changed += isinstance(held[name], ChangedTensor)
+    assert n_changed == 7 * whole.config.num_hidden_layers
+
+
+def refuse_in_evaluate(base: Path, out: Path, text: Path, error: type[Exception], *words: str) -> None:
+    with refused(error, "evaluate: ", *words):
+        evaluate(base, out, text)
 
 
 def test_adapters_that_do_not_fit_are_refused(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
@@ -160,12 +191,57 @@ def test_adapters_that_do_not_fit_are_refused(folders: dict[str, Path], short_te
     config = json.loads((out / "adapter_config.json").read_text())
     for changes, words in (
         ({"use_dora": True}, "must hold False in use_dora, got bool True"),
-        ({"base_model_name_or_path": str(folders["qwen3"])}, "must hold factors of shapes"),
+        ({"layer_replication": [[0, 2]]}, "must hold None in layer_replication, got list"),
+        ({"init_lora_weights": "pissa"}, "in init_lora_weights, got pissa"),
+        ({"lora_alpha": "2"}, "must hold numbers in lora_alpha and alpha_pattern, got 2"),
+        ({"alpha_pattern": [2]}, "must hold a JSON object in alpha_pattern, got list [2]"),
+        ({"alpha_pattern": {"(": 2}}, "must hold regular expressions in alpha_pattern"),
+        ({"base_model_name_or_path": None}, "must hold a string in base_model_name_or_path, got NoneType None"),
+        ({"base_model_name_or_path": str(folders["qwen3"])}, "must hold lora_A of shape (r, "),
         ({"base_model_name_or_path": str(folders["gpt2_lm"])}, "must adapt weights of attention"),
     ):
         (out / "adapter_config.json").write_text(json.dumps(config | changes))
-        with refused(FileFormatError, "evaluate: ", words):
-            evaluate(base, out, short_text)
+        refuse_in_evaluate(base, out, short_text, FileFormatError, words)
+    elsewhere = config | {"base_model_name_or_path": str(tmp_path / "moved")}
+    (out / "adapter_config.json").write_text(json.dumps(elsewhere))
+    refuse_in_evaluate(
+        base, out, short_text, MissingFileError, "must name the folder of the base", "moved", "write its"
+    )
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_factors_that_do_not_fit_are_refused(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
+    base, out = folders["llama"], tmp_path / "adapter"
+    tuned(transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path / "tuned")
+    extract_adapter(base, tmp_path / "tuned", out, rank=2)
+    weights = out / "adapter_model.safetensors"
+    factors = load_file(weights)
+    a = next(name for name in factors if name.endswith("q_proj.lora_A.weight"))
+    b = a.replace("lora_A", "lora_B")
+    for changes, words in (
+        ({a: factors[a][:, :-1].copy()}, "must hold lora_A of shape (r, "),
+        ({b: factors[b][:, :-1].copy()}, "must hold lora_A of shape (r, "),
+        ({a: None}, "got none and ("),
+        ({b: None}, "and none; name the adapter"),
+        (dict.fromkeys(factors), "must hold factors of at least one weight, got none"),
+    ):
+        changed = {name: value for name, value in (factors | changes).items() if value is not None}
+        save_file(changed, weights)
+        refuse_in_evaluate(base, out, short_text, FileFormatError, words)
+    weights.unlink()
+    refuse_in_evaluate(base, out, short_text, MissingFileError, "must be in adapter_model.safetensors", "safetensors")
+    save_file(factors, weights)
+    compress(base, tmp_path / "factored", keep=0.5, method="matrix")
+    config = json.loads((out / "adapter_config.json").read_text())
+    factored = config | {"base_model_name_or_path": str(tmp_path / "factored")}
+    (out / "adapter_config.json").write_text(json.dumps(factored))
+    refuse_in_evaluate(base, out, short_text, FileFormatError, "must hold whole weights", "layout='dense'")
+
+
+def test_a_model_in_memory_is_refused(folders: dict[str, Path], short_text: Path) -> None:
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folders["llama"])
+    with refused(ArgumentTypeError, "folder must be", "LlamaForCausalLM"):
+        evaluate(folders["llama"], model, short_text)
 
 
 def test_few_numbers_are_stored() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -71,7 +73,7 @@ def test_views_are_well_formed_and_small(name: str, model: Checkpoint, llama: Ch
 
 def test_views_have_the_numbers(model: Checkpoint, llama: Checkpoint) -> None:
     assert "8 of 16, 2 key and value heads" in llama._repr_html_()
-    assert llama._repr_html_().count("<rect") == 32
+    assert [len(path.split("M")) - 1 for path in re.findall(r' d="([^"]*)"', llama._repr_html_())] == [16, 16]
     found = circuits.compositions(model, "K")
     assert "<td>0.3</td><td>1.1</td><td>0.254</td>" in found._repr_html_()
     parsed(found._repr_html_())
@@ -98,6 +100,20 @@ def test_an_empty_circuit_is_shown(model: Checkpoint) -> None:
     found = circuits.find_circuit(model, TOKENS, SECOND, loss_increase=1e6)
     assert found.kept == ()
     parsed(found._repr_html_())
+
+
+def test_a_long_text_has_a_small_picture(llama: Checkpoint) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    frozen = tnlib_adapters.freeze(llama, np.random.default_rng(0).integers(0, 1024, 200))
+    (data,) = re.findall(r'base64,([^"]+)', frozen._repr_html_())
+    pixels = image.imread(io.BytesIO(base64.b64decode(data)), format="png")
+    rows, margin = 40, 2  # maxima over 5 x 5 positions
+    assert pixels.shape[:2] == (4 * (rows + margin), 8 * (rows + margin))
+    attentions = [heads for block in frozen.blocks for heads in block.heads if heads is not None]
+    blocks = attentions[2].patterns[5].reshape(rows, 5, rows, 5).max(axis=(1, 3))
+    at = 2 * (rows + margin), 5 * (rows + margin)
+    shown = 1 - pixels[at[0] : at[0] + rows, at[1] : at[1] + rows, 0]
+    assert np.corrcoef(shown.ravel(), blocks.ravel())[0, 1] > 0.999
 
 
 @pytest.mark.parametrize("name", FRAMES)

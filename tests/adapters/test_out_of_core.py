@@ -64,7 +64,7 @@ def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bi
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("llama", {"keep": 0.5, "method": "matrix", "what": "all"}),
+        pytest.param("llama", {"keep": 0.5, "method": "matrix", "what": "all"}, marks=pytest.mark.slow),
         pytest.param("induction", {"keep": 0.5, "layout": "dense"}, marks=pytest.mark.slow),
         ("induction", {"method": "matrix", "store": "int4"}),
     ],

@@ -28,8 +28,8 @@ def patterns(layers: int, heads: int, n: int, seed: int = 0) -> list[np.ndarray]
 
 
 def data(html: str) -> Any:
-    """The data that the script is called with."""
-    (found,) = re.findall(r'\(document\.getElementById\("[^"]+"\), (\{.*\})\);</script>', html)
+    """The data of the script."""
+    (found,) = re.findall(r"<script>\{ const data = (\{.*\});\n", html)
     return json.loads(found)
 
 
@@ -66,10 +66,20 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
         explore_patterns([of_layers[0], of_layers[1] - 0.5], ["a", "b", "c"])
     with refused(ValueError, "explore_patterns: patterns[0] must have 3 legs"):
         explore_patterns([of_layers[0][0]], ["a", "b", "c"])
-    with refused(ValueError, "explore_patterns: names must be strings"):
+    with refused(TypeError, "explore_patterns: names must be strings", "got int"):
         explore_patterns(of_layers, [1, 2, 3])  # type: ignore[list-item]
+    with refused(TypeError, "explore_patterns: names must be a non-empty sequence of strings, got NoneType"):
+        explore_patterns(of_layers, None)  # type: ignore[arg-type]
+    with refused(TypeError, "explore_patterns: names must be a non-empty sequence of strings, got str"):
+        explore_patterns(of_layers, "abc")
     with refused(FileNotFoundError, "PatternExplorer.save"):
         explore_patterns(of_layers, ["a", "b", "c"]).save(tmp_path / "none" / "page.html")
+
+
+def dom_after_scripts(page: Path) -> str:
+    """The page as a browser has it after its scripts ran."""
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 ACTIONS = """
@@ -85,6 +95,9 @@ first.click();
 const canvas = root.querySelector(".pattern"), box = canvas.getBoundingClientRect();
 const at = {clientX: box.left + box.width / 2, clientY: box.top + box.height * 0.9};
 canvas.dispatchEvent(new MouseEvent("mousemove", at)); seen();
+const size = canvas.width / 3, colour = (i, j) =>
+  canvas.getContext("2d").getImageData((j + 0.5) * size, (i + 0.5) * size, 1, 1).data.slice(0, 3).join(" ");
+say([colour(0, 0), colour(0, 1), colour(2, 0)].join(", "));
 """
 
 
@@ -96,13 +109,26 @@ def test_a_browser_shows_what_is_pointed_at(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     explore_patterns(of_layers, ["the", "<b>", "sat"]).save(page)
     page.write_text(page.read_text().replace("</body>", f"<script>{ACTIONS}</script></body>"))
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    dom = dom_after_scripts(page)
     said = dom.replace("&lt;", "<").replace("&gt;", ">").rpartition("</script>")[2].partition("</body>")[0].split("|")
     assert [line.strip() for line in said[1:]] == [
         "Head 1.1: Point at the pattern or at a token; click to keep it.",
         "Head 1.1: sat (2) attends to the (0) 50 %, <b> (1) 30 %, sat (2) 20 %",
         "Head 1.1: the (0) is attended to by the (0) 100 %, sat (2) 50 %, <b> (1) 25 %",
         "Head 1.1: sat (2) attends to <b> (1): 30 %",
+        "8 48 107, 255 255 255, 131 151 181",  # weights 1, 0 and 128 / 255
     ]
     assert dom.count('aria-pressed="true"') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+def test_every_copy_of_an_element_is_filled_once(tmp_path: Path) -> None:
+    page, element = tmp_path / "page.html", explore_patterns(patterns(2, 2, 3), ["a", "b", "c"]).html
+    saved = element.replace('<div class="tokens">', '<div class="tokens"><button>of a saved page</button>')
+    page.write_text(f"<!doctype html><body>{element}{saved}{element}</body>")
+    dom = dom_after_scripts(page)
+    assert dom.count('aria-pressed="true"') == 3
+    assert dom.count('title="position 2"') == 3
+    assert dom.count('aria-label="head 1.1"') == 3
+    assert "of a saved page" not in dom

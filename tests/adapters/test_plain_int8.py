@@ -137,6 +137,7 @@ def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tm
     assert bits in (tmp_path / "out/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", bits=6, calibrate=text, what="all")
     checkpoint = open_checkpoint(folders["bert"])

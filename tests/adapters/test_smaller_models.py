@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 from click.testing import CliRunner  # noqa: E402
 from padded_models import padded, planes_of, stated  # noqa: E402
 from running_models import save_with_tokenizer  # noqa: E402
+from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -60,7 +61,7 @@ def same_as_padded(model: Any, source: Path, out: Path) -> Any:
 # ------------------------------------------------------------------------------------------------------------ mimo
 
 
-@pytest.mark.parametrize("name", IN_MIMO)
+@pytest.mark.parametrize("name", mostly_slow(IN_MIMO, ["llama", "mimo_v2_flash_biases"]))
 def test_narrow_values_compute_what_the_truncation_does(name: str, saved: Saved, tmp_path: Path) -> None:
     model, source = saved(name)
     before = open_checkpoint(source).sizes
@@ -100,7 +101,7 @@ def test_values_of_full_width_change_nothing(name: str, saved: Saved, tmp_path: 
     assert_close(outputs(loaded(tmp_path / "out"), inputs(model)), outputs(model, inputs(model)), np.float32, 84)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_whole", "mimo_v2_flash_biases"])
+@pytest.mark.parametrize("name", mostly_slow(["llama", "mistral_whole", "mimo_v2_flash_biases"], ["llama"]))
 def test_a_text_chooses_better_values(name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source, errors = folders[name], []
     for out, options in (("plain", {}), ("calibrated", {"calibrate": short_text})):
@@ -206,7 +207,7 @@ def test_windows_as_long_as_the_context_are_none(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- narrow
 
 
-@pytest.mark.parametrize("name", NARROWER)
+@pytest.mark.parametrize("name", mostly_slow(NARROWER, ["llama", "gemma2"]))
 def test_narrow_heads_compute_what_the_truncation_does(
     name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
@@ -223,7 +224,7 @@ def test_narrow_heads_compute_what_the_truncation_does(
     assert report.cache_bytes["after"] * open_checkpoint(source).sizes.d_head == report.cache_bytes["before"] * 4
 
 
-@pytest.mark.parametrize("name", FEWER_NEURONS)
+@pytest.mark.parametrize("name", mostly_slow(FEWER_NEURONS, ["bert_masked", "qwen3"]))
 def test_fewer_neurons_compute_what_the_truncation_does(
     name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_fewer_neurons_compute_what_the_truncation_does(
     assert {key for key in old if old[key] != new.get(key)} == {"intermediate_size"}
 
 
+@pytest.mark.slow
 def test_blocks_run_in_half_precision(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source = folders["llama"]
     for layout, sizes in (("mimo", {"v_head_dim": 3}), ("narrow", {"head_dim": 4, "intermediate_size": 29})):

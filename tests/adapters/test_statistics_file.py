@@ -108,6 +108,7 @@ def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_p
         np.testing.assert_array_equal(again[name], values)
 
 
+@pytest.mark.slow
 def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen")
     before = (tmp_path / "seen").read_bytes()
@@ -192,9 +193,8 @@ def test_a_spill_folder_is_resumed_and_removed(folders, text, tmp_path, runs):
     assert not spill.exists()
 
 
-@pytest.mark.parametrize(
-    "size", [{"keep": 0.5}, pytest.param({"bits": 3}, marks=pytest.mark.slow)], ids=["calibrated", "quantized"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 3}], ids=["calibrated", "quantized"])
 def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, monkeypatch):
     n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
     last, fitted = n_layers - 1, list[int]()

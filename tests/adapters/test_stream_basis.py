@@ -51,6 +51,8 @@ def test_too_little_text_is_refused() -> None:
     model = open_checkpoint(builtin_path())
     with refused(ValueError, "stream_basis: tokens must span all 64 directions"):
         stream_basis(model, np.arange(10))
+    with refused(ValueError, "stream_basis: tokens must be integers"):
+        stream_basis(model, [0.5])
 
 
 @pytest.mark.parametrize("name", ["builtin", "llama", "opt_narrow", "gemma"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, normal, refused
 from tnlib_adapters import Checkpoint
-from tnlib_adapters.circuits import minmax_values, singular_vectors, text_directions
+from tnlib_adapters.circuits import form_maximum, minmax_values, singular_vectors, text_directions
 from tnlib_adapters.reference.model import run
 
 import tnlib
@@ -84,5 +84,34 @@ def test_wrong_input_is_refused(model: Checkpoint) -> None:
         minmax_values(np.eye(3))  # type: ignore[arg-type]
     with refused(ValueError, "MinMaxValues.value: k must be at most 65"):
         minmax_values(form).value(66)
-    assert repr(minmax_values(form)).startswith("MinMaxValues(")
-    assert "33 are 0" in repr(minmax_values(form))
+    with refused(ValueError, "minmax_values: form must be real, got complex128"):
+        minmax_values(tnlib.LowRank(1j * np.eye(2), np.eye(2)))
+    with refused(ValueError, "form_maximum: form must be real, got complex128"):
+        form_maximum(tnlib.LowRank(1j * np.eye(2), np.eye(2)))
+    real = tnlib.LowRank(np.eye(2), np.eye(2))
+    with refused(ValueError, "text_directions: form must be real, got complex128"):
+        text_directions(tnlib.LowRank(1j * np.eye(2), np.eye(2)), np.eye(2))
+    with refused(ValueError, "text_directions: inputs must be real, got complex128"):
+        text_directions(real, 1j * np.eye(2))
+    with refused(ValueError, "text_directions: form must be square, got shape (2, 3)"):
+        text_directions(tnlib.LowRank(np.eye(2), np.ones((2, 3))), np.eye(2))
+    found = text_directions(real, np.eye(2))
+    with refused(ValueError, "TextDirections.top: k must lie between 0 and 1, got 2"):
+        found.top(2)
+    with refused(ValueError, "TextDirections.top: count must be at least 1"):
+        found.top(0, 0)
+
+
+def test_reprs_name_the_leading_values(model: Checkpoint) -> None:
+    assert repr(minmax_values(model.attention(0).qk(0))).endswith("; 33 further ones are 0)")
+    assert (
+        repr(minmax_values(tnlib.LowRank(np.eye(3)[:, :1], np.eye(3)[:1])))
+        == "MinMaxValues(1, 0; 1 further ones are 0)"
+    )
+
+
+def test_of_a_text_without_scores_nothing_is_left() -> None:
+    found = text_directions(tnlib.LowRank(np.zeros((4, 2)), np.ones((2, 4))), np.ones((3, 4)))
+    assert found.values.shape == found.shares.shape == (0,)
+    assert found.query_directions.shape == found.key_directions.shape == (4, 0)
+    assert np.array_equal(found.scores(1), np.zeros((3, 3)))

@@ -199,6 +199,7 @@ def test_without_a_head_predictions_do_not_count(folders: Any, text: Path, tmp_p
     assert reports[0].measured == reports[1].measured
 
 
+@pytest.mark.slow
 def test_nearly_nothing_is_kept(folders: Any, text: Path, tmp_path: Path) -> None:
     """Values that are truncated to nothing leave nothing to refit the output weights to."""
     for name in ("gpt_neox", "llama"):

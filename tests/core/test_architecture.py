@@ -44,6 +44,7 @@ LAYERS = [
     ["tnlib_adapters.reference", "tnlib_adapters.transforms", "tnlib_adapters.instrument"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
     ["tnlib_adapters.inspection"],
+    ["tnlib_adapters.demo"],
     ["tnlib_adapters.cli_options", "tnlib_adapters.cli_session"],
     ["tnlib_adapters.cli"],
     ["tnlib_adapters"],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
-from tnlib._html import facts
+from tnlib._html import facts, squares
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.architectures.architecture import Architecture
@@ -92,7 +92,10 @@ class Checkpoint:
             "numbers": f"{sum(info.size for info in self.folder.tensors.values()):,}",
             "folder": str(self.folder.path),
         }
-        return facts(f"Checkpoint, {self.wiring.model_type}", rows, _grid(s))
+        group = s.n_heads // s.kv_heads  # one shade for heads that share their keys and values
+        shades = [[head // group % 2 for head in range(s.n_heads)]] * s.n_layers
+        picture = squares(shades, f"{s.n_layers} layers of {s.n_heads} heads")
+        return facts(f"Checkpoint, {self.wiring.model_type}", rows, picture)
 
     def locate(self, name: str) -> TensorInfo | None:
         """Return the location of a tensor or None; its name may lack the prefix of this checkpoint."""
@@ -321,20 +324,6 @@ def _as_checkpoint(opened: Folder) -> Checkpoint:
     for layer in wiring.layers:
         layer.attention.frequencies(None, "open_checkpoint")
     return Checkpoint(expanded, wiring, factored)
-
-
-def _grid(sizes: Sizes) -> str:
-    """Return all heads as squares, layers as rows; heads that share their keys and values have one shade."""
-    group, side = sizes.n_heads // sizes.kv_heads, 8
-    squares = "".join(
-        f'<rect x="{side * head}" y="{side * layer}" width="{side - 1}" height="{side - 1}" '
-        f'fill="{"#08306b" if head // group % 2 == 0 else "#6baed6"}"/>'
-        for layer in range(sizes.n_layers)
-        for head in range(sizes.n_heads)
-    )
-    title = f"<title>{sizes.n_layers} layers of {sizes.n_heads} heads</title>"
-    size = f'width="{side * sizes.n_heads}" height="{side * sizes.n_layers}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{title}{squares}</svg>'
 
 
 def with_folder(checkpoint: Checkpoint, folder: Folder) -> Checkpoint:

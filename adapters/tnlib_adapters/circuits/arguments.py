@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, is_one_of
 from tnlib_adapters.attention.attention import Attention
@@ -111,6 +111,18 @@ def as_directions(function: str, directions: Array, d: int) -> Array:
             "pass columns of the unembedding."
         )
     return w
+
+
+def check_square_form(function: str, form: object) -> None:
+    """Refuse anything but a real LowRank (d, d)."""
+    if not isinstance(form, LowRank):
+        raise ArgumentTypeError(
+            f"{function}: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
+        )
+    if form.shape[0] != form.shape[1]:
+        raise ArgumentError(f"{function}: form must be square, got shape {form.shape}; pass attention.qk(head).")
+    if form.dtype.kind == "c":  # x Omega x^T of a complex Omega is not real, and has no extremes
+        raise ArgumentError(f"{function}: form must be real, got {form.dtype}; pass attention.qk(head).")
 
 
 def has_layer_norm(model: Any) -> bool:

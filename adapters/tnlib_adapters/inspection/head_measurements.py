@@ -40,6 +40,7 @@ from tnlib_adapters.transforms.gauge_fixing import head_order
 
 HeadKind: TypeAlias = Literal["previous", "duplicate", "induction"]
 Reader: TypeAlias = Literal["Q", "K", "V"]
+_SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
 _MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
 _MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
@@ -157,8 +158,9 @@ class Readings:
 
     Parameters
     ----------
-    scores
-        Pattern scores on repeated random tokens; None if the model is not run.
+    scores, short_scores
+        Pattern scores on a repeated segment of up to 50 random tokens, and on one of up to 16: a head may depend on the
+        position. None if the model is not run.
     copying
         Eigenvalue copying scores (layers, heads), NaN where not measured; None without an unembedding.
     heads
@@ -172,6 +174,7 @@ class Readings:
     """
 
     scores: PatternScores | None
+    short_scores: PatternScores | None
     copying: Array | None
     heads: tuple[HeadReading, ...]
     overlaps: Mapping[Reader, Overlaps]
@@ -191,9 +194,11 @@ def read_heads(
 ) -> Readings:
     """Return the measurements of the heads of the shown layers; `weights` are None for a model that is not run."""
     progress("reading tokens", 0, 3)
-    scores, notes = None, []
+    scores, short_scores, notes = None, None, []
     if weights is not None and (weights.context is None or weights.context >= 4):
         scores = repeat_scores(weights, n_sequences=1)
+        short = _SHORT if weights.context is None else min(_SHORT, weights.context // 2)
+        short_scores = repeat_scores(weights, n_sequences=1, length=short)
     progress("reading tokens", 1, 3)
     words: Vocabulary | None = None
     if checkpoint.wiring.reads == "tokens":
@@ -209,7 +214,7 @@ def read_heads(
     heads = tuple(read_head(checkpoint, *head, distance=distance, vocabulary=words) for head in chosen)
     progress("reading tokens", 3, 3)
     overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Reader) if len(layers) > 1}
-    return Readings(scores, copying_scores, heads, overlaps, _induction(checkpoint), tuple(notes))
+    return Readings(scores, short_scores, copying_scores, heads, overlaps, _induction(checkpoint), tuple(notes))
 
 
 def _induction(checkpoint: Checkpoint) -> Induction | None:

@@ -19,6 +19,7 @@ from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection import PAGE
+from tnlib_adapters.inspection.findings import findings
 from tnlib_adapters.inspection.measure import Inspection, measure
 from tnlib_adapters.inspection.sections import block, composition, frozen, gauge, heads, patterns, spectra
 from tnlib_adapters.inspection.tokens import own_tokens, read_tokens
@@ -36,7 +37,8 @@ _SECTIONS = (
     ("patterns", "Attention patterns on a text", patterns),
 )
 _STYLE = """
-body { max-width: 78rem } nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
+body { max-width: 78rem } .findings li { max-width: 52rem; margin: .3rem 0 } .findings a { white-space: nowrap }
+nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
 .facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
 figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
@@ -121,6 +123,7 @@ def page_of(inspection: Inspection, progress: Progress) -> str:
     name = Path(path_text(inspection.checkpoint.folder.path.resolve())).name
     body = [
         f"<h1>{html.escape(name)}, inside</h1>",
+        *_findings(inspection),
         _summary(inspection.checkpoint),
         *(f"<p>{html.escape(note)}</p>" for note in inspection.notes),
         "<nav>" + "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in _SECTIONS) + "</nav>",
@@ -130,6 +133,16 @@ def page_of(inspection: Inspection, progress: Progress) -> str:
         body += [f'<h2 id="{key}">{title}</h2>', *section(inspection, draw)]
     progress("drawing", len(_SECTIONS), len(_SECTIONS))
     return html_page(f"{name}, inside", body, _STYLE)
+
+
+def _findings(inspection: Inspection) -> list[str]:
+    """Return the findings as a list, each linked to the section with its evidence."""
+    titles = {key: title for key, title, _ in _SECTIONS}
+    items = "".join(
+        f'<li>{html.escape(text)} <a href="#{section}">{titles[section]}</a></li>'
+        for text, section in findings(inspection)
+    )
+    return [f'<ul class="findings">{items}</ul>', "<p>Heads are named layer.head, both counted from 0.</p>"]
 
 
 def _summary(checkpoint: Checkpoint) -> str:

@@ -23,8 +23,8 @@ Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper 
 
 def rank_maps(spectra: Spectra) -> Figure:
     """Draw the effective ranks of all heads, layers as rows and heads as columns."""
-    ranks = {f"QK{_at(distance)}": effective_rank(values) for distance, values in spectra.qk.items()}
-    ranks["OV"] = effective_rank(spectra.ov)
+    ranks = {f"QK operators{_at(distance)}": effective_rank(values) for distance, values in spectra.qk.items()}
+    ranks["OV operators"] = effective_rank(spectra.ov)
     top = max(rank.max() for rank in ranks.values())
     return _maps(ranks, [("viridis", 0.0, float(top), "effective rank")] * len(ranks))
 
@@ -81,7 +81,12 @@ def schmidt_values(spectra: Spectra) -> Figure:
                 ax.plot(
                     np.arange(1, len(spectrum) + 1)[above_noise], relative[above_noise], color=colour, alpha=0.5, lw=1
                 )
-        ax.set(title=f"layer {layer}", yscale="log", xlabel="Schmidt value", ylabel="relative size")
+        ax.set(
+            title=f"layer {layer}, {len(spectra.ov[layer])} heads",
+            yscale="log",
+            xlabel="Schmidt value",
+            ylabel="relative size",
+        )
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.label_outer()
     lines = [Line2D([], [], color=QK), Line2D([], [], color=OV)]

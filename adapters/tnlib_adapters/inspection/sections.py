@@ -58,7 +58,7 @@ def block(inspection: Inspection, draw: Draw) -> list[str]:
         diagram = block_diagram(inspection.checkpoint, layer)
         kinds.setdefault(Diagram(diagram.nodes, diagram.legs, "", diagram.bubbles), []).append(layer)
     for diagram, layers in list(kinds.items())[:_MOST_BLOCKS]:
-        parts += [f"<h3>{_named(layers)}</h3>", draw(tnlib.draw(diagram).figure)]
+        parts += [f"<h3>Block of {_named(layers)}</h3>", draw(tnlib.draw(diagram).figure)]
     if len(kinds) > _MOST_BLOCKS:
         parts.append(f"<p>{len(kinds) - _MOST_BLOCKS} more kinds of blocks are not drawn.</p>")
     return parts
@@ -84,8 +84,7 @@ def composition(inspection: Inspection, draw: Draw) -> list[str]:
     ]
     return [
         "<p>Composition score ||L R|| / (||L|| ||R||) of the output of a head with the queries (Q), keys (K) or "
-        "values (V) of a later head, as a multiple of its value for a random rotation between the two. Heads are "
-        "named layer.head.</p>",
+        "values (V) of a later head, as a multiple of its value for a random rotation between the two.</p>",
         '<div class="row">'
         + "".join(
             _titled(name, draw(heat_map(compositions))) for name, compositions in inspection.compositions.items()
@@ -101,7 +100,7 @@ def composition(inspection: Inspection, draw: Draw) -> list[str]:
 
 def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
     """Yield caption and diagram of the strongest pair of every kind of composition."""
-    for kind in ("Q", "K", "V"):
+    for kind in get_args(Reader):
         pairs = [
             (score.multiple, name, writer, reader)
             for name, scores in inspection.compositions.items()
@@ -112,8 +111,11 @@ def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
             earlier, later = (
                 (inspection.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader)
             )
-            heads = f"{_head(reader)} reads {_head(writer)}"
-            yield f"{name}: {heads}, {multiple:.2f} times chance", composition_diagram(kind, later, earlier)
+            heads = f"head {_head(reader)} reads head {_head(writer)}"
+            yield (
+                f"{_READERS[kind].capitalize()}{name[1:]}: {heads}, {multiple:.2f} times chance",
+                composition_diagram(kind, later, earlier),
+            )
 
 
 def _terms(inspection: Inspection, draw: Draw) -> list[str]:
@@ -124,18 +126,20 @@ def _terms(inspection: Inspection, draw: Draw) -> list[str]:
     ((writer, reader, _),) = inspection.compositions["K"].largest(1)
     earlier, later = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
     picture = draw(tnlib.draw([term_diagram(name, later, earlier) for name in NAMES]).figure)
-    return [f"<details><summary>All ten terms of {_head(writer)} and {_head(reader)}</summary>{picture}</details>"]
+    return [
+        f"<details><summary>All ten terms of heads {_head(writer)} and {_head(reader)}</summary>{picture}</details>"
+    ]
 
 
 def _named(layers: Sequence[int]) -> str:
     """Return layer numbers as text with ranges.
 
     >>> _named([0, 1, 2, 5])
-    'Layers 0 to 2, 5'
+    'layers 0 to 2, 5'
     """
     runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
     names = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return f"Layer{'s' if len(layers) > 1 else ''} {', '.join(names)}"
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(names)}"
 
 
 def _titled(title: str, picture: str) -> str:
@@ -233,11 +237,12 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
         "<h3>All heads</h3>",
         "<p>Rows are query positions, columns are key positions; white is 0, the darkest blue 1.</p>",
         draw(pattern_overview(inspection.patterns)),
-        "<h3>Layer by layer</h3>",
+        "<h3>Layer by layer, with tokens</h3>",
     ]
     for layer, of_layer in enumerate(inspection.patterns[:large]):
         picture = draw(pattern_panels(of_layer, names))
-        parts.append(f"<details{' open' * (layer == 0)}><summary>Layer {layer}</summary>{picture}</details>")
+        title = _layer_title(layer, len(of_layer))
+        parts.append(f"<details{' open' * (layer == 0)}><summary>{title}</summary>{picture}</details>")
     if large < len(inspection.patterns):
         parts.append(f"<p>Layers from {large} on are in the overview alone.</p>")
     return parts
@@ -247,6 +252,17 @@ def _why_no_text(inspection: Inspection) -> str:
     if inspection.checkpoint.wiring.reads == "images":
         return "The model reads images: there is no text."
     return "No text was given: <code>--text</code> or <code>--text-file</code> adds attention patterns on a text."
+
+
+def _layer_title(layer: int, n_heads: int) -> str:
+    """Return the number of a layer and the names of its heads.
+
+    >>> _layer_title(1, 4)
+    'Layer 1, heads 1.0 to 1.3'
+    """
+    return f"Layer {layer}, {'head' if n_heads == 1 else 'heads'} {layer}.0" + (
+        f" to {layer}.{n_heads - 1}" if n_heads > 1 else ""
+    )
 
 
 def _overlap_rows(overlaps_by_side: Mapping[Reader, Overlaps]) -> list[list[str]]:

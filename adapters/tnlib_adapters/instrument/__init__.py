@@ -2,5 +2,5 @@
 
 from tnlib._validate import import_optional
 
-import_optional(__name__, "torch", "'tnlib[torch]'")
-import_optional(__name__, "transformers", "'tnlib[torch]'")
+import_optional("running a model on a text", "torch", "'tnlib[torch]'")
+import_optional("running a model on a text", "transformers", "'tnlib[torch]'")

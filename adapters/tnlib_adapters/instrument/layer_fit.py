@@ -206,6 +206,7 @@ def fit_layers(
     both = FitStreams(model, streams, tables, first)
 
     def fit(k: int, order: Sequence[int]) -> Products:
+        model.drop()  # the tables of the input are large
         model.load(k)
         block, before = make_block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
         fitted = _fit_block(block, both, before, order, refit or _refit_output, descend_by or descend)

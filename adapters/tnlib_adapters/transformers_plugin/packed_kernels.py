@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.transformers_plugin.dequantize import unpacked
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear
@@ -24,13 +24,19 @@ _GROUP, _OUT = 64, 16  # multiples of the sizes that the kernels take
 
 
 class PackedProduct(nn.Module):
-    """x -> x W, for integers W (in, out) of 8 bits with one scale per column, or of 2 to 4 bits with groups of rows.
+    """x -> x W, for integers W (in, out): 8 bits with a scale per column or row, or 2 to 4 bits with groups of rows.
 
-    Codes c of fewer than 4 bits are those of 4 bits, c + 8 - 2^(bits - 1): a value is (code - 8 + 1/2) scale.
+    Codes c of fewer than 4 bits are those of 4 bits, c + 8 - 2^(bits - 1): a value is (code - 8 + 1/2) scale. The
+    kernel of 8 bits has scales of columns; scales of rows multiply x.
+
+    >>> codes, scales = torch.ones(3, 2, dtype=torch.int8), torch.tensor([[0.5, 2.0]])
+    >>> PackedProduct(codes, scales, IntegerFormat(8, axis=0))(torch.ones(1, 3, dtype=torch.bfloat16)).tolist()
+    [[1.5, 6.0]]
     """
 
     codes: Tensor
     scales: Tensor
+    row_scales: Tensor | None
 
     def __init__(self, codes: Tensor, scales: Tensor, form: IntegerFormat) -> None:
         super().__init__()
@@ -38,32 +44,44 @@ class PackedProduct(nn.Module):
         self.is_int8 = not form.is_packed
         pad_in, pad_out = -self.n_in % _GROUP, -self.n_out % _OUT
         weight = functional.pad(codes.T, (0, pad_in, 0, pad_out)).contiguous()  # out in
-        by_column = functional.pad(scales.detach().to(torch.bfloat16), (0, pad_out))
+        half, by_row = scales.detach().to(torch.bfloat16), form.axes == (1,)
+        by_column = functional.pad(half.new_ones(1, self.n_out) if by_row else half, (0, pad_out))
         if self.is_int8:
-            kept, of_kernel = weight, by_column[0]
+            packed_codes, kernel_scales = weight, by_column[0]
         else:
             n_groups = weight.shape[1] // _GROUP
-            kept = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.int() + 8 - 2 ** (form.bits - 1), 1)
+            packed_codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+                weight.int() + 8 - 2 ** (form.bits - 1), 1
+            )
             rows = by_column.expand(n_groups, -1) if len(by_column) == 1 else by_column
-            of_kernel = torch.stack([rows, rows / 2], -1).contiguous()
-        self.register_buffer("codes", kept, persistent=False)
-        self.register_buffer("scales", of_kernel, persistent=False)
+            kernel_scales = torch.stack([rows, rows / 2], -1).contiguous()
+        self.register_buffer("codes", packed_codes, persistent=False)
+        self.register_buffer("scales", kernel_scales, persistent=False)
+        self.register_buffer("row_scales", half[:, 0] if by_row else None, persistent=False)
 
     @staticmethod
     def holds(shape: tuple[int, ...], form: IntegerFormat) -> bool:
         """Test if there is a kernel for an array in this format."""
-        if len(shape) != 2 or form.axes != (0,):
+        if len(shape) != 2 or 0 in shape or len(form.axes) != 1:
             return False
-        return form.n_groups(shape[0]) == 1 or (form.bits <= 4 and form.group == _GROUP)
+        (axis,) = form.axes
+        is_one_group = form.n_groups(shape[axis]) == 1
+        if not form.is_packed:
+            return is_one_group
+        # torch has the operations since version 2.6
+        has_kernel = form.bits <= 4 and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+        return has_kernel and axis == 0 and (is_one_group or form.group == _GROUP)
 
     def takes(self, x: Tensor) -> bool:
-        """Test if the kernel is the faster way for this input; it has no derivatives."""
+        """Test if the kernel is the faster way for this input; it has no derivatives, and runs on the CPU."""
         is_small = x.dtype == self.scales.dtype == torch.bfloat16 and x[..., 0].numel() <= _MOST_ROWS
-        return is_small and x.device == self.codes.device and not torch.is_grad_enabled()
+        return is_small and x.device.type == self.codes.device.type == "cpu" and not torch.is_grad_enabled()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W."""
-        rows = functional.pad(x.reshape(-1, self.n_in), (0, -self.n_in % _GROUP)).contiguous()
+        rows = x.reshape(-1, self.n_in)
+        rows = rows if self.row_scales is None else rows * self.row_scales
+        rows = functional.pad(rows, (0, -self.n_in % _GROUP)).contiguous()
         y: Tensor
         if self.is_int8:
             y = torch.ops.aten._weight_int8pack_mm(rows, self.codes, self.scales)
@@ -77,40 +95,61 @@ def use_packed_kernels(model: nn.Module) -> nn.Module:
 
     For generation: a token is faster than with integers that are dequantized in every call, and than in bfloat16. The
     kernels need a copy of the integers in an order of their own, which is not saved and does not follow a change of the
-    scales. Factors that no kernel takes are dequantized as before: those of 5 to 7 bits, TT-matrices, Tucker, CP and
-    heads.
+    scales. They have no derivatives, and run where gradients are disabled, as by `generate` and `torch.no_grad`.
+    Factors that no kernel takes are dequantized as before: those of 5 and 6 bits, TT-matrices, Tucker, CP and heads,
+    embeddings and an unembedding that is tied to them.
 
     Parameters
     ----------
     model
-        Model in bfloat16 on the CPU, loaded by `from_pretrained`, with factors in int8, int4, int3 or int2.
+        Model in bfloat16 on the CPU, loaded by `from_pretrained`, with factors in int8, or, from torch 2.6 on, in int4,
+        int3 or int2.
 
     Raises
     ------
-    ArgumentError
-        If the model is in another dtype or on another device, or no kernel takes any of its factors.
+    ArgumentError, ArgumentTypeError
+        If the model is in another dtype or on another device, or no kernel takes any of its factors, or it is no
+        module.
+
+    Examples
+    --------
+    ::
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        use_packed_kernels(model).generate(**tokenizer("One", return_tensors="pt"))
     """
-    first = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    if first.dtype != torch.bfloat16 or first.device.type != "cpu":
-        raise ArgumentError(
-            f"use_packed_kernels: model must be in torch.bfloat16 on the CPU, got {first.dtype} on {first.device}; "
-            "load it with dtype=torch.bfloat16, or use use_linear_layers."
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"use_packed_kernels: model must be a module of torch, got {type(model).__name__}; load it with "
+            "from_pretrained."
         )
-    layers = [module for module in model.modules() if isinstance(module, FactoredLinear)]
-    if sum([_add_kernels(layer) for layer in layers]) == 0:
+    layers = [module for module in model.modules() if isinstance(module, FactoredLinear) and _packable(module)]
+    if not layers:
         raise ArgumentError(
             "use_packed_kernels: model must have weights or low-rank factors in integers of 8, or of 2 to 4 bits, got "
-            "none; use use_linear_layers."
+            'none; compress it with method "matrix" and store="int8", or use use_linear_layers.'
         )
+    likes = [layer.like() for layer in layers]
+    other = next((own for own in likes if own.dtype != torch.bfloat16 or own.device.type != "cpu"), None)
+    if other is not None:
+        raise ArgumentError(
+            f"use_packed_kernels: model must be in torch.bfloat16 on the CPU, got {other.dtype} on {other.device}; "
+            "load it with dtype=torch.bfloat16, or use use_linear_layers."
+        )
+    for layer in layers:
+        _add_kernels(layer)
     return model
 
 
-def _add_kernels(layer: FactoredLinear) -> int:
-    """Give the kernels of a layer's parts to the module of its parameters, and return their number."""
-    parts = {name: own for name, own in layer.multiplied_integers().items() if PackedProduct.holds(*own)}
-    for name, (shape, form) in parts.items():
+def _packable(layer: FactoredLinear) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
+    """Return shapes and formats of the parts that a kernel multiplies by."""
+    return {name: own for name, own in layer.multiplied_integers().items() if PackedProduct.holds(*own)}
+
+
+def _add_kernels(layer: FactoredLinear) -> None:
+    """Give the kernels of a layer's parts to the module of its parameters."""
+    for name, (shape, form) in _packable(layer).items():
         codes, scales = layer.held(name)
         if form.is_packed:
             codes = unpacked(codes, form.bits)[..., : shape[0]].T  # out in -> in out
         layer.add_kernel(name, PackedProduct(codes.detach(), cast(Tensor, scales), form))
-    return len(parts)

@@ -20,6 +20,8 @@ from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward, Loc
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads, freeze_heads
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
+_MOST_CELLS = 48  # rows of a pattern in a picture of all heads
+
 FrozenLayer = FrozenAttention | FrozenFeedForward
 
 
@@ -154,8 +156,10 @@ class FrozenModel:
 
 
 def _framed(pattern: Array) -> Array:
-    """Return a pattern (n, n) with a margin on two sides."""
-    return np.pad(pattern, ((0, max(1, len(pattern) // 16)), (0, max(1, len(pattern) // 16))), constant_values=-0.2)
+    """Return a pattern (n, n) with a margin on two sides, of a long text the maxima over blocks."""
+    starts = np.arange(0, len(pattern), -(-len(pattern) // _MOST_CELLS))
+    small = np.maximum.reduceat(np.maximum.reduceat(pattern, starts, axis=0), starts, axis=1)
+    return np.pad(small, (0, max(1, len(small) // 16)), constant_values=-0.2)
 
 
 def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: LocalMap) -> FrozenModel:

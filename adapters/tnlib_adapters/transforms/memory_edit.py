@@ -6,7 +6,7 @@ key k* to another value v*, the nearest to W over the keys of a text is
     W' = W + u (v* - k* W - b) / (u . k*),     u = C^-1 k*,     C the second moments E[k k^T] of the keys,
 
 the minimum of E|k W' - k W|^2 = tr (W' - W)^T C (W' - W) under k* W' + b = v*, by a Lagrange multiplier for every
-output. With C = 1 it is the smallest change of the weights, which is the larger one on the text.
+output. With C = 1 it is the smallest change of the weights, but changes the outputs on the text more.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ def edit_memory(
     checkpoint
         A model with one residual stream, whose down projection is stored dense.
     layer
-        Index of a layer with one feed-forward layer, from 0.
+        Index of a layer with one feed-forward layer, from 0. Layers that share its weights change too.
     key
         (d_ff,): the input of the down projection at which the output is changed, for example
         `feed_forward_keys(checkpoint, prompt, layer)[0, -1]`.
     value
         (d_model,): its new output, bias included, before any norm behind the layer.
     moments
-        (d_ff, d_ff): second moments of the keys of a text, `keys.T @ keys / len(keys)`, up to a factor. The identity
-        gives the smallest change of the weights.
+        (d_ff, d_ff), positive semidefinite: second moments of the keys of a text, `keys.T @ keys / len(keys)`, up to a
+        factor. The identity gives the smallest change of the weights.
 
     Returns
     -------
@@ -98,8 +98,8 @@ def edit_memory(
     Raises
     ------
     ArgumentError
-        If an array does not fit the layer, `moments` is not symmetric positive semidefinite, or the key is zero or
-        outside of the range of `moments`.
+        If an array does not fit the layer, `moments` is not real and symmetric, or the key is zero or outside of the
+        range of `moments`.
 
     References
     ----------

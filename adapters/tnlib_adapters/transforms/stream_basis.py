@@ -21,6 +21,7 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.checkpoints.residual_stream import read_stream
 from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import read_weights
 
 _RESOLVED = 1e-10  # smallest second moment, relative to the largest, that defines an axis
 
@@ -63,7 +64,9 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
     """
     model = as_one_stream("stream_basis", checkpoint)
     d = model.sizes.d_model
-    stream = np.concatenate([x.reshape(-1, d) for x in run(model, tokens).residuals])  # (layer position) d
+    weights = read_weights(model)
+    checked = weights.embedding.check("stream_basis", tokens, weights.context)
+    stream = np.concatenate([x.reshape(-1, d) for x in run(weights, checked).residuals])  # (layer position) d
     centred = any(norm.kind == "layer" for norm in read_stream(model).norms)
     frame = _complement_of_ones(d) if centred else np.eye(d)
     activations = stream @ frame

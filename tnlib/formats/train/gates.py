@@ -1,6 +1,6 @@
 r"""Gates on one leg of a train, or on two neighbouring legs with a truncation of the bond between them.
 
-The centre moves to the gate. There the two cores are contracted with it,
+The centre moves to the nearer leg of the gate. There the two cores are contracted with it,
 
     (C)--<|            (theta)
      |    |      =      |   |       theta[l, m, m', r] = sum over n, n', b of gate[m, m', n, n'] C[l, n, b] B[b, n', r]
@@ -50,7 +50,7 @@ def apply_gate(
     Parameters
     ----------
     tt
-        A TensorTrain. Next to its centre, this costs one SVD of a matrix (r n, n r).
+        A TensorTrain. If its centre is one of the legs, this costs one SVD of a matrix (r n, n' r').
     gate
         On one leg of size n a matrix (m, n), applied as in `gate @ x`. On two legs a matrix (n n', n n'), the first of
         `legs` the slower index, or an array (m, m', n, n'). It need not be unitary.
@@ -64,7 +64,8 @@ def apply_gate(
     Returns
     -------
     Fit
-        The train with its centre at the gate, for two legs at the right one. The norm is that of the truncated result.
+        The train in the common dtype of `tt` and `gate`, not normalized, with its centre at the gate, for two legs at
+        the right one.
 
     References
     ----------
@@ -136,7 +137,8 @@ def _on_two_legs(
     tt: TensorTrain, gate: Array, site: int, rtol: float | None, max_rank: int | None
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the train with `gate` (m, m', n, n') on legs `site` and `site` + 1, and its truncation."""
-    moved = move_center(_widened(tt, gate.dtype), site)
+    wide = _widened(tt, gate.dtype)
+    moved = move_center(wide, site + 1 if wide.center is not None and wide.center > site else site)
     cores, scaled = list(moved.cores), rescale(gate)
     pair = np.tensordot(cores[site], cores[site + 1], 1)  # l n [b] n' r
     product = np.tensordot(pair, scaled.array, axes=([1, 2], [2, 3])).transpose(0, 2, 3, 1)  # l [n n'] m m' r

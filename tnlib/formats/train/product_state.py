@@ -26,4 +26,4 @@ def product_state(vectors: Sequence[npt.ArrayLike] | Array) -> TensorTrain:
     """
     rows = as_list("product_state", "vectors", vectors, "vectors")
     checked = [as_array("product_state", f"vectors[{k}]", row, ndim=1) for k, row in enumerate(rows)]
-    return TensorTrain([vector[None, :, None] for vector in checked])
+    return TensorTrain([vector[None, :, None].copy() for vector in checked])  # independent of the arguments

@@ -77,12 +77,13 @@ def propagate_beliefs(tn: qtn.TensorNetwork, *, tol: float = _TOL, damping: floa
     Returns
     -------
     Beliefs
-        Exact on trees; with loops, the Bethe approximation.
+        Exact on trees; with loops, the Bethe approximation. An index that a tensor repeats stands for its diagonal.
 
     Raises
     ------
     ArgumentError
-        If an entry is negative or complex, or all configurations have weight zero.
+        If an entry is negative or complex, or all configurations have weight zero; with loops, factors that contradict
+        each other may go unnoticed.
 
     References
     ----------
@@ -124,8 +125,8 @@ def propagate_beliefs(tn: qtn.TensorNetwork, *, tol: float = _TOL, damping: floa
         marginals = compute_all_index_marginals_from_messages(factors, messages.messages)
     if not (np.isfinite(exponent) and mantissa > 0 and all(np.isfinite(p).all() for p in marginals.values())):
         raise ArgumentError(
-            "propagate_beliefs: some configuration must have a positive weight, got messages of zero; a factor "
-            "contradicts the others, or damping is needed."
+            "propagate_beliefs: some configuration must have a positive weight, got messages of zero; remove a factor "
+            "that contradicts the others, or entries that are more than 150 orders of magnitude smaller than others."
         )
     error = float(info["max_mdiff"])
     if not info["converged"]:
@@ -152,5 +153,6 @@ def _factors(tn: qtn.TensorNetwork) -> tuple[qtn.TensorNetwork, float]:
             )
         scaled, e = normalize(data.astype(np.float64))
         tensor.modify(data=scaled, left_inds=None)
+        tensor.collapse_repeated_()
         log_scale += e * math.log(2)
     return out, log_scale

@@ -18,6 +18,8 @@ from tnlib._validate import HALF, as_array, to_numpy
 
 def as_network(function: str, tn: Any) -> qtn.TensorNetwork:
     """Return `tn`, a quimb TensorNetwork with at least one tensor."""
+    if isinstance(tn, qtn.Tensor):
+        raise ArgumentTypeError(f"{function}: tn must be a TensorNetwork of quimb, got a Tensor; pass tn.as_network().")
     if not isinstance(tn, qtn.TensorNetwork):
         advice = "convert a format with tnlib.interop.quimb.to_network"
         raise wrong_type(function, "tn", "a TensorNetwork of quimb", tn, advice)

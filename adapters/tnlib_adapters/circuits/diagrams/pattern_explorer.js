@@ -2,9 +2,12 @@
 // `root` is its element, `data` has names[n], n, and layers[layer][head], bytes of n x n weights from 0 to 255.
 (function (root, data) {
   "use strict";
+  if (root.isExplorer) return; // of several copies in a notebook, each is filled once
+  root.isExplorer = true;
   const n = data.n, cell = Math.max(4, Math.floor(448 / n));
   const byClass = (name) => root.querySelector("." + name);
   const canvas = byClass("pattern"), readout = byClass("readout"), tokens = byClass("tokens"), title = byClass("title");
+  for (const filled of [tokens, byClass("heads")]) filled.replaceChildren(); // of a page that a browser saved
   let weights = null, query = null, key = null, pinned = false;
 
   function decode(text) {
@@ -14,17 +17,17 @@
   }
 
   function paint(target, values, size) { // white is 0, dark blue 1
+    const image = new ImageData(n, n);
+    for (let k = 0; k < n * n; k++) {
+      const w = values[k] / 255;
+      image.data.set([255 - 247 * w, 255 - 207 * w, 255 - 148 * w, 255], 4 * k);
+    }
     target.width = target.height = n * size;
     const context = target.getContext("2d");
-    context.fillStyle = "#fff";
-    context.fillRect(0, 0, target.width, target.height);
-    for (let i = 0; i < n; i++)
-      for (let j = 0; j < n; j++) {
-        const w = values[i * n + j] / 255;
-        if (w === 0) continue;
-        context.fillStyle = `rgb(${Math.round(255 - 247 * w)},${Math.round(255 - 207 * w)},${Math.round(255 - 148 * w)})`;
-        context.fillRect(j * size, i * size, size, size);
-      }
+    context.putImageData(image, 0, 0);
+    if (size === 1) return;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(target, 0, 0, n, n, 0, 0, n * size, n * size);
   }
 
   const percent = (w) => (w === 0 ? "0" : w < 2 ? "<1" : String(Math.round((100 * w) / 255))) + " %";

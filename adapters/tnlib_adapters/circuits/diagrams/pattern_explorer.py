@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._files import write_whole
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_list, as_target
@@ -77,14 +77,14 @@ def explore_patterns(patterns: Sequence[Array], names: Sequence[str]) -> Pattern
     Parameters
     ----------
     patterns
-        Per layer (heads, n, n), weights from 0 to 1, queries as rows.
+        Per layer (heads, n, n), weights from 0 to 1, queries as rows. Every weight takes 4/3 bytes of the page.
     names
         The n tokens, as they are to be shown.
 
     Raises
     ------
-    ArgumentError
-        If shapes do not agree, or weights lie outside of 0 to 1.
+    ArgumentError, ArgumentTypeError
+        If shapes do not agree, weights lie outside of 0 to 1, or names are not strings.
 
     Examples
     --------
@@ -96,9 +96,11 @@ def explore_patterns(patterns: Sequence[Array], names: Sequence[str]) -> Pattern
     PatternExplorer(2 layers, 8 heads, 5 positions)
     """
     layers = as_list("explore_patterns", "patterns", patterns, "arrays")
-    if not all(isinstance(name, str) for name in names) or isinstance(names, str):
-        raise ArgumentError(
-            "explore_patterns: names must be strings, one for every token; pass for example ['a', 'b']."
+    names = as_list("explore_patterns", "names", names, "strings")
+    if wrong := {type(name).__name__ for name in names if not isinstance(name, str)}:
+        raise ArgumentTypeError(
+            f"explore_patterns: names must be strings, one for every token, got {', '.join(sorted(wrong))}; pass for "
+            "example tokenizer.convert_ids_to_tokens(tokens)."
         )
     n = len(names)
     checked = [as_array("explore_patterns", f"patterns[{k}]", layer, ndim=3) for k, layer in enumerate(layers)]
@@ -145,5 +147,6 @@ def _element(data: dict[str, object]) -> str:
         '<div class="view"><canvas class="pattern"></canvas><div class="text"><div class="tokens"></div>'
         '<p class="readout" aria-live="polite"></p></div></div>\n'
         "<noscript>The patterns are drawn by a script.</noscript>\n"
-        f'<script>{script}(document.getElementById("{name}"), {text});</script></div>'
+        f"<script>{{ const data = {text};\n"
+        f"document.querySelectorAll('[id=\"{name}\"]').forEach((root) => {script}(root, data)); }}</script></div>"
     )

@@ -46,7 +46,7 @@ def build_induction(vocab: int = 128, context: int = 96, *, sharpness: float = 2
     -------
     Checkpoint
         One head per layer, of width d_model = 3 vocab + context. Head 0.0 is a previous-token head, 1.0 an induction
-        head. Weights are in memory; `save_checkpoint` writes them.
+        head. Weights are dense and in memory, eight matrices of this width; `save_checkpoint` writes them.
 
     Raises
     ------

@@ -30,6 +30,7 @@ from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.scaling import largest, norm
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import noise_level
+from tnlib_adapters.circuits.arguments import check_square_form
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,7 +170,7 @@ def form_maximum(form: LowRank) -> Maximum:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank.
+        If `form` is not a real square LowRank.
 
     References
     ----------
@@ -183,7 +184,7 @@ def form_maximum(form: LowRank) -> Maximum:
     >>> form_maximum(tnlib.LowRank(np.eye(3)[:, :1], -3 * np.eye(3)[:1]))
     Maximum(3 over pairs of unit vectors; of one with itself from -3 to 0)
     """
-    _check_square("form_maximum", form)
+    check_square_form("form_maximum", form)
     operator = singular_vectors(form)
     left, right = (operator.left[:, 0], operator.right[0]) if len(operator) else (np.zeros(form.shape[0]),) * 2
     values, vectors = _symmetric(form)
@@ -234,7 +235,8 @@ class MinMaxValues:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
-        return f"MinMaxValues({shown}, ... down to {self.values[-1]:.4g}; {self.n_zero} are 0)"
+        last = f", ... down to {self.values[-1]:.4g}" if len(self.values) > 4 else ""
+        return f"MinMaxValues({shown}{last}; {self.n_zero} further ones are 0)"
 
 
 def minmax_values(form: LowRank) -> MinMaxValues:
@@ -253,7 +255,7 @@ def minmax_values(form: LowRank) -> MinMaxValues:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank.
+        If `form` is not a real square LowRank.
 
     References
     ----------
@@ -266,18 +268,9 @@ def minmax_values(form: LowRank) -> MinMaxValues:
     >>> [round(found.value(k), 6) for k in (1, 2, 3, 4)]
     [3.0, 1.0, 0.0, -2.0]
     """
-    _check_square("minmax_values", form)
+    check_square_form("minmax_values", form)
     values, vectors = _symmetric_part(form)
     return MinMaxValues(values[::-1], vectors[:, ::-1], form.shape[0] - len(values))
-
-
-def _check_square(function: str, form: object) -> None:
-    if not isinstance(form, LowRank):
-        raise ArgumentTypeError(
-            f"{function}: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
-        )
-    if form.shape[0] != form.shape[1]:
-        raise ArgumentError(f"{function}: form must be square, got shape {form.shape}; pass attention.qk(head).")
 
 
 def _symmetric_part(form: LowRank) -> tuple[Array, Array]:

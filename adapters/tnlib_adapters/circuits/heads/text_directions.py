@@ -5,9 +5,9 @@ scores on a text are best on the text: with inputs X~ (n, d + 1) of the layer in
 
     X~ Omega X~^T  =  sum_k s_k a_k b_k^T        a_k, b_k orthonormal, (n,)
 
-a_k says how strongly every position asks for the k-th feature, b_k how strongly it offers it. Of rank at most d_head,
-they come from the factors X~ W_Q and X~ W_K; for every k, no other sum of k products is nearer to the scores (Eckart
-and Young). The directions in the stream are those whose inner products with the inputs are a_k and b_k.
+a_k is the strength of the k-th feature at every position as a query, b_k as a key. Of rank at most d_head, they come
+from the factors X~ W_Q and X~ W_K; for every k, no other sum of k products is nearer to the scores (Eckart and Young).
+The directions in the stream are those whose inner products with the inputs are a_k and b_k.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError, LowRank
+from tnlib import ArgumentError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib_adapters.attention.validation import as_index
+from tnlib_adapters.circuits.arguments import check_square_form
 from tnlib_adapters.circuits.heads.singular_vectors import singular_vectors
 
 
@@ -55,7 +57,9 @@ class TextDirections:
         return np.asarray((self.queries[:, :k] * self.values[:k]) @ self.keys[:, :k].T)
 
     def top(self, k: int, count: int = 5) -> tuple[list[int], list[int]]:
-        """Return the positions at which feature k is largest in modulus, as a query and as a key."""
+        """Return the `count` positions at which feature k, from 0, is largest in modulus, as a query and as a key."""
+        k = as_index("TextDirections.top", "k", k, len(self.values))
+        count = as_count("TextDirections.top", "count", count)
         chosen = (np.argsort(-np.abs(side[:, k]), kind="stable")[:count] for side in (self.queries, self.keys))
         queries, keys = (positions.tolist() for positions in chosen)
         return queries, keys
@@ -72,19 +76,21 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     Parameters
     ----------
     form
-        (d + 1, d + 1), `attention.qk(head)`, or (d, d) without biases. The scale of the scores is not part of it.
+        (d + 1, d + 1), `attention.qk(head)`, or (d, d) without biases. The scale of the scores is not part of it. With
+        rotary embeddings, `attention.qk(head, distance)`: the scores as if all pairs had this distance.
     inputs
         (n, d), the inputs of the layer at every position, `run(model, tokens).inputs[layer][0]`.
 
     Returns
     -------
     TextDirections
-        At the numerical rank, at most d_head. Signs are fixed by the queries.
+        At the numerical rank, at most d_head. Signs are fixed by the queries. All pairs of positions count, those that
+        a causal mask excludes too.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If `form` is not a square LowRank, or `inputs` do not fit it.
+        If `form` is not a real square LowRank, or `inputs` are complex or do not fit it.
 
     References
     ----------
@@ -101,11 +107,13 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     >>> found.queries.shape, bool(found.shares[:4].sum() > 0.8)
     ((40, 16), True)
     """
-    if not isinstance(form, LowRank):
-        raise ArgumentTypeError(
-            f"text_directions: form must be a LowRank, got {type(form).__name__}; pass attention.qk(head)."
+    check_square_form("text_directions", form)
+    x = as_array("text_directions", "inputs", inputs, ndim=2)
+    if x.dtype.kind == "c":
+        raise ArgumentError(
+            f"text_directions: inputs must be real, got {x.dtype}; pass run(model, tokens).inputs[layer][0]."
         )
-    x = as_array("text_directions", "inputs", inputs, ndim=2).astype(np.float64)
+    x = x.astype(np.float64)
     if x.shape[1] == form.shape[0] - 1:
         x = np.column_stack([x, np.ones(len(x))])
     if form.shape != (x.shape[1], x.shape[1]):

@@ -111,7 +111,45 @@ def test_a_circuit_gives_the_state_of_the_dense_simulation() -> None:
         dense = dense_product(dense, unitary.reshape(2, 2, 2, 2), (k, k + 1))
     assert oracles.true_error(dense, state) <= 1e-14
     assert max(tnlib.isometry_errors(state)) <= 1e-13
-    assert state.ranks == (1, 2, 4, 8, 4, 2, 1)[:7]
+    assert state.ranks == (1, 2, 4, 8, 4, 2, 1)
+
+
+@pytest.mark.parametrize("exponent", [-2000, 2000, 10**12])
+def test_the_scale_of_a_train_changes_no_rank(exponent: int) -> None:
+    tt = tnlib.random.tensor_train((2,) * 6, 5, dtype=np.complex128, rng=1)
+    far = tnlib.TensorTrain(tt.cores, tt.center, exponent=exponent)
+    for legs, gate in ((2, oracles.normal((2, 2), np.float64, 3)), ((3, 2), oracles.normal((4, 4), np.float64, 2))):
+        plain, scaled = (tnlib.apply_gate(t, gate, legs, rtol=0.1) for t in (tt, far))
+        assert scaled.value.ranks == plain.value.ranks
+        assert scaled.error == plain.error
+        shifted = tnlib.TensorTrain(scaled.value.cores, exponent=scaled.value.exponent - exponent)
+        assert oracles.true_error(plain.value.full(), shifted) <= 1e-14
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e308])
+def test_cores_and_gates_at_the_ends_of_the_range(size: float) -> None:
+    tt = tnlib.TensorTrain([np.full((1, 3, 1), size), np.full((1, 3, 1), 3**-0.5)], 0)
+    one, two = tnlib.apply_gate(tt, np.full((2, 3), size), 0), tnlib.apply_gate(tt, np.full((9, 9), size), (0, 1))
+    assert one.value.log_norm() == pytest.approx(2 * math.log(size) + math.log(18) / 2, rel=1e-13)
+    assert two.value.log_norm() == pytest.approx(2 * math.log(size) + math.log(9 * 27) / 2, rel=1e-13)
+
+
+def test_both_legs_as_centre_give_the_same() -> None:
+    tt = tnlib.random.tensor_train((2, 3, 4, 2), 4, dtype=np.complex128, rng=0)
+    gate = oracles.normal((12, 12), np.complex128, 1)
+    want, *others = (tnlib.apply_gate(tnlib.canonicalize(tt, k), gate, (1, 2), max_rank=3) for k in range(4))
+    for fit in others:
+        assert fit.error == pytest.approx(want.error, rel=1e-10)
+        assert oracles.true_error(want.value.full(), fit.value) <= 1e-13
+        assert max(tnlib.isometry_errors(fit.value)) <= 1e-13
+
+
+def test_a_train_of_other_arrays_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    tt = tnlib.tt_svd(torch.ones(2, 2)).value
+    with oracles.refused(TypeError, "apply_gate: tt must hold numpy arrays", "tt.to_numpy()"):
+        tnlib.apply_gate(tt, np.eye(2), 0)
+    assert isinstance(tnlib.apply_gate(tt.to_numpy(), torch.eye(2), 0).value.cores[0], np.ndarray)
 
 
 def test_a_gate_that_annihilates_the_state_gives_zero() -> None:

@@ -69,6 +69,18 @@ def test_long_trains_of_extreme_norm() -> None:
     assert abs(samples.mean() - 0.5) < 0.01
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+def test_extreme_scales_change_no_sample(dtype: Any) -> None:
+    tt = tnlib.random.tensor_train((3, 2, 4), 3, dtype=dtype, rng=1)
+    want = tnlib.sample(tt, 50, rng=2)
+    for exponent in (-2000, 2000, 10**12):
+        assert np.array_equal(tnlib.sample(tnlib.TensorTrain(tt.cores, tt.center, exponent=exponent), 50, rng=2), want)
+    tiny, huge = np.finfo(dtype).tiny, np.finfo(dtype).max
+    for size in (tiny, huge / 4):
+        single = tnlib.TensorTrain([(np.array([0, 1, 0], dtype) * size)[None, :, None]], 0)
+        assert np.all(tnlib.sample(single, 20) == 1)
+
+
 def test_wrong_input_is_refused() -> None:
     tt = tnlib.random.tensor_train((2, 3), 2, rng=0)
     with oracles.refused(ValueError, "sample: n_samples must be at least 1"):

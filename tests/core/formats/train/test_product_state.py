@@ -22,6 +22,13 @@ def test_they_are_outer_products(shape: list[int], dtype: np.dtype, seed: int) -
     oracles.assert_close(state.full(), functools.reduce(np.multiply.outer, vectors), dtype)
 
 
+def test_a_vector_that_is_changed_later_changes_no_state() -> None:
+    vector = np.ones(2)
+    state = tnlib.product_state([vector, vector])
+    vector[0] = 5
+    assert np.array_equal(state.full(), np.ones((2, 2)))
+
+
 def test_rows_of_a_matrix_and_lists_are_vectors() -> None:
     assert np.array_equal(tnlib.product_state(np.eye(2)[[1, 0]]).full(), [[0, 0], [1, 0]])
     assert np.array_equal(tnlib.product_state([[1, 2], [3, 4, 5j]]).full(), np.outer([1, 2], [3, 4, 5j]))

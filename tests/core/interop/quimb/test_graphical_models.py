@@ -39,6 +39,19 @@ def test_trees_are_exact(n: int, seed: int) -> None:
         np.testing.assert_allclose(p, contract(tn, legs=[index]) / z, atol=1e-10)
 
 
+def test_a_repeated_index_is_a_diagonal() -> None:
+    found = propagate_beliefs(qtn.TensorNetwork([qtn.Tensor(np.array([[1.0, 3.0], [2.0, 5.0]]), "aa")]))
+    assert found.log_partition == pytest.approx(np.log(6), abs=1e-12)
+    np.testing.assert_allclose(found.marginals["a"], [1 / 6, 5 / 6], atol=1e-12)
+
+
+def test_the_input_is_not_changed() -> None:
+    tn = factor_tree(4, 1)
+    before = [tensor.data.copy() for tensor in tn]
+    propagate_beliefs(tn)
+    assert all(np.array_equal(tensor.data, x) for tensor, x in zip(tn, before, strict=True))
+
+
 def test_observed_values_are_factors_with_zeros() -> None:
     tn = factor_tree(6, 3)
     value = max(tn.ind_map, key=tn.ind_size)
@@ -105,3 +118,8 @@ def test_wrong_input_is_refused() -> None:
         propagate_beliefs(a & a, damping=1.0)
     with oracles.refused(TypeError, "propagate_beliefs: tn must be a TensorNetwork"):
         propagate_beliefs(np.eye(2))
+    with oracles.refused(
+        TypeError, "propagate_beliefs: tn must be a TensorNetwork", "got a Tensor; pass tn.as_network()"
+    ):
+        propagate_beliefs(a)
+    assert propagate_beliefs(a.as_network()).log_partition == pytest.approx(0, abs=1e-15)

@@ -1,0 +1,78 @@
+"""tnlib demo: a story with a conclusion that follows from its numbers, and a folder that is whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tnlib_adapters import builtin_path, cli, open_checkpoint
+from tnlib_adapters.demo.run_demo import Demo
+from tnlib_adapters.demo.size_and_loss import SizeAndLoss, original, rounded
+from tnlib_adapters.demo.story import story, verdict
+from tnlib_adapters.inspection.findings import Finding
+
+
+def point(label: str, n_bytes: int, loss: float) -> SizeAndLoss:
+    return SizeAndLoss(label, n_bytes, n_bytes / 1000, loss)
+
+
+def test_rounding_is_measured_with_the_bytes_that_it_takes() -> None:
+    checkpoint = open_checkpoint(builtin_path())
+    whole, eight, three = original(checkpoint), rounded(checkpoint, 8), rounded(checkpoint, 3)
+    assert whole.n_bytes == 4 * 33280
+    assert eight.n_bytes == 36864  # as `plain_bytes` counts
+    assert three.n_bytes == 32768 * 3 // 8 + 2 * 512 + 4 * 512  # codes, scales, biases
+    assert whole.loss < three.loss
+    assert abs(eight.loss - whole.loss) < 0.01 < three.loss - whole.loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentences"),
+    [
+        (0.5, ["low rank has a lower loss than the same model rounded to 3 bits at 3.0 kB", "0.400 rounded to 4 bits"]),
+        (0.7, ["0.600 rounded to 3 bits, at 1.5 times the bytes"]),
+        (3.0, ["Rounding is better here: 2.000 rounded to 2 bits, at 1.0 kB"]),
+        (0.1, ["low rank has a lower loss than the same model rounded to 3 bits"]),
+    ],
+)
+def test_the_conclusion_follows_from_the_numbers(loss: float, sentences: list[str]) -> None:
+    roundings = [point("rounded to 4 bits", 4000, 0.4), point("rounded to 3 bits", 3000, 0.6),
+                 point("rounded to 2 bits", 1000, 2.0)]  # fmt: skip
+    said = verdict(point("low rank", 2000, loss), roundings)
+    assert all(sentence in said for sentence in sentences)
+    assert ("has a lower loss than" in said) == (loss < 0.6)
+
+
+def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
+    whole, low = point("original, float32", 8000, 0.3), [point("low rank", 2000, 0.5)] * 4
+    roundings = (point("rounded to 3 bits", 3000, 0.6),)
+    demo = Demo(Path("out"), whole, roundings, tuple(low), (4000, 2000), (Finding("Head 0.3 is one.", "heads"),))
+    text = "\n".join(story(demo))
+    for part in ("8.0 kB -> 2.0 kB, 4.0 times smaller", "4,000 -> 2,000, 2.0 times fewer", "Conclusion: At 2.0 kB",
+                 "  - Head 0.3 is one.", "Open first: out/loss_against_size.png",
+                 "pip install 'tnlib[torch]'"):  # fmt: skip
+        assert part in " ".join(text.split()) or part in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_folder_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("kept")
+    result = CliRunner().invoke(cli.main, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+@pytest.mark.slow
+def test_the_demo_writes_a_model_that_beats_rounding_at_its_size(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    result = CliRunner().invoke(cli.main, ["demo", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    opened = re.findall(rf"{re.escape(str(out))}/(\S+)", result.stdout)
+    assert opened == ["loss_against_size.png", "inside/inspect.html", "smaller/tnlib_report.html"]
+    assert all((out / name).stat().st_size > 10_000 for name in opened)
+    assert "low rank has a lower loss than the same model rounded to 3 bits" in " ".join(result.stdout.split())
+    assert "1.4 times fewer" in " ".join(result.stdout.split())
+    assert open_checkpoint(out / "smaller").factored is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo"]
