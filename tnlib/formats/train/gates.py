@@ -50,7 +50,7 @@ def apply_gate(
     Parameters
     ----------
     tt
-        A TensorTrain. At its centre, the cost is one SVD of a matrix (r n, n r).
+        A TensorTrain. Next to its centre, this costs one SVD of a matrix (r n, n r).
     gate
         On one leg of size n a matrix (m, n), applied as in `gate @ x`. On two legs a matrix (n n', n n'), the first of
         `legs` the slower index, or an array (m, m', n, n'). It need not be unitary.
@@ -58,14 +58,13 @@ def apply_gate(
         One leg, or two neighbouring ones in either order. For distant legs, make the gate a TTMatrix with
         `tnlib.ttm_svd` and use `tnlib.apply`.
     rtol, max_rank
-        Relative Frobenius error, and maximal rank of the bond between the two legs; the smaller rank is used. If both
-        are None, the numerical rank. A gate on one leg changes no bond.
+        Relative Frobenius error, and cap on the bond between the two legs; the smaller rank wins. Neither: the
+        numerical rank. A gate on one leg changes no bond.
 
     Returns
     -------
     Fit
-        The train with its centre at the leg of the gate, for two legs at the right one. It is not renormalized after
-        truncation.
+        The train with its centre at the gate, for two legs at the right one. The norm is that of the truncated result.
 
     References
     ----------
