@@ -8,9 +8,9 @@ _LONGEST = 1000  # characters of a message
 
 
 class TnlibError(Exception):
-    """Base class of the errors that tnlib raises; the message is one line of at most 1,000 characters.
+    """Base class of the errors that tnlib raises; messages have one line of at most 1,000 characters.
 
-    What a message quotes may be of any length; the middle is left out, and the remedy at the end remains.
+    Long quotations in a message are abbreviated in the middle; the remedy at the end is kept.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -52,4 +52,4 @@ class ConvergenceWarning(UserWarning):
 
 
 class DegenerateCutWarning(UserWarning):
-    """A rank cap separates singular values that are equal to roundoff, so the kept subspace is arbitrary."""
+    """`max_rank` separates singular values that are equal to roundoff, so the kept subspace is not unique."""

@@ -28,14 +28,14 @@ class Fit(Generic[F]):
     error
         Relative Frobenius error, norm(x - value.full()) / norm(x); 0 for a zero tensor.
     certified
-        True where `error` is never below the true error by more than roundoff. Subnormal results are not certified:
-        below 2.2e-308, in 32 bits 1.2e-38, rounding is not relative.
+        True if `error` is never below the true error by more than roundoff. Subnormal results (below 2.2e-308, or
+        1.2e-38 in single precision) are not certified, because their rounding errors are not relative.
     converged
-        False where a tolerance was missed, or an iteration ran out of steps.
+        False if the tolerance was missed, or an iteration reached its maximal number of steps.
     n_iter
         Number of sweeps; 0 for direct methods.
     notes
-        Remarks for the reader of the report, such as a cut through equal singular values.
+        Remarks that are printed with the report, such as a truncation that separates equal singular values.
 
     Examples
     --------

@@ -25,8 +25,8 @@ MAX_NDIM = 64  # of a numpy array
 class Format(ABC):
     """A tensor in factored form: arrays whose contraction is a dense array.
 
-    Constructors raise ArgumentError where arrays are not finite or do not fit together, ArgumentTypeError where they
-    are no arrays of numbers. Arrays are stored as read-only views, without a copy where their dtype is supported.
+    Constructors raise ArgumentError if arrays are not finite or have inconsistent shapes, and ArgumentTypeError if they
+    are not arrays of numbers. Arrays are stored as read-only views, without a copy if their dtype is supported.
     """
 
     def __new__(cls, *arrays: Any, **keywords: Any) -> Any:
@@ -46,7 +46,7 @@ class Format(ABC):
     _repr_html_ = format_html
 
     def named_arrays(self) -> dict[str, Array]:
-        """Return the stored arrays by the names that files give them, in a fixed order.
+        """Return the stored arrays as a dict, with their names in files as keys, in a fixed order.
 
         These are the names of the dataclass fields, with .0, .1, ... behind them where a field holds several arrays.
         """
@@ -118,7 +118,7 @@ class Format(ABC):
         return sum(a.size for a in self.arrays())
 
     def is_subnormal(self) -> bool:
-        """Test if numbers are so small, below 2.2e-308 or in 32 bits 1.2e-38, that rounding them is not relative."""
+        """Test if numbers are subnormal: below 2.2e-308 or, in single precision, 1.2e-38."""
         return any(0 < np.abs(a).max(initial=0) < np.finfo(a.dtype).tiny for a in self.arrays())
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
@@ -179,7 +179,7 @@ class Format(ABC):
 
 
 class LinearFormat(Format):
-    """A format closed under addition and multiplication by numbers: exact, ranks add up."""
+    """A format with exact sums, whose ranks add, and exact multiples."""
 
     @property
     def imag(self) -> Self:

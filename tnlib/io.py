@@ -36,7 +36,7 @@ _STORED = ("float32", "float64")
 
 
 def save(path: str | os.PathLike[str], value: Format) -> None:
-    """Write `value` to one file that `load` reads back bit for bit; a failed write leaves the old file, or none.
+    """Write `value` to one file, which `load` reads bit for bit; if writing fails, an existing file is unchanged.
 
     Parameters
     ----------
@@ -73,7 +73,8 @@ def load(path: str | os.PathLike[str]) -> Format:
     Raises
     ------
     FileFormatError, MissingFileError
-        If the file is cut short or changed by a single bit, is no file of tnlib, has a newer version, or is missing.
+        If the file is truncated or corrupted (also by a single bit), is not a file of tnlib, has a newer version, or is
+        missing.
     """
     from safetensors import SafetensorError, safe_open
 

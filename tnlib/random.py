@@ -7,7 +7,7 @@ shape
 dtype
     float32, float64, complex64 or complex128; complex entries have variance 1 too.
 rng
-    A numpy random generator or a seed for it; None always draws the same numbers.
+    A numpy random generator, or a seed; None stands for a fixed seed.
 """
 
 from __future__ import annotations

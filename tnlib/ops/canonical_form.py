@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Format)
 @renamed_arguments(value="t")
 @single_threaded_blas
 def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> F:
-    """Return the same tensor in the gauge that depends on it alone, at its numerical ranks, without a dense array.
+    """Return the same tensor in a gauge that depends on the tensor alone, at its numerical ranks.
 
     Parameters
     ----------
@@ -25,8 +25,9 @@ def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> 
         A TensorTrain, TTMatrix, Tucker, CP, SVD or LowRank.
     groups
         Singular values that share a basis, as `degenerate_groups` returns them for this tensor; by default those that
-        are equal to roundoff. Groups with a coarser `rtol` make the gauges of two tensors that nearly agree the same.
-        An SVD, whose `s` stays diagonal, changes by as much as the values of a group differ. A CP has no groups.
+        are equal to roundoff. For two tensors that agree only approximately, pass groups with a larger `rtol` to obtain
+        the same gauge. In an SVD `s` stays diagonal, so the matrix changes by the differences of the values of a group.
+        A CP has no groups.
 
     Returns
     -------
@@ -38,7 +39,7 @@ def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> 
 
     Notes
     -----
-    `tucker` returns this form unless a tolerance, a cap or `n_iter` changes the slices after they became orthogonal.
+    `tucker` returns this form if it does not truncate and `n_iter` is 0. The dense array is never formed.
 
     References
     ----------

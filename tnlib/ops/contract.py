@@ -45,16 +45,17 @@ def contract(
         A TensorTrain; for vectors a Tucker or CP as well.
     other
         {leg: vector (n,)}; or a TensorTrain with as many legs as `legs`, of which leg j is contracted with leg legs[j];
-        or one with as many legs as `t`: legs of the same number are contracted, both legs of the others stay.
+        or a TensorTrain with as many legs as `t`: leg k of `t` is contracted with leg k of `other` for k in `legs`, and
+        the remaining legs of both are kept.
     legs
         With a train: the legs that are contracted, in ascending order.
 
     Returns
     -------
     TensorTrain | TTMatrix | Tucker | CP | float | complex
-        Of the remaining legs, of the class of `t`; a TTMatrix with those of `t` as rows and those of `other` as
-        columns where both stay; a number where none is left. `contract(psi, psi.conj(), legs)` is a reduced density
-        matrix.
+        A format of the class of `t` with the remaining legs. If legs of both are kept, a TTMatrix with the legs of `t`
+        as rows and those of `other` as columns. If no leg remains, a number. `contract(psi, psi.conj(), legs)` is a
+        reduced density matrix.
 
     Examples
     --------
@@ -91,7 +92,7 @@ def contract(
 @renamed_arguments(value="t", legs="axis")
 @single_threaded_blas
 def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | complex:
-    """Return `t` summed over some legs, or over all: a format of the same class, a number where no leg is left.
+    """Return `t` summed over some or all legs: a format of the same class, or a number if no leg remains.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ _DECOMPOSITIONS = {
 @renamed_arguments(value="t")
 @single_threaded_blas
 def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None) -> F:
-    """Return `t` as a `kind`, equal to roundoff; ArgumentTypeError where there is no exact conversion.
+    """Return `t` as a `kind`, equal to roundoff; raise ArgumentTypeError if there is no exact conversion.
 
     CP becomes Tucker or a train with diagonal cores; Tucker a train, and a train Tucker at its numerical ranks; a
     TT-matrix a train with fused legs, and back; LowRank and SVD a train of two cores, and back; KroneckerTerms a
@@ -50,7 +50,7 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
     Returns
     -------
     kind
-        In the gauge that the conversion leaves: Tucker with orthonormal factors; trains without a centre.
+        Tucker has orthonormal factors; trains have no centre.
 
     Examples
     --------

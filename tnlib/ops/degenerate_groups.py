@@ -33,7 +33,7 @@ def degenerate_groups(t: SVD | LowRank | npt.ArrayLike, *, rtol: float | None = 
 @renamed_arguments(value="t")
 @single_threaded_blas
 def degenerate_groups(t: Format | npt.ArrayLike, *, rtol: float | None = None) -> Groups | list[Groups]:
-    """Return the groups of equal singular values in `t`, as slices; a value that differs from all others is in none.
+    """Return the groups of equal singular values of `t`, as slices; simple values are in no group.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def degenerate_groups(t: Format | npt.ArrayLike, *, rtol: float | None = None) -
 
 
 def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
-    """Return the orthonormal columns `u` with a basis in every group that depends on nothing but the space it spans.
+    """Return orthonormal columns `u` with every group in a basis that depends on its span alone.
 
     Parameters
     ----------
@@ -103,11 +103,11 @@ def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
 @renamed_arguments(value="t")
 @single_threaded_blas
 def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | None = None) -> float:
-    """Return the distance of the canonical basis of `t` to its next jump: 0 at a jump, 1 at most.
+    """Return the distance from 0 to 1 of the canonical basis of `t` to its nearest discontinuity.
 
-    It is the smallest relative change of a squared row length of some basis that would make another row the pivot, or
-    the leading entry. Changes of the spaces well below it move the basis by as much, divided by the gaps between
-    groups. For rows of equal length, of which the first is the pivot within a tolerance, it is 2 sqrt(eps).
+    It is the smallest relative change of the squared norm of a row that would make another row the pivot, or another
+    entry the leading one. Perturbations well below it change the basis by their size divided by the gaps between
+    groups. For rows of equal norm, of which the first is the pivot within a tolerance, it is 2 sqrt(eps).
 
     Parameters
     ----------
@@ -115,7 +115,8 @@ def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | N
         Orthonormal columns (m, r); or an SVD, LowRank, TensorTrain, TTMatrix or Tucker, for the smallest distance of
         all its bonds or legs in the gauge of `canonical_form`.
     groups
-        As `degenerate_groups` returns them for `t`. By default those, and none for plain columns.
+        Groups as returned by `degenerate_groups`, which is also the default for formats. For an array the default is no
+        groups.
 
     Examples
     --------

@@ -25,7 +25,7 @@ from tnlib.ops.convert import convert
 @renamed_arguments(value="t")
 @single_threaded_blas
 def entries(t: Format, indices: npt.ArrayLike) -> Array:
-    """Return the entries (...) of `t` at indices (..., d), in its dtype, without forming anything else.
+    """Return the entries (...) of `t` at indices (..., d), in its dtype, without forming other entries.
 
     Parameters
     ----------

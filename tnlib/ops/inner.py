@@ -23,15 +23,15 @@ from tnlib.ops.convert import convert
 def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) -> float | complex:
     """Return the sum over all entries of conj(a) times b, or times operator @ b, as a Python number.
 
-    Of formats with arrays of another library it is an array of that library without legs.
+    For formats with arrays of another library, return a 0-dimensional array of that library.
 
     Parameters
     ----------
     a, b
-        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, with the same legs; of two classes, both are
-        converted to trains.
+        TensorTrain, TTMatrix, Tucker, CP, LowRank or KroneckerTerms, with the same legs. If their classes differ, both
+        are converted to trains.
     operator
-        A TTMatrix between two TensorTrains, or two TTMatrices: an expectation value, without the product of ranks.
+        A TTMatrix, for TensorTrains or TTMatrices `a` and `b`. The product operator @ b is never formed.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
 
 @single_threaded_blas
 def distance(a: LinearFormat, b: LinearFormat) -> float:
-    """Return norm(a - b), right to roundoff of the norms of `a` and `b`: no squares are subtracted.
+    """Return norm(a - b), accurate to roundoff of the norms of `a` and `b`, without cancellation of squares.
 
     It is computed from triangular factors of the difference; `a` and `b` are as for `inner`.
 

@@ -15,11 +15,11 @@ F = TypeVar("F", bound=Format)
 
 
 def kron(a: F, b: F) -> F:
-    """Return the Kronecker product of two formats, the numpy.kron of their dense arrays: legs multiply pairwise.
+    """Return the Kronecker product of two formats, numpy.kron of their dense arrays.
 
-    Both are of one class, with equally many legs, and the result is of that class too. Leg k has size
-    a.shape[k] * b.shape[k], ranks multiply; a TTMatrix has the cores of `a` in front of those of `b`. The outer product
-    of two tensors, with the legs of both, is `tnlib.outer`.
+    Both have the same class and the same number of legs, and so has the result. Leg k has size a.shape[k] * b.shape[k],
+    and ranks multiply. For TTMatrices, the cores of `a` precede those of `b`. The outer product of two tensors, with
+    the legs of both, is `tnlib.outer`.
 
     Examples
     --------
@@ -38,7 +38,8 @@ def outer(a: F, b: F) -> F: ...
 def outer(a: Format, b: Format) -> Format:
     """Return the outer product of two tensors, numpy.multiply.outer of their dense arrays.
 
-    It is of the same class, with the legs of `b` behind those of `a`; of two LowRank it is a TensorTrain of four legs.
+    The result has the same class, and the legs of `a` before those of `b`. For two LowRank it is a TensorTrain of four
+    legs.
 
     Examples
     --------

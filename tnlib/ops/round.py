@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Format)
 @single_threaded_blas
 @refuse_foreign_keywords
 def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[F]:
-    """Lower the ranks of `t` so that norm(t.full() - fit.value.full()) <= rtol * norm(t.full()).
+    """Truncate the ranks of `t` such that norm(t.full() - fit.value.full()) <= rtol * norm(t.full()).
 
     No dense array is formed: the cost is linear in the number of cores.
 
@@ -26,14 +26,16 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     t
         A TensorTrain, TTMatrix, Tucker, SVD, LowRank or KroneckerTerms, its dtype 32 or 64 bits a component.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every rank; the smaller rank wins. Neither: numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal value of every rank; the smaller rank is used. If both
+        are None, the numerical ranks.
 
     Returns
     -------
     Fit
-        Of the same type. Trains left-canonical, in the basis of left singular vectors on every bond, which two trains
-        of one tensor share; Tucker as `tucker` returns it; LowRank with orthonormal rows on its right; KroneckerTerms
-        in operator Schmidt form, left terms orthonormal in the Frobenius product, right ones orthogonal and descending.
+        A format of the same type. Trains are left-canonical, in the basis of left singular vectors on every bond, which
+        depends on the tensor alone; Tucker is in the gauge of `tucker`; LowRank has orthonormal rows in `right`;
+        KroneckerTerms in operator Schmidt form, left terms orthonormal in the Frobenius product, right ones orthogonal
+        and descending.
 
     References
     ----------

@@ -61,29 +61,30 @@ def cp(
     Parameters
     ----------
     x
-        (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component. Of an array that exceeds memory, as in
+        (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component. If the array exceeds memory, as in
         `tt_svd`, the CP of its Tucker core is computed.
     rank
         Number R of components; it may exceed the rank of the tensor.
     rtol
-        Relative Frobenius error of the whole at which to stop. Without it the iteration stops where the error does.
+        Relative Frobenius error of the whole tensor at which to stop. If None, stop when the error no longer decreases.
     n_iter, n_starts
-        Largest number of sweeps for each initial guess, and number of these; the best result is returned. The first
-        guess holds singular vectors of the unfoldings, the others are random.
+        Maximal number of sweeps per initial guess, and number of initial guesses; the best result is returned. The
+        first guess consists of singular vectors of the unfoldings, the others are random.
     rng
-        A numpy random generator or a seed for it; None always draws the same numbers.
+        A numpy random generator, or a seed; None stands for a fixed seed.
     constraint
         Constraint on every column of every factor, for real data: "nonnegative", "monotone" (no entry below the one
         before it), "unimodal" (rising to one place and falling from there) or None. The iterations are tensorly's.
         None for an array that exceeds memory.
     memory, spill
-        Of an array that exceeds memory: as in `tt_svd`.
+        As in `tt_svd`, for arrays that exceed memory.
 
     Returns
     -------
     Fit[CP]
-        Unit columns, non-negative weights in descending order; leading entries are positive in every factor but
-        the last, unless a constraint decides the signs. The minimum need not be the global one.
+        With unit columns, non-negative weights in descending order, and positive leading entries in every factor but
+        the last, unless a constraint determines the signs. The result is a local minimum of the error, not necessarily
+        the global one.
 
     References
     ----------

@@ -107,7 +107,7 @@ class CP(LinearFormat):
         return ((first * self.weights) @ rest.T).reshape(self.shape)  # n0 [R] (n1 ...)
 
     def norm(self) -> float:
-        """Frobenius norm, from the triangular factor of the Khatri-Rao product: no square that would lose digits."""
+        """Frobenius norm, from the triangular factor of the Khatri-Rao product, without loss of digits by squaring."""
         *others, last = self.factors
         small = np.ones((1, len(self.weights)), last.dtype)
         for factor in others:

@@ -18,7 +18,7 @@ from tnlib.linalg.canonical_basis import unit_phases
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """One CP in the order and with the signs of another.
+    """Result of `match`: a CP with the order and signs of another CP.
 
     Parameters
     ----------
@@ -44,21 +44,21 @@ class Match:
 
 
 def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
-    """Pair the components of `a` with those of `b` so that the factor match score is the largest of all pairings.
+    """Pair the components of `a` with those of `b` such that the factor match score is maximal.
 
     Parameters
     ----------
     a, b
-        CPs of the same shape, in any gauge and of any two ranks; the score is over the smaller one.
+        CPs of the same shape, in any gauge and of any ranks; the score is the mean over min(R, R') pairs.
     weight_penalty
-        Multiply the congruence of a pair by min(w, w') / max(w, w') of their weights beside unit columns, 1 for two
-        zeros. Without it the scales of `a` and `b` do not matter.
+        Multiply the congruence of a pair by min(w, w') / max(w, w'), with w and w' the weights for unit columns (1 if
+        both are zero). If False, the score does not depend on the norms of `a` and `b`.
 
     Returns
     -------
     Match
-        `.value` is `a`, reordered and with phases that make every cosine with the partner positive real, except the
-        smallest one where they do not multiply to 1.
+        `.value` is `a`, reordered, with phases such that every cosine with the partner is real and positive. If the
+        phases of a component do not multiply to 1, its smallest cosine is the exception.
 
     References
     ----------

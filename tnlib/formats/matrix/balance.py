@@ -32,15 +32,15 @@ from tnlib.linalg.truncation import noise_level, numerical_rank
 @renamed_arguments(value="t")
 @single_threaded_blas
 def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
-    """Return the same product in the gauge U S^power, S^(1 - power) V^H, which does not depend on how it was split.
+    """Return the same product with the factors U S^power and S^(1 - power) V^H of its SVD.
 
-    The query and key maps of an attention head are such a product. Several matrices that share one B, and with it one
-    G, are one A: stack their rows.
+    The result depends on the product only, not on the given factors. The query and key weights of an attention head are
+    such a product. To balance several products A B with a common B, stack the rows of the matrices A.
 
     Parameters
     ----------
     t
-        The product, of any scale on either side and any rank. The dense matrix is never formed.
+        The product, with factors of any norm and any rank. The dense matrix is never formed.
     power
         Power of the singular values S in the left factor. 1/2: balanced, left^H left = right right^H = diag(S), the
         smallest sum of squares of all splits. 0: `left` has orthonormal columns. 1: `right` has orthonormal rows.
@@ -48,8 +48,8 @@ def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
     Returns
     -------
     LowRank
-        At the numerical rank; columns of `left` in the order of S, descending, its signs and its bases of equal values
-        fixed. The SVD itself is `tnlib.convert(t, tnlib.SVD)`.
+        At the numerical rank. Columns of `left` are in the order of descending S, with fixed signs and fixed bases of
+        equal values. The SVD itself is `tnlib.convert(t, tnlib.SVD)`.
 
     Examples
     --------

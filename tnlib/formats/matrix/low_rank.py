@@ -16,7 +16,7 @@ from tnlib.linalg.scaling import norm
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LowRank(LinearFormat, Operator):
-    """The matrix left @ right.
+    """The matrix left @ right, of rank at most r.
 
     Parameters
     ----------

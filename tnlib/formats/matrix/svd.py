@@ -59,18 +59,19 @@ def svd(
     left
         Legs that form the rows; the others, in order, form the columns.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
+        Relative Frobenius error of the whole tensor, and maximal rank; the smaller rank is used. If both are None, the
+        numerical rank.
     memory, spill, client
-        Of an array that exceeds memory, or that workers read: as in `tt_svd`.
+        As in `tt_svd`, for arrays that exceed memory or are read by workers.
     one_pass
         Read `a` once, with an estimated error: as in `tt_svd`.
 
     Returns
     -------
     Fit[SVD]
-        `u` with orthonormal columns whose leading entries are positive, `s` descending, `vh` with orthonormal
-        rows: the smallest error of all decompositions of that rank (Eckart and Young, 1936). Of a large matrix with a
-        small `max_rank` alone, subspace iteration as a rule exceeds it by less than a part in a thousand.
+        `u` with orthonormal columns and positive leading entries, `s` descending, `vh` with orthonormal rows. The error
+        is the smallest one at that rank (Eckart and Young, 1936). For a large matrix and a small `max_rank` without
+        `rtol`, subspace iteration is used, whose error is usually larger by less than a part in a thousand.
 
     Examples
     --------

@@ -55,7 +55,8 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
     x
         A TensorTrain whose legs are the column legs of `operator`, or a TTMatrix whose row legs are, of bonds r.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
+        are None, the numerical ranks.
 
     Returns
     -------

@@ -34,7 +34,7 @@ def canonicalize(tt: T, center: int) -> T:
     Parameters
     ----------
     tt
-        A TensorTrain or TTMatrix. Where its own `center` is known, one QR per core in between is all the work.
+        A TensorTrain or TTMatrix. If its own `center` is known, the cost is one QR per core between the two centres.
     center
         0 for right-canonical, d - 1 or -1 for left-canonical, anything between for mixed.
 
@@ -70,9 +70,10 @@ def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> li
     Parameters
     ----------
     tt
-        A TensorTrain or TTMatrix, of which `log_scale` does not matter.
+        A TensorTrain or TTMatrix. Its `log_scale` has no effect.
     center
-        The core that the others should point to; the train's own by default, and an ArgumentError without one.
+        The core towards which the others should be isometric. Default: `tt.center`; if that is None, ArgumentError is
+        raised.
 
     Examples
     --------

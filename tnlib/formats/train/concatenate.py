@@ -21,7 +21,7 @@ def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
     trains
         Trains whose other legs agree.
     axis
-        The leg that grows; a negative one counts from the end.
+        The leg along which trains are concatenated; negative numbers count from the end.
 
     Examples
     --------

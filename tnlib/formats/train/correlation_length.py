@@ -18,8 +18,9 @@ def correlation_length(core: npt.ArrayLike) -> float:
     """Return the correlation length, in sites, of the uniform train that repeats `core`.
 
     Correlations fall as exp(-distance / length), length = -1 / log|e[1] / e[0]|, of the two largest eigenvalues in
-    modulus of the transfer matrix sum over n of conj(A[:, n]) (x) A[:, n]. It is 0 for a product state, and inf where
-    two eigenvalues have the same modulus, as for a GHZ state; where too many are that close, ArgumentError is raised.
+    modulus of the transfer matrix sum over n of conj(A[:, n]) (x) A[:, n]. It is 0 for a product state, and inf if the
+    two eigenvalues have the same modulus, as for a GHZ state. If too many eigenvalues are close in modulus to be
+    separated, ArgumentError is raised.
 
     Parameters
     ----------

@@ -218,7 +218,8 @@ class TensorTrain(Train):
         The core towards which all others are isometric, not verified; None if unknown. Negative positions count from
         the end.
     log_scale
-        Natural logarithm of a positive factor. Its power of two becomes part of `exponent`, the rest of a core.
+        Natural logarithm of a positive factor. The nearest power of two is stored in `exponent`, and a core is
+        multiplied by the remaining factor.
     exponent
         Binary logarithm of the factor, an integer, where `log_scale` is None.
 

@@ -31,11 +31,11 @@ def sample(tt: TensorTrain, n_samples: int, *, rng: np.random.Generator | int | 
     Parameters
     ----------
     tt
-        A TensorTrain that is not zero, of any norm and gauge: the amplitudes of a state, or the roots of probabilities.
+        A non-zero TensorTrain of any norm and gauge: the amplitudes of a state, or square roots of probabilities.
     n_samples
-        Number of tuples. The first ones do not depend on it.
+        Number of tuples. With the same `rng`, the first tuples do not depend on this number.
     rng
-        A numpy random generator or a seed for it; None always draws the same samples.
+        A numpy random generator, or a seed; None stands for a fixed seed.
 
     Returns
     -------

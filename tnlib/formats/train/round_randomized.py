@@ -53,27 +53,27 @@ def round_randomized(
     max_rank: int | None = None,
     rng: np.random.Generator | int | None = None,
 ) -> Fit[T]:
-    """Round a train, or the sum of several that is never formed, by random sketches.
+    """Round a train, or a sum of trains that is never formed, by random sketches.
 
-    `round` costs the third power of the ranks, which in a sum are those of all terms together; this costs ranks squared
-    times the new rank.
+    The cost per core is O(r^2 l), with l the new rank and r the given one (for a sum, of every term), and O(r^3) in
+    `round`, with r the sum of the ranks of all terms.
 
     Parameters
     ----------
     t
-        A TensorTrain or a TTMatrix, or a list of them of one shape, which stands for their sum.
+        A TensorTrain or a TTMatrix, or a list of them of the same shape, whose sum is rounded.
     rtol, max_rank
-        Relative Frobenius error of the whole, met by growing sketches, and cap on every rank; the smaller rank wins.
-        One of the two is needed.
+        Relative Frobenius error of the whole tensor, for which sketches are enlarged until it is met, and maximal value
+        of every rank; the smaller rank is used. At least one of the two is required.
     rng
-        A numpy random generator or a seed for it; None always draws the same numbers.
+        A numpy random generator, or a seed; None stands for a fixed seed.
 
     Returns
     -------
     Fit
-        A train as `round` returns it. `error` is estimated from an independent sketch, two standard errors included,
-        and `certified` False. With `max_rank` alone it is a few percent above that of `round` where singular values
-        decay, and more where they do not.
+        A train in the gauge of `round`. `error` is an estimate from an independent sketch plus two standard errors, and
+        `certified` is False. With `max_rank` alone the error is a few percent above that of `round` if the singular
+        values decay, and more if they do not.
 
     References
     ----------

@@ -35,8 +35,8 @@ def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
     Parameters
     ----------
     tt
-        A TensorTrain or TTMatrix; next to its centre this costs one small factorization. Or KroneckerTerms, whose one
-        bond lies between positions and features.
+        A TensorTrain or TTMatrix; next to its centre the cost is one small factorization. Or KroneckerTerms, with one
+        bond between positions and features.
     bond
         1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
 
@@ -52,12 +52,12 @@ def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
 
 @single_threaded_blas
 def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.0, base: float = math.e) -> float:
-    """Return the entanglement entropy across `bond`: of p[k] = s[k]^2 / sum(s^2), -sum(p log p).
+    """Return the entanglement entropy -sum(p log p) across `bond`, with p[k] = s[k]^2 / sum(s^2).
 
     Parameters
     ----------
     tt, bond
-        As for `schmidt_values`; the norm of `tt` does not matter.
+        As for `schmidt_values`; the norm of `tt` has no effect.
     order
         1 for von Neumann, another a >= 0 for Renyi's log(sum(p^a)) / (1 - a): 0 gives the logarithm of the Schmidt
         rank, inf that of 1 / max(p).
@@ -98,9 +98,9 @@ def _renyi(p: Array, order: float) -> float:
 
 
 def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
-    """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending; roundoff is left out.
+    """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending, without values at roundoff.
 
-    Arguments are those of `schmidt_values`; the norm of `tt` does not matter.
+    Arguments as for `schmidt_values`; the norm of `tt` has no effect.
 
     References
     ----------
@@ -121,14 +121,15 @@ def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Arr
 @single_threaded_blas
 @refuse_foreign_keywords
 def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[T]:
-    """Lower the rank of one bond, optimally: norm(tt - fit.value) <= rtol * norm(tt), and no other train does better.
+    """Truncate one bond optimally: norm(tt - fit.value) <= rtol * norm(tt), with the smallest error at its rank.
 
     Parameters
     ----------
     tt, bond
         A TensorTrain or TTMatrix, and the bond as for `schmidt_values`.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on the rank; the smaller rank wins. Neither: the numerical rank.
+        Relative Frobenius error of the whole tensor, and maximal rank; the smaller rank is used. If both are None, the
+        numerical rank.
 
     Returns
     -------

@@ -18,7 +18,7 @@ from tnlib.linalg.scaling import Scaled
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class TTMatrix(Train, Operator):
-    """A matrix as a train whose cores carry a row leg and a column leg (a matrix product operator).
+    """A matrix as a train whose cores have a row leg and a column leg (a matrix product operator).
 
     Parameters
     ----------

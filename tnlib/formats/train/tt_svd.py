@@ -53,15 +53,16 @@ def tt_svd(
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component; a numpy.memmap, a zarr array, an h5py
         dataset, a dask.array or anything with `shape`, `dtype` and slicing may exceed memory.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
+        are None, the numerical ranks.
     memory
-        Bytes that the decomposition of an array that is read by slices may hold; a quarter of the free memory if None.
+        Memory limit, in bytes, for an array that is read by slices; a quarter of the free memory if None.
     spill
-        Folder for intermediate files, from which the same call resumes after a kill; a temporary one if None.
+        Folder for intermediate files, from which the same call resumes after an interruption; a temporary one if None.
     client
-        distributed.Client whose workers read `x` and compute on its chunks. None: for a dask.array the client that
-        `x.compute()` would use, if there is one; this process else. `memory` then is that of every process, at most
-        4 GiB if None.
+        distributed.Client whose workers read `x` and compute on its chunks. If None, a dask.array is computed by the
+        client that `x.compute()` would use, or by this process if there is none. With a client, `memory` is the limit
+        of every process, at most 4 GiB if None.
     one_pass
         Read `x` once, for slow storage and for a `SlabStream`, in double precision. Needs `max_rank`, which determines
         the sketches. The error is estimated; `rtol` applies to the estimate.
@@ -69,16 +70,16 @@ def tt_svd(
     Returns
     -------
     Fit[TensorTrain]
-        Left-canonical: the centre is the last core, every other one isometric from the right bond into its
-        left bond and leg, with positive leading entries. At a given set of ranks the error is at most
-        sqrt(d - 1) times the smallest possible one.
+        Left-canonical: the centre is the last core; every other core is an isometry from its right bond to its left
+        bond and leg, with positive leading entries. The error is at most sqrt(d - 1) times the smallest possible one at
+        the same ranks.
 
     Notes
     -----
     With `one_pass`, `certified` is False. The error is norm(T (x - y)) / (sqrt(32) norm(x)) with y the result and T a
-    Gaussian matrix of 32 rows on about half of the legs, independent of the sketches from which y is computed. Its
-    square has the mean of the squared error. The true error exceeds c times the estimate with a probability of at most
-    (exp(1 - 1/c^2) / c^2)^16: below 1 % for c = 1.6, for any x that does not depend on T.
+    Gaussian matrix of 32 rows on about half of the legs, independent of the sketches from which y is computed. The
+    expectation of its square is the squared error. The true error exceeds c times the estimate with a probability of at
+    most (exp(1 - 1/c^2) / c^2)^16: below 1 % for c = 1.6, for any x that does not depend on T.
 
     References
     ----------

@@ -45,15 +45,16 @@ def ttm_svd(
     Parameters
     ----------
     a
-        (prod m, prod n), real or complex, 32 or 64 bits a component; or KroneckerTerms, whose first legs must split
-        the positions and the others the features: that matrix is never multiplied out. It may exceed memory, as in
-        `tt_svd`.
+        (prod m, prod n), real or complex, 32 or 64 bits a component; or KroneckerTerms, of which the first legs must
+        split the positions and the other legs the features; the dense matrix is never formed. It may exceed memory, as
+        in `tt_svd`.
     row_shape, col_shape
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): the legs that rows and columns split into, slowest first.
     rtol, max_rank
-        Relative Frobenius error of the whole, and cap on every bond; the smaller rank wins. Neither: numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
+        are None, the numerical ranks.
     memory, spill, client
-        Of a matrix that exceeds memory, or that workers read: as in `tt_svd`.
+        As in `tt_svd`, for matrices that exceed memory or are read by workers.
 
     Returns
     -------

@@ -89,7 +89,7 @@ class Tucker(LinearFormat):
         return np.ascontiguousarray(multiply_modes(self.core, self.factors))
 
     def norm(self) -> float:
-        """Frobenius norm, from the triangular factor of every leg: nothing of full size, no cancellation."""
+        """Frobenius norm, from the triangular factor of every leg, without the dense array and without cancellation."""
         return norm(multiply_modes(self.core, [r_factor(factor) for factor in self.factors]))
 
 

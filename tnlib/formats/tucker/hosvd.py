@@ -49,16 +49,16 @@ def tucker(
     x
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component, in memory or not, as for `tt_svd`.
     rtol
-        Relative Frobenius error of the whole. Without it and `max_rank`: the numerical multilinear ranks.
+        Relative Frobenius error of the whole tensor. If it and `max_rank` are None, the numerical multilinear ranks.
     ranks
         Another name of `max_rank`.
     n_iter
-        Sweeps of higher-order orthogonal iteration after the first decomposition, at its ranks. They lower the
-        error, often by little. Not for arrays that exceed memory or that workers read.
+        Sweeps of higher-order orthogonal iteration after the first decomposition, at fixed ranks. They reduce the
+        error, usually slightly. Not for arrays that exceed memory or are read by workers.
     max_rank
-        Cap on the rank of every leg, one number for all or one per leg; the smaller rank wins.
+        Maximal rank of every leg, one number for all legs or one per leg; with `rtol`, the smaller rank is used.
     memory, spill, client
-        Of an array that exceeds memory, or that workers read: as in `tt_svd`.
+        As in `tt_svd`, for arrays that exceed memory or are read by workers.
     one_pass
         Read `x` once, with an estimated error: as in `tt_svd`.
 

@@ -22,8 +22,8 @@ def truncate_gauged(gauged: Gauged, *, rtol: float | None = None, max_rank: int 
     gauged
         The result of `gauge_loops`. The weights estimate the Schmidt values of a bond, exactly on trees.
     rtol, max_rank
-        Relative Frobenius error of the whole by this estimate, distributed over the bonds, and cap on every bond; the
-        smaller rank wins. Neither: weights above roundoff.
+        Estimated relative Frobenius error of the whole network, distributed over the bonds, and maximal rank of every
+        bond; the smaller rank is used. If both are None, weights above roundoff are kept.
 
     Returns
     -------

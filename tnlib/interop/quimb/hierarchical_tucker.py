@@ -42,9 +42,9 @@ def tree(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = 
     x
         (n[0], ..., n[d-1]), real or complex, 32 or 64 bits a component; a format is contracted first.
     rtol
-        Relative Frobenius error of the whole tree. Without it and `max_rank`: the numerical ranks.
+        Relative Frobenius error of the whole tensor. If it and `max_rank` are None, the numerical ranks.
     max_rank
-        Cap on every bond; the smaller rank wins.
+        Maximal rank of every bond; with `rtol`, the smaller rank is used.
 
     Returns
     -------

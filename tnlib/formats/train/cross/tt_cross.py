@@ -67,22 +67,24 @@ def tt_cross(
     shape
         (n[0], ..., n[d-1]), the sizes of the legs.
     rtol
-        Relative Frobenius error of the whole.
+        Relative Frobenius error of the whole tensor.
     max_calls
-        Number of points at which f may be evaluated, samples of the error included. Where it is too small, the best
-        train so far is returned with a ConvergenceWarning. A quarter of it or more is spent on functions that are zero
-        at most indices and in every direction around a peak; where it covers all entries, these are evaluated instead.
+        Maximal number of evaluations of f, including those for the error estimate. If it is too small, the best train
+        so far is returned with a ConvergenceWarning. For functions that are zero at most indices and at most neighbours
+        of a non-zero entry, a quarter or more of it is spent on the error estimate, or all entries are evaluated if it
+        covers them.
     rng
-        A numpy random generator or a seed for it; None always draws the same numbers.
+        A numpy random generator, or a seed; None stands for a fixed seed.
 
     Returns
     -------
     Fit[TensorTrain]
         Left-canonical with the last core as centre, rounded to rtol. `error` is an estimate and `certified` False: the
         root mean square of f - train over fresh random indices, half of them uniform and half drawn from abs(train)^2,
-        weighted so that its expectation is the Frobenius norm, plus two standard errors. The last note says on what
-        part of the entries a feature is met by these indices with probability 0.99. Up to 4096 entries are all
-        evaluated, if `max_calls` allows it, and decomposed by TT-SVD: then `certified` is True.
+        weighted so that its expectation is the Frobenius norm, plus two standard errors. The last note states the
+        fraction of the entries that a feature must have to be found by these indices with probability 0.99. Tensors of
+        up to 4096 entries are evaluated completely, if `max_calls` allows it, and decomposed by TT-SVD; `certified` is
+        then True.
 
     References
     ----------
