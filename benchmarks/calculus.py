@@ -238,7 +238,7 @@ APPLY = (
         "quimb.tensor:tensor_network_1d_compress",
         _quimb_apply("src-oversample"),
         quimb_cores,
-        "tensor_network_1d_compress(a x, method='src-oversample', max_bond=rank); it takes the true rank",
+        "tensor_network_1d_compress(a x, method='src-oversample', max_bond=rank); given the true rank",
         prepare=_both(_quimb_operator),
     ),
 )

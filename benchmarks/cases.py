@@ -253,8 +253,8 @@ def _apply(d: int, rank: int) -> Case:
         return Pair(operator, padded_train(case.shape, rank // 2, rank, seed=SEED + 1), core_product)
 
     about = (
-        f"{d} cores ({bond}, {n}, {n}, {bond}) of an operator on {d} cores ({rank}, {n}, {rank}) float64, their true "
-        f"ranks half of that; rtol 1e-6"
+        f"an operator of {d} cores ({bond}, {n}, {n}, {bond}) applied to a train of {d} cores ({rank}, {n}, {rank}) "
+        "float64, true ranks half of these; rtol 1e-6"
     )
     return Case("apply", about, "train", (n,) * d, rank, limit=1e-6, make=make, rtol=1e-6)
 

@@ -89,8 +89,9 @@ def _rows(by_workers: Sequence[dict[str, float]]) -> Iterator[tuple[str, ...]]:
 
 ABOUT = """\
 `compress --what all --keep 0.5 --calibrate TEXT --workers N` of a random Llama in bf16, one BLAS thread in every
-process. The time until the first call of a stage counts to it: "running the model" includes the start of the workers,
-"writing tensors" their end. A batch of the longer text has four texts, one of the shorter two."""
+process. A stage includes the time between the end of the previous stage and its first step: "running the model"
+includes the start of the workers, "writing tensors" their end. Batches of the longer text hold four windows, those of
+the shorter text two."""
 
 
 @click.command()

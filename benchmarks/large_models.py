@@ -288,16 +288,17 @@ def _exponents(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 ABOUT = """\
-`compress` of random Llamas in bf16 without a text (`--what all --keep 0.5 --method matrix`), in a process of its own.
-*Copying* reads the weight files and writes those of the result. *SVDs* decompose every weight once, timed in the same
-run. Those with a number of layers keep 64 MiB of factors in memory, less than their layers have, the others 512 MiB,
-the default; what exceeds it is in temporary files."""
+`compress` of random Llamas in bf16 without calibration data (`--what all --keep 0.5 --method matrix`), each in its
+own process. "Copying" is the time to read the weight files and write those of the result, "SVDs" the time of one SVD
+of every weight, both measured in the same run; "to both" is relative to their sum. Models that are named by their
+number of layers hold 64 MiB of factors in memory, less than the factors of their layers; the others hold 512 MiB, the
+default. Factors beyond that are in temporary files."""
 ABOUT_CALIBRATED = f"""\
-The same with a text of {TEXT:,} tokens in windows of 256 (`--calibrate TEXT --what all --keep 0.5`). *One pass* runs
-the original on this text, block by block, in the same run; both times are those of the processor, which another process
-on the machine does not prolong. Those with a number of layers are given 735 MB (`--max-memory`), so that none stays in
-memory. A random model has no structure to find: its divergence says
-nothing but that the compressed model runs."""
+The same with calibration data of {TEXT:,} tokens in windows of 256 (`--calibrate TEXT --what all --keep 0.5`). "One
+pass" is a forward pass of the original over this text, block by block, in the same run. Both times are CPU times,
+which do not depend on other processes of the machine. Models that are named by their number of layers run with
+`--max-memory` at 735 MB, so that their weights do not stay in memory. The KL divergence of a random model shows only
+that the compressed model runs: random weights have no low-rank structure."""
 
 
 def _cells(row: dict[str, Any], *least: float) -> tuple[str, ...]:

@@ -165,12 +165,12 @@ def _composition_cost(case: Case) -> tuple[float, float]:
 
 
 _TRAIN_WORDS = (
-    "read twice; Gram matrix of blocks 4r wide (4r flops an entry, by symmetry) and projection on r of them (2r); "
-    "each step leaves a quarter, so 4/3 in all"
+    "read twice; Gram matrix of blocks of width 4r (4r flops per entry, by symmetry) and projection on r of them (2r); "
+    "each step leaves a quarter of the entries, a factor of 4/3 in all"
 )
 _TUCKER_WORDS = (
-    "read twice; Gram matrix of the first mode (n flops an entry, by symmetry) and projection on r of n (2r); "
-    "each mode leaves r/n, so 1/(1 - r/n) in all"
+    "read twice; Gram matrix of the first mode (n flops per entry, by symmetry) and projection on r of n (2r); "
+    "each mode leaves r/n of the entries, a factor of 1/(1 - r/n) in all"
 )
 
 # case -> the formula in words, and the case's (bytes read, flops)
@@ -180,34 +180,34 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
     "tt20": (_TRAIN_WORDS, _train_cost),
     "tucker4": (_TUCKER_WORDS, _tucker_cost),
     "tucker3": (_TUCKER_WORDS, _tucker_cost),
-    "cp3": (f"compression to the Tucker core of ranks R alone: {_TUCKER_WORDS}", _tucker_cost),
-    "svd": ("read twice; one product with r random vectors and one projection (4r flops an entry)", _svd_cost),
+    "cp3": (f"compression to the Tucker core of ranks R only: {_TUCKER_WORDS}", _tucker_cost),
+    "svd": ("read twice; one product with r random vectors and one projection (4r flops per entry)", _svd_cost),
     "round": (
-        "read twice; one sweep of Gram matrices (3 n R^3 flops a core of bonds R) and one that truncates "
+        "read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one of truncation "
         "(2 n r R^2 + 2 n r^2 R)",
         _round_cost,
     ),
-    "inner": ("both read once; two products a core (4 n r^3 flops)", _inner_cost),
+    "inner": ("both operands read once; two products per core (4 n r^3 flops)", _inner_cost),
     "add": (
-        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops a core of bonds R) and one that truncates "
+        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one of truncation "
         "(2 n r R^2 + 2 n r^2 R)",
         _round_cost,
     ),
     "apply": (
-        "both read once; two sweeps that multiply r vectors by a core of each (2 n R r (r + n R/r) flops, R = 4 r) and "
-        "one triangle of n r by R a core (2 n^2 r^2 R)",
+        "both operands read once; two sweeps that multiply r vectors with a core of each (2 n R r (r + n R/r) flops, "
+        "R = 4 r) and one triangular factor of n r by R per core (2 n^2 r^2 R)",
         _apply_cost,
     ),
     "cross": ("n r^2 entries of every core read once; one factorisation of each (2 n r^3 flops)", _cross_cost),
     "sum": ("every term read once; one product of each core with r columns (2 n r^3 flops)", _sum_cost),
     "heads": (
-        "every factor read once; of each a QR with its isometric factor (4 d r^2 flops) and a product with an r x r "
+        "every factor read once; for each a QR with its isometric factor (4 d r^2 flops) and a product with an r x r "
         "matrix (2 d r^2)",
         _heads_cost,
     ),
     "composition": (
-        "every factor read once; of each operator one triangle (2 d r^2 flops) and a product with it (2 d r^2), of "
-        "each pair a product of r x d with d x r (2 d r^2)",
+        "every factor read once; for each operator one triangular factor (2 d r^2 flops) and a product with it "
+        "(2 d r^2), for each pair a product of r x d with d x r (2 d r^2)",
         _composition_cost,
     ),
 }

@@ -45,7 +45,13 @@ def draw(results: Results, folder: Path) -> list[str]:
 def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the page."""
     shown = {name: f"![{words}](pictures/bench-{name}.png)" for name, words in CAPTIONS.items() if name in pictures}
-    yield from ("# Benchmarks", "", f"Written by `{results.data['command']}`; the numbers are not edited by hand.", "")
+    yield from (
+        "# Benchmarks",
+        "",
+        ABOUT,
+        f"Written by `{results.data['command']}`; the numbers are not edited by hand.",
+        "",
+    )
     yield from _machine(results)
     yield from _summary(results)
     if results.timed:
@@ -80,20 +86,21 @@ CAPTIONS = {
     "states": "Relative error against stored numbers for the ground states of two spin chains",
 }
 
+ABOUT = "Speed, memory and accuracy of tnlib and of other libraries, on the same arrays and tolerances, on one machine."
+
 SPEED = """\
-Every entry takes its turn, then all of them again: seconds are medians over the turns, ratios are between medians of
-the same run. Each library gets the data in its own class, made beforehand, and its result is multiplied out
-afterwards: the true error is that of what came out, whatever the library says of it. An entry whose
-error exceeds the tolerance of the case *misses*, and does not count as a peer. A spectrum is called SVD if it comes
-from LAPACK's SVD of the data, so that its small values are right as well; the others come from Gram matrices or from
-random sketches."""
+All entries of a case run in turn, for several rounds: seconds are medians over the rounds, and "to tnlib" is a
+ratio of medians of the same run. The data are converted to the class of each library beforehand. The true error is
+computed from the dense array of the result, not taken from the library. An entry whose error exceeds the tolerance of
+the case *misses* and is not counted as a peer. "SVD" marks singular values from LAPACK's SVD of the data, which are
+accurate for small values as well; all others come from Gram matrices or random sketches."""
 
 ACCURACY = """\
-Relative Frobenius error against the count of stored numbers, every factor counted, as a fraction of the entries of
-the array; a curve ends where it stores as many numbers as the array has. Thick lines are tnlib's formats, thin
-dashed ones peers. A matrix is split into legs as evenly as its sizes allow; a state is a matrix between the halves
-of its chain, a train over its sites, and four groups of sites for Tucker and CP. MiniLM's QK and OV are means over
-the first heads of its layers, without biases."""
+Relative Frobenius error against the number of stored parameters of all factors, as a fraction of the entries of the
+array; a curve ends at the size of the array. Thick lines are formats of tnlib, thin dashed lines those of peers. A
+matrix is split into legs as evenly as its sizes allow. A state is split into the halves of its chain for the SVD, into
+its sites for tensor trains, and into four groups of sites for Tucker and CP. MiniLM's QK and OV are means over the
+first heads of its layers, without biases."""
 
 
 def _machine(results: Results) -> Iterator[str]:
@@ -118,7 +125,7 @@ def _summary(results: Results) -> Iterator[str]:
     yield from ("## Summary", "")
     if results.data["scale"] != "full":
         yield from ("At this scale the numbers only show that everything runs.", "")
-    yield from table(("what", "is", "measured"), (_compared(results, one) for one in COMPARISONS))
+    yield from table(("case", "measure", "value"), (_compared(results, one) for one in COMPARISONS))
 
 
 def _compared(results: Results, comparison: Comparison) -> tuple[str, ...]:
@@ -163,7 +170,7 @@ def _bounds(results: Results) -> Iterator[str]:
     if "machine" not in results.data:
         return
     yield from ("### Bounds", "")
-    yield "What a case takes at the rates measured above, its reading and its arithmetic one after the other:"
+    yield "Estimated minimal time of a case at the rates measured above, time of reading plus time of arithmetic:"
     yield ""
     formulas = dict.fromkeys(FORMULAS[case][0] for case in results.timed)
     for formula in formulas:
@@ -188,13 +195,13 @@ def _growth(results: Results, picture: str) -> Iterator[str]:
 
 
 def _memory(results: Results) -> Iterator[str]:
-    yield from ("## Memory", "", "Peak of the resident memory beside the input and the result:", "")
+    yield from ("## Memory", "", "Peak resident memory in addition to the input and the result:", "")
     rows = (
         (one["function"], one["case"], one["dtype"], _megabytes(one["input"]), _megabytes(one["extra"]),
          f"{one['extra'] / one['input']:.2f}")
         for one in results.data["memory"]
     )  # fmt: skip
-    yield from table(("function", "case", "dtype", "input", "on top", "fraction"), rows)
+    yield from table(("function", "case", "dtype", "input", "additional", "fraction"), rows)
 
 
 def _past_memory(results: Results) -> Iterator[str]:
@@ -204,8 +211,8 @@ def _past_memory(results: Results) -> Iterator[str]:
     yield from ("## Past memory", "")
     words = (
         f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, ",
-        f"rtol {RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It makes two reads. Two plain reads of the file ",
-        "are timed in the same process; before each pair the system is told to drop the file from the page cache. ",
+        f"rtol {RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It reads the file twice, and is compared ",
+        "with two plain reads in the same process; the file is dropped from the page cache before each pair. ",
         "The peak is that of the whole process, libraries included. One pass is tt_svd with the same tolerance, ",
         f"`max_rank={RANK}` and `one_pass=True`, after the other in the same process; its error is an estimate.",
     )
@@ -230,8 +237,8 @@ def _dask_workers(results: Results) -> Iterator[str]:
     words = (
         f"tt_svd of a Dask array of {found['bytes'] / 2**30:g} GiB in {CHUNKS} chunks along the first leg, read from ",
         f"a file in the page cache: {' x '.join(map(str, found['shape']))}, a train of rank {RANK} plus noise of norm ",
-        f"{NOISE:g}, rtol {RTOL:g}, by worker processes of one thread. dask.array.linalg.svd_compressed is given rank ",
-        f"{RANK} and the first unfolding. The best of {len(next(iter(found['seconds'].values())))}.",
+        f"{NOISE:g}, rtol {RTOL:g}, by worker processes of one thread. dask.array.linalg.svd_compressed computes rank ",
+        f"{RANK} of the first unfolding. Best of {len(next(iter(found['seconds'].values())))} runs.",
     )
     yield from textwrap.wrap("".join(words), 120)
     yield ""
@@ -240,7 +247,7 @@ def _dask_workers(results: Results) -> Iterator[str]:
 
 
 def _startup(results: Results) -> Iterator[str]:
-    yield from ("## Start-up", "", "Whole processes from start to end, what is compiled already in the cache:", "")
+    yield from ("## Start-up", "", "Wall-clock time of whole processes, with compiled functions in the cache:", "")
     rows = [(name, _seconds(value)) for name, value in results.data["startup"].items()]
     yield from table(("process", "seconds"), rows)
 

@@ -94,7 +94,7 @@ class Comparison:
 
 
 def _faster(case: str, words: str, pick: Callable[[Results], str | None]) -> Comparison:
-    return Comparison(case, f"times faster than {words}", lambda r: r.ratio(case, pick(r)), pick)
+    return Comparison(case, f"speed-up over {words}", lambda r: r.ratio(case, pick(r)), pick)
 
 
 def _fastest(case: str) -> Comparison:
@@ -106,20 +106,20 @@ def _exact(case: str) -> Comparison:
 
 
 def _library(case: str, library: str) -> Comparison:
-    return _faster(case, f"the fastest way with {library}", lambda r: r.fastest(case, among=library))
+    return _faster(case, f"the fastest {library} function", lambda r: r.fastest(case, among=library))
 
 
 def _entry(case: str, entry: str) -> Comparison:
-    return Comparison(case, f"times faster than {entry}", lambda r: r.ratio(case, entry))
+    return Comparison(case, f"speed-up over {entry}", lambda r: r.ratio(case, entry))
 
 
 FIRST = "first small tt_svd (20^4)"  # a program of startup.py
-_EXTRA = "of the input, beside the input and the result"
+_EXTRA = "peak memory beside input and result, relative to the input"
 
 COMPARISONS = (
     _fastest("tt24"),
     _exact("tt24"),
-    Comparison("tt24", "times the bound", lambda r: r.over_bound("tt24")),
+    Comparison("tt24", "time relative to the bound", lambda r: r.over_bound("tt24")),
     _fastest("tt32"),
     _exact("tt32"),
     _fastest("tt20"),
@@ -130,15 +130,19 @@ COMPARISONS = (
     _entry("tucker3", "tensorly"),
     _entry("cp3", "pyttb"),
     _entry("cp3", "tensorly"),
-    Comparison("cp3", "times the best error of any peer", lambda r: r.error_over_peers("cp3")),
-    Comparison("svd", "times the optimal error", lambda r: r.error_over_best("svd")),
+    Comparison("cp3", "error relative to the best error of a peer", lambda r: r.error_over_peers("cp3")),
+    Comparison("svd", "error relative to the optimum", lambda r: r.error_over_best("svd")),
     _entry("svd", "scipy"),
     _entry("svd", "torch lowrank"),
     _entry("round", "torchTT"),
-    Comparison("memory of tt_svd", _EXTRA, lambda r: r.memory("tt_svd")),
-    Comparison("memory of tucker", _EXTRA, lambda r: r.memory("tucker")),
-    Comparison("growth of tt_svd", "is the exponent of the number of entries", lambda r: r.slope("tt_svd")),
-    Comparison("growth of round", "is the exponent of the number of cores", lambda r: r.slope("round")),
-    Comparison("import", "s on top of numpy's", lambda r: r.startup("import numpy, tnlib", "import numpy")),
-    Comparison("first small tt_svd", "s from the start of the process", lambda r: r.startup(FIRST)),
+    Comparison("tt_svd", _EXTRA, lambda r: r.memory("tt_svd")),
+    Comparison("tucker", _EXTRA, lambda r: r.memory("tucker")),
+    Comparison("tt_svd", "exponent of the time in the number of entries", lambda r: r.slope("tt_svd")),
+    Comparison("round", "exponent of the time in the number of cores", lambda r: r.slope("round")),
+    Comparison(
+        "import",
+        "seconds in addition to the import of numpy",
+        lambda r: r.startup("import numpy, tnlib", "import numpy"),
+    ),
+    Comparison("first small tt_svd", "seconds from the start of the process", lambda r: r.startup(FIRST)),
 )

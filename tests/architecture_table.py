@@ -227,70 +227,76 @@ TEXT = """# Architectures
 
 Written by `python tests/architecture_table.py`; the numbers are not edited by hand.
 
-`open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` know the architectures below, by
-the names of transformers 4 and 5. Each is one row in `architectures/table.py`. Every line of the table is a small
-model of transformers {version}, randomly initialised with biases and norms that are neither 0 nor 1, run with hooks. A
-cell is the largest error over layers and heads relative to the largest entry, in single precision:
+`open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` support the architectures below,
+under their names in transformers 4 and 5. Each is one row of `architectures/table.py`. Every row here is a test against
+a small model of transformers {version} with random weights, biases and norms, run with hooks. An error is the largest
+over layers and heads, relative to the largest entry, in single precision. "4 on 2, of 6" stands for 4 query heads on 2
+key and value heads of width 6.
 
-- **scores**: `Attention.scores`, positions, norms and soft caps included, where the model's mask lets them be seen
-- **forms**: the same from `qk(head, distance)` at every distance, one bilinear form each
-- **outputs**: `frozen(patterns)` under the model's own patterns
-- **in memory**: weights of `Attention.from_module` beside those of the saved folder
+- **scores**: `Attention.scores`, with positions, norms and soft caps, at all pairs of positions that the mask admits
+- **forms**: the same scores from `qk(head, distance)`, one bilinear form per distance; "not bilinear" if queries and
+  keys are normalised
+- **outputs**: `frozen(patterns)` with the model's attention patterns
+- **in memory**: weights of `Attention.from_module` compared with those of the saved folder
 - **forward**: logits, or hidden states, of `tnlib_adapters.reference.model.run`
-- **folded**: the same of transformers, from a folder that holds the model with its norms and value biases folded
-- **rotated**: the same with the residual stream in another basis
-- **gauge**: the same of the model as it came, the gauge and the order of its heads fixed
-- **reload**: the same of the model compressed to half by every method of `tnlib compress` and loaded as factors, beside
-  that with the factors multiplied out; the worst method
+- **folded**: logits of transformers, for a folder with norms and value biases folded
+- **rotated**: the same with the residual stream in another basis; "norms stay" if a norm cannot be folded, "other
+  parts" if parts of the model that tnlib does not know read the stream
+- **gauge**: the same for the unfolded model with the gauge and the order of its heads fixed; "latent" if attention on
+  latent vectors has no such form
+- **reload**: logits of the model compressed to one half and loaded as factors, compared with those of the same model
+  with the factors multiplied out; the largest error of all methods of `tnlib compress`
 """
 
 NOTES = """
-What to know:
+Details and limits:
 
 - Rotary embeddings: `qk(head)` without a distance is refused. `qk(head, distance)` is exact at any distance,
-  `qk_tensor(head, distances)` holds them all in Tucker form, and `plane=` singles out one frequency. Variants: default,
-  linear, dynamic, YaRN with its attention factor, Llama 3, longrope. If frequencies depend on the sequence length
-  (dynamic, longrope), pass `length=`; the default is that of sequences no longer than in training.
-- Relative biases (T5) add a learned number by binned distance to a score: one more rank, as for ALiBi. Those of a
-  decoder have all bins on one side.
-- Of a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: its own attention,
+  `qk_tensor(head, distances)` returns several distances in Tucker form, and `plane=` selects one frequency. Variants:
+  default, linear, dynamic, YaRN with its attention factor, Llama 3, longrope. If frequencies depend on the sequence
+  length (dynamic, longrope), pass `length=`; the default is for sequences no longer than the training context.
+- Relative biases (T5) add a learned number per binned distance to a score. They add one to the rank, as ALiBi does. All
+  bins of a decoder are on one side.
+- In a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: its own attention,
   then cross-attention, whose queries read the stream of the decoder and whose keys and values read the output of the
   encoder, `scores(x, memory)`, without positions: `qk` and `ov` are bilinear forms of both. `run` takes
-  `decoder_tokens`. Both streams share one embedding, and `rotate` turns both. Functions that follow one stream from
-  layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse it, but not the encoder alone.
-- ALiBi lowers a score by slope times distance; transformers counts from the first key instead, which shifts whole rows
-  and is invisible to softmax.
-- Queries and keys that are normalised (Qwen3) give no bilinear form: `qk` says so, and `numerator()` is the layer
-  without the two divisions. So is it where queries, keys and values are made from normalised low-rank latent vectors
-  (DeepSeek): there `ov` is refused, too, and `frozen` is given the divisors, `value_divisors(x)`. Soft caps (Gemma 2)
-  are applied to the form by `scores`, never left out.
-- Grouped heads: `qk_group` and `ov_group` hold the forms of all query heads that share a key and value head, with the
-  shared weights as one factor.
-- Experts (Mixtral, Qwen3-MoE, DeepSeek) are folded, rotated and run, those that all positions share included;
-  `compress` leaves them as they are, and refuses `--what mlp` and `--what all`.
-- Attention on latent vectors (DeepSeek) is stored as maps to and from them. `compress` factorises these, and the output
-  projection, as single matrices: methods `matrix`, `ttm` and `calibrated` do, those of whole layers are refused, as is
-  `compare`. `fix_gauge` takes `attention(layer).numerator()`, not the checkpoint.
-- MiMo-V2-Flash is known with dense layers and full attention alone, as `compress` writes it with `--layout mimo`.
-  Methods `tucker` and `cp` are refused, because values are narrower than queries and keys.
-- A stream cannot be rotated where norms single out coordinates and stay: those of the stream itself (BERT, OPT with
-  norms behind, BLOOM's of the embeddings), those of what is written (Gemma 2), and a final one that no known weight
-  reads; nor where parts of the model read the stream that are not known, such as poolers.
-- `fix_gauge` leaves one model of all that differ by the gauges and the order of their heads. Rotary embeddings let
-  queries see a key bias, so it stays, save on columns that do not turn; so it does under a soft cap. Under ALiBi and
-  relative biases heads keep their places. Queries and keys that are normalised leave signs and quarter turns of planes,
-  whole turns where the two weights of a plane are equal, and what their two norms share.
-- Methods `matrix`, `ttm`, `tucker` and `cp` do the same to every architecture. `heads` truncates QK as one product
-  where it is one; where rotary embeddings or norms stand between queries and keys, W_Q and W_K as matrices. OV is one
-  product everywhere, that of all query heads that share a value head.
-- `head(layer, head)` of a checkpoint reads one head alone, and no other head is in memory.
-- Eager attention of Falcon in transformers adds ALiBi twice; the line here is its default attention, which does not.
+  `decoder_tokens`. Both streams share one embedding, and `rotate` rotates both. Functions that follow one stream from
+  layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse a T5 with a decoder and accept
+  its encoder alone.
+- ALiBi subtracts slope times distance from a score. transformers adds slope times the position of the key instead,
+  which shifts all scores of a query by the same amount; softmax is invariant to this shift.
+- Normalised queries and keys (Qwen3) have no bilinear form: `qk` raises an error, and `numerator()` returns the layer
+  without the two divisions. The same holds where queries, keys and values are computed from normalised low-rank latent
+  vectors (DeepSeek). There `ov` raises an error too, and `frozen` requires the divisors, `value_divisors(x)`. `scores`
+  always applies soft caps (Gemma 2).
+- Grouped-query attention: `qk_group` and `ov_group` return the forms of all query heads that share a key and value
+  head, with the shared weights as one factor.
+- Experts (Mixtral, Qwen3-MoE, DeepSeek), shared experts included, can be folded, rotated and run. `compress` does not
+  change them, and refuses `--what mlp` and `--what all`.
+- Attention on latent vectors (DeepSeek) is stored as maps to and from them. Methods `matrix`, `ttm` and `calibrated` of
+  `compress` factorise each map, and the output projection, as a matrix; `heads`, `tucker`, `cp` and `compare` are
+  refused. `fix_gauge` accepts `attention(layer).numerator()`, not the checkpoint.
+- MiMo-V2-Flash is supported with dense layers and full attention only, as `compress --layout mimo` writes it. Methods
+  `tucker` and `cp` are refused, because values are narrower than queries and keys.
+- `rotate` is refused where the weights of a norm cannot be folded: norms on the stream itself (BERT, OPT with norms
+  after the sublayers, the embedding norm of BLOOM), norms on the output of a sublayer (Gemma 2), and a final norm that
+  no known weight reads. It is also refused where parts that tnlib does not know read the stream, such as poolers.
+- `fix_gauge` maps all models that differ only by the gauges and the order of their heads to one model. With rotary
+  embeddings or a soft cap the scores depend on a key bias, so it is kept, except on columns that are not rotated. With
+  ALiBi and relative biases heads are not reordered. Normalised queries and keys leave a smaller gauge group: signs and
+  quarter turns of rotary planes, all rotations of a plane whose two norm weights are equal, and common factors of the
+  two norms.
+- Methods `matrix`, `ttm`, `tucker` and `cp` are the same for all architectures. `heads` truncates QK as one product, or
+  W_Q and W_K as matrices if rotary embeddings or norms act between them. OV is one product in every architecture, that
+  of all query heads that share a value head.
+- `head(layer, head)` of a checkpoint reads one head only.
+- Eager attention of Falcon in transformers adds ALiBi twice; the row here is its default attention, which does not.
   It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.
 """
 
 
 def page(rows: Mapping[str, Case]) -> str:
-    columns = ("model", "heads", "positions", "besides", *MEASURES)
+    columns = ("model", "heads", "positions", "other properties", *MEASURES)
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, case in rows.items():
         layer = case.checkpoint.attention(0)

@@ -147,19 +147,19 @@ def test_comparisons_are_read_off_one_run() -> None:
     found = {(one.subject, one.words): one.measured(results) for one in COMPARISONS}
     assert results.fastest("tt24") == "quimb, Gram mode"  # teneva is faster, and misses
     assert results.fastest("tt24", exact=True) == "torchTT"
-    assert found["tt24", "times faster than the fastest peer"] == pytest.approx(10)
-    assert found["tt24", "times faster than the fastest SVD-accurate peer"] == pytest.approx(40)
-    assert found["memory of tt_svd", "of the input, beside the input and the result"] == 0.5
-    assert found["growth of tt_svd", "is the exponent of the number of entries"] == pytest.approx(1)
-    assert found["import", "s on top of numpy's"] == pytest.approx(0.05)
-    assert found["round", "times faster than torchTT"] is None
+    assert found["tt24", "speed-up over the fastest peer"] == pytest.approx(10)
+    assert found["tt24", "speed-up over the fastest SVD-accurate peer"] == pytest.approx(40)
+    assert found["tt_svd", "peak memory beside input and result, relative to the input"] == 0.5
+    assert found["tt_svd", "exponent of the time in the number of entries"] == pytest.approx(1)
+    assert found["import", "seconds in addition to the import of numpy"] == pytest.approx(0.05)
+    assert found["round", "speed-up over torchTT"] is None
 
 
 def test_the_page_is_written_from_what_was_measured(tmp_path: Path) -> None:
     report.write(measured(), tmp_path / "benchmarks.md")
     text = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
     assert "Model T" in text
-    assert "| tt24 | times faster than the fastest peer (quimb, Gram mode) | 10 |" in text
+    assert "| tt24 | speed-up over the fastest peer (quimb, Gram mode) | 10 |" in text
     assert "| **tnlib** | 0.15 | 0.1 |  | 0.0002 | 1 2 1 | 1,234 |" in text
     assert "0.008, *misses*" in text
     assert "- MiniLM's operators: it is not installed" in text

@@ -62,7 +62,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES)
 @click.version_option(package_name="tnlib")
 def main() -> None:
-    """Low-rank tensors in the weights of transformer checkpoints: compress, compare, evaluate, inspect."""
+    """Tensor decompositions of transformer checkpoints and arrays: compress, compare, evaluate, inspect, decompose."""
 
 
 @main.command()
@@ -88,21 +88,21 @@ def demo(out: Path, force: bool) -> None:
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @options_of_compression
 @click.option("--size", "sizes", type=Size(), multiple=True, metavar="NAME=N",
-              help="Instead of --keep, for a layout that is a smaller model: a size in its config.json, "
+              help="Instead of --keep, for the layouts mimo, narrow and mla: a size in config.json, "
               f"{sizes_help()}; may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
-              help="Share the work between N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
+              help="Distribute the work over N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
 @click.option("--cluster", metavar="ADDRESS",
-              help="Share the work between the workers of a Dask scheduler, such as tcp://10.0.0.1:8786; all see IN, "
-              "the folder of OUT and that of --spill under the same paths.")  # fmt: skip
+              help="Distribute the work over the workers of a Dask scheduler, such as tcp://10.0.0.1:8786; all need "
+              "access to IN, the folder of OUT and that of --spill under the same paths.")  # fmt: skip
 @options_of_placement
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
     With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
-    numbers instead, as factors, and beside --bits fewer numbers in fewer bits. --max-error chooses the smallest size
-    within an error, and is met beside --keep or --bits.
+    parameters instead, as low-rank factors; --bits with --keep bounds both. --max-error selects the smallest size
+    within an error, and can be combined with --keep or --bits.
     """
     with command() as progress:
         from tnlib_adapters.compression.compress import compress as run
@@ -117,10 +117,10 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
 @click.argument("source", metavar="IN")
 @options_of_compression
 def plan(source: str, **options: Any) -> None:
-    """Estimate what `compress` costs with these options: passes, time, memory and disk; nothing is written.
+    """Estimate the cost of `compress` with these options: passes, time, memory and disk; nothing is written.
 
-    A block of the model and decompositions of its sizes are timed on random weights, in less than a minute. Options
-    that `compress` refuses before any work are refused in the same way.
+    One block of the model and the decompositions of its weights are timed on random weights, in less than a minute.
+    Options that `compress` refuses before any work are refused in the same way.
     """
     with command() as progress:
         from tnlib_adapters.compression.cost.estimate import estimate_cost
@@ -134,21 +134,21 @@ def plan(source: str, **options: Any) -> None:
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
-              show_default=True, help="Fraction to measure; may be given several times.")  # fmt: skip
+              show_default=True, help="Fraction of the parameters to measure; may be given several times.")  # fmt: skip
 @click.option("--bits", type=float, multiple=True, metavar="BITS", default=(4.0, 3.0), show_default=True,
-              help="Average bits per number to measure, of quantized; may be given several times.")  # fmt: skip
+              help="Average bits per parameter of quantized to measure; may be given several times.")  # fmt: skip
 @click.option("--method", "methods", type=click.Choice(tuple(TABLE)), multiple=True,
               help="Method to measure; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file: measure errors on a held-out tenth of it, of plain, whitened and calibrated methods in "
-              f"float and in int8, of quantized, and of weights in plain int8 and by GPTQ. {_LINES_HELP}")  # fmt: skip
+              help="Text file of calibration data. Errors are measured on a held-out tenth of it, for all methods in "
+              f"float and int8, with and without calibration data, for plain int8 and GPTQ. {_LINES_HELP}")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
               show_default=True, help="Folder for compare.csv and compare.png.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FOLDER if it is not empty.")
 def compare(source: str, keeps: tuple[float, ...], out: Path, **options: Any) -> None:
     """Compare methods at several sizes on the attention of the checkpoint IN, which is not changed.
 
-    Without a text, errors are those of every layer's operators.
+    Without --calibrate, errors are relative Frobenius errors of the operators of every layer.
     """
     with command() as progress:
         from tnlib_adapters.compression.compare.comparison_folder import write_comparison
@@ -168,7 +168,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
     """Compare the outputs of the checkpoint IN and its compression OUT on the text file TEXT.
 
     Embedding models: the cosine similarity of both embeddings of every line. Language models: the perplexity of
-    both, and the divergence of their predictions in nats per token, in windows of 256 tokens. Lines are truncated at
+    both, and the KL divergence of their predictions in nats per token, in windows of 256 tokens. Lines are truncated at
     256 tokens. OUT may be an adapter from `tnlib adapter`. Needs torch and transformers.
     """
     with command() as progress:
@@ -182,13 +182,13 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
 
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
-@click.option("--text", metavar="TEXT", help="Show the attention patterns of its heads on this text.")
-@click.option("--text-file", type=click.Path(path_type=Path), metavar="FILE", help="The same, of a text file.")
+@click.option("--text", metavar="TEXT", help="Text on which to show the attention patterns of all heads.")
+@click.option("--text-file", type=click.Path(path_type=Path), metavar="FILE", help="File with this text.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-inspect"), show_default=True,
               help=f"Folder for {INSPECT_PAGE}.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
 def inspect(source: str, text: str | None, text_file: Path | None, out: Path, force: bool) -> None:
-    """Write an HTML page about the checkpoint IN: diagrams, head compositions, spectra, patterns on a text."""
+    """Write an HTML page about the checkpoint IN: diagrams, head composition, spectra, attention patterns."""
     with command() as progress:
         from tnlib_adapters.inspection.inspect import inspect as run
 
@@ -202,13 +202,13 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--rank", type=int, metavar="R", help="Rank of every weight.")
 @click.option("--max-error", type=float, metavar="E",
-              help="Instead of --rank: largest relative Frobenius error, with ranks of few numbers.")  # fmt: skip
+              help="Instead of --rank: largest relative Frobenius error, met with few parameters.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
-    """Write the checkpoint TUNED minus its base BASE to OUT, as a LoRA adapter in the format of PEFT.
+    """Write the difference of the checkpoints TUNED and BASE to OUT, as a LoRA adapter in the format of PEFT.
 
-    Differences of the weights of attention and feed-forward layers are truncated by their singular values. BASE may
-    hold the rounded weights of TUNED: an adapter corrects them.
+    The differences of the weights of attention and feed-forward layers are truncated by their singular values. If BASE
+    holds rounded weights of TUNED, the adapter corrects the rounding.
     """
     with command() as progress:
         from tnlib_adapters.compression.adapter.extract_adapter import extract_adapter
@@ -227,7 +227,7 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
     """Write the encoder in the folder IN, compressed or not, to OUT as an ONNX graph with its tokenizer.
 
     onnxruntime runs OUT/onnx/model.onnx, and sentence-transformers OUT with backend="onnx". Low-rank weights are two
-    matrix products, numbers float32. Needs torch, transformers and onnxscript.
+    matrix products, values float32. Needs torch, transformers and onnxscript.
     """
     with command():
         from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run
@@ -241,13 +241,13 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--format", type=click.Choice(("tt", "tucker", "svd", "cp")), default="tt", show_default=True,
               help="Tensor train, Tucker, SVD of a matrix, or CP.")  # fmt: skip
-@click.option("--rtol", type=float, metavar="E", help="Relative Frobenius error of the whole.")
-@click.option("--max-rank", type=int, metavar="R", help="Cap on every rank; not for cp.")
+@click.option("--rtol", type=float, metavar="E", help="Relative Frobenius error of the result.")
+@click.option("--max-rank", type=int, metavar="R", help="Largest rank; not for cp.")
 @click.option("--rank", type=int, metavar="R", help="Number of components of cp.")
 @click.option("--memory", type=Bytes(), metavar="BYTES",
-              help="Bytes that it may hold, such as 4G; a quarter of the free memory if left out.")  # fmt: skip
+              help="Largest memory, such as 4G; a quarter of the free memory by default.")  # fmt: skip
 @click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
-              help="Folder for intermediate files, from which the same command resumes after a kill.")  # fmt: skip
+              help="Folder for intermediate files, from which an interrupted command resumes.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def decompose(source: str, out: Path, **options: Any) -> None:
     """Decompose the array in FILE, which may exceed memory, and write the result to OUT for tnlib.load.

@@ -56,45 +56,45 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 # fmt: off
 _COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
-                  help="Fraction of the numbers of the compressed part that is stored, in (0, 1]."),
+                  help="Largest fraction of the parameters of the compressed part to store, in (0, 1]."),
     click.option("--max-error", type=float, metavar="E",
                   help="Choose the smallest size with a predicted error of at most E: relative error of the weights; "
-                  "with --calibrate, 1 - cosine of the embeddings or the divergence (nats a token)."),
+                  "with --calibrate, 1 - cosine of the embeddings or KL divergence in nats per token."),
     click.option("--bits", type=float, metavar="BITS",
-                  help="With --calibrate: average of stored bits per number of the compressed part, scales and biases "
-                  "counted. 4 if no size is given. Beside --keep, both are met."),
+                  help="With --calibrate: average stored bits per parameter of the compressed part, scales and biases "
+                  "counted; 4 if no size is given. With --keep, both bounds hold."),
     click.option("--flops", type=float, metavar="FRACTION",
                   help="With --calibrate: largest fraction of the multiplications per token in the compressed weights, "
-                  "for speed. Beside --keep, both are met."),
+                  "for speed. With --keep, both bounds hold."),
     click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-                  help="Part to compress; mlp: the matrices of the feed-forward layers; all: both, the token "
-                  "embeddings and the unembedding."),
+                  help="Part to compress; mlp: the matrices of the feed-forward layers; all: attention, feed-forward "
+                  "layers, token embeddings and unembedding."),
     click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
                   show_default="with --calibrate: calibrated for --keep or --max-error, else quantized; without: heads",
                   help=methods_help()),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-                  help="Calibration text file, representative of the model's use; a tenth is held out to measure on. "
-                  "Needs torch and transformers."),
+                  help="Text file of calibration data, representative of the model's use; a tenth is held out for "
+                  "evaluation. Needs torch and transformers."),
     click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
-                  help="With --calibrate: tokens read of each line, where longer ones are truncated; of a window, for "
-                  "a language model."),
+                  help="With --calibrate: tokens per line, where longer lines are truncated; tokens per window, for a "
+                  "language model."),
     click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
                   help="With --calibrate: file of the calibration statistics, to resume after an interruption or "
                   "compress to another size."),
     click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
-                  help="With --calibrate: folder for what is kept between the blocks of a model; an interrupted run "
-                  "goes on from it, and it is removed in the end."),
+                  help="With --calibrate: folder for intermediate results of the blocks of a model, from which an "
+                  "interrupted run resumes; removed at the end."),
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
-                 help="Peak memory of the process, such as 4G or 4000M: more is kept on disk, and batches are smaller "
-                 "if nothing else suffices, which changes the result."),
+                 help="Largest peak memory of the process, such as 4G or 4000M: moves more to disk and, if necessary, "
+                 "reduces the batches, which changes the result."),
     click.option("--layout", type=Layout((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
                   help="factored: store the factors; transformers loads them after import "
                   "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
                   "original size; loads anywhere. Smaller models, which load without tnlib: "
                   f"{'; '.join(row.help for row in SMALLER_MODELS.values())}."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
-                  help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. With --calibrate "
-                  "and no size, every weight has as many bits."),
+                  help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. "
+                  "With --calibrate and no size, every weight is rounded to that many bits."),
 )
 # fmt: on
 
@@ -113,7 +113,7 @@ def options_of_placement(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(("float32", "bfloat16", "float16")),
         default="float32",
         show_default=True,
-        help="Dtype of the weights while they run.",
+        help="Dtype of the weights while the model runs.",
     )
     return device(dtype(command))
 

@@ -88,7 +88,7 @@ def compress(
         r of a weight (m, n) take r (m + n), and at most m n; a table of embeddings that is only looked up takes none.
         Beside `keep`, both are met: the numbers that this leaves over go to tables. Only for method "calibrated".
     method
-        "heads" truncates each head's QK and OV operator as one, "matrix" each weight matrix; "ttm" stores each
+        "heads" truncates the QK and OV operator of each head, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). With the
         text of `calibrate`, all but "cp" measure errors on its inputs. "calibrated" requires the text: every weight
         keeps the components with the largest effect on the output, and every layer is fitted to the outputs of the

@@ -70,7 +70,7 @@ def methods_help() -> str:
     lines = "; ".join(f"{name}: {method.help}" for name, method in TABLE.items())
     without = " or ".join(name for name in TABLE if name not in WITH_TEXT)
     required = " and ".join(name for name in TABLE if name not in METHODS)
-    return f"{lines}. With --calibrate all but {without} measure errors on the inputs; {required} require it."
+    return f"{lines}. With --calibrate, all but {without} weight errors by the inputs; {required} require it."
 
 
 @dataclass(frozen=True)

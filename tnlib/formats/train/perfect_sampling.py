@@ -1,4 +1,4 @@
-r"""Perfect sampling: independent samples of the indices of a train, with probability |entry|^2 / norm^2.
+r"""Perfect sampling: independent samples of the indices of a train, with probability abs(entry)^2 / norm^2.
 
 The centre moves to core 0. Then all cores on the right are isometric, and the probability of index i at leg k, given
 the indices on its left, is that of one row vector: with w the product of the chosen slices,
@@ -26,7 +26,7 @@ _BATCH = 1 << 20  # numbers in the candidates of one batch of samples
 
 @single_threaded_blas
 def sample(tt: TensorTrain, n_samples: int, *, rng: np.random.Generator | int | None = None) -> Array:
-    """Return `n_samples` independent index tuples (n_samples, d), drawn with probability |entry|^2 / norm(tt)^2.
+    """Return `n_samples` independent index tuples (n_samples, d), drawn with probabilities abs(entry)^2 / norm(tt)^2.
 
     Parameters
     ----------

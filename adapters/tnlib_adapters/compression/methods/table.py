@@ -108,7 +108,7 @@ def register(method: Method) -> Method:
 for _row in (
     Method(
         name="calibrated",
-        help="the components of each weight that matter to the output, then a fit of every layer",
+        help="components of each weight ranked by their effect on the output, then fitted block by block",
         color="#00602b",
         unit="model",
         factorise=f"{_HERE}.calibration.calibrate:factorise_calibrated",
@@ -119,7 +119,7 @@ for _row in (
     ),
     Method(
         name="quantized",
-        help="each weight rounded to integers of 2 to 8 bits, errors compensated, bits by effect on the output",
+        help="each weight rounded to integers of 2 to 8 bits, errors compensated, bits allocated by effect on output",
         color="#d55e00",
         unit="model",
         factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
@@ -130,7 +130,7 @@ for _row in (
     ),
     Method(
         name="heads",
-        help="each head's QK and OV operator as one",
+        help="the QK and OV operator of each head",
         color="#8064a2",
         unit="layer",
         factorise=f"{_HERE}.methods.head_products:Heads",
