@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,18 +35,16 @@ class MomentSums:
             self._put_together(key)
         self._waiting[key].append(rows)
 
-    def finish(self, others: Mapping[str, Array] = MappingProxyType({})) -> Mapping[str, Array]:
-        """Return the sums beside those of `others`."""
+    def finish(self) -> StoredArrays:
+        """Return the sums, in files of the workspace if there is one."""
         for key in self._waiting:
             self._put_together(key)
-        if self._workspace is None:
-            return {**others, **{key: on_host(total) for key, total in self._sums.items()}}
-        sums = StoredArrays(self._workspace)
-        sums.add(others)
+        sums = StoredArrays(self._workspace or Workspace())
         for key in list(self._stored):
             for rows in self._stored.pop(key):
                 add_to(self._sums, key, second_moments_on_device(rows.read()))
             sums.add({key: on_host(self._sums.pop(key))})
+        sums.add({key: on_host(total) for key, total in self._sums.items()})
         return sums
 
     def _put_together(self, key: str) -> None:

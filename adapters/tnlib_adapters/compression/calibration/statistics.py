@@ -310,7 +310,9 @@ def sum_moments(
             slope_sums.add(key, slope)
     if workspace is not None:
         model.drop()
-    return Statistics(read_sums.finish(counts), slope_sums.finish())
+    reads = read_sums.finish()
+    reads.add(counts)
+    return Statistics(reads, slope_sums.finish())
 
 
 def sum_gates(

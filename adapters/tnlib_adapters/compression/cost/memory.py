@@ -192,11 +192,10 @@ def spill_bytes(shapes: Shapes, request: Request, tokens: Tokens, limits: Limits
     gradients = per_token * tokens.statistics * 2 * PROBES  # at the output and at the input of a block
     truncated = per_token * tokens.fit * 2
     blocks = range(len(shapes.blocks))
-    widths = (
-        0 if _fit_in_memory(shapes, limits) else max(sum(moment_widths(shapes, k, with_slopes=True)) for k in blocks)
-    )
-    observed = _FLOAT * tokens.statistics * widths  # inputs and gradients in a block
-    moments = _FLOAT * sum(n * n for k in blocks for n in moment_widths(shapes, k, with_slopes=True))
+    widths = [moment_widths(shapes, k, with_slopes=True) for k in blocks]
+    # inputs and gradients in a block, until their moments are summed
+    observed = 0 if _fit_in_memory(shapes, limits) else _FLOAT * tokens.statistics * max(map(sum, widths))
+    moments = _FLOAT * sum(n * n for of_block in widths for n in of_block)
     moments += _FLOAT * sum(2 * width**2 + vocab for vocab, width in shapes.tables)
     resumed = request.spill_folder is not None  # from decompositions
     components = sum(_factors((m, n)) - _FLOAT * m * n for m, n in shapes.all_weights()) if resumed else 0.0
