@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-import struct
-import zlib
+import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -76,23 +75,17 @@ def heat_image(values: Array, label: str, *, width: int) -> str:
 
     Entries that are not finite are white too.
     """
+    from PIL import Image
+
     known = np.where(np.isfinite(values), values, 0.0)
     top = float(np.abs(known).max(initial=0.0)) or 1.0
     levels = np.rint(127 + 127 * (known / top)).astype(np.uint8)  # 127 is 0
     steps = np.arange(256)[:, None] / 127 - 1
     colours = 255 + np.abs(steps).clip(max=1) * (np.where(steps < 0, _ORANGE, _BLUE) - np.array(255))
-    data = base64.b64encode(_png(levels, np.rint(colours).astype(np.uint8))).decode("ascii")
+    image = Image.fromarray(levels)
+    image.putpalette(np.rint(colours).astype(np.uint8).tobytes())
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    data = base64.b64encode(out.getvalue()).decode("ascii")
     style, text = f"width:{width}px;min-height:12px;image-rendering:pixelated;border:1px solid #ccc", html.escape(label)
     return f'<img style="{style}" alt="{text}" title="{text}" src="data:image/png;base64,{data}">'
-
-
-def _png(levels: Array, palette: Array) -> bytes:
-    """Return a PNG file of palette indices (rows, columns), uint8, with a palette (256, 3)."""
-    rows, columns = levels.shape
-    lines = np.hstack([np.zeros((rows, 1), np.uint8), levels]).tobytes()  # every line begins with its filter, none
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
-    out = b"\x89PNG\r\n\x1a\n"
-    chunks = {b"IHDR": header, b"PLTE": palette.tobytes(), b"IDAT": zlib.compress(lines, 9), b"IEND": b""}
-    for kind, data in chunks.items():
-        out += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return out

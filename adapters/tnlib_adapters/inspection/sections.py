@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, get_args
 import numpy as np
 
 import tnlib
+from tnlib._html import table
 from tnlib.drawing import Diagram
 from tnlib_adapters.circuits import (
     Overlaps,
@@ -22,7 +23,6 @@ from tnlib_adapters.circuits import (
     term_diagram,
 )
 from tnlib_adapters.circuits.paths.attention_terms import NAMES
-from tnlib_adapters.compression.report.html import table
 from tnlib_adapters.inspection.head_measurements import HeadKind, Reader
 from tnlib_adapters.inspection.measure import Inspection
 from tnlib_adapters.inspection.pictures import (

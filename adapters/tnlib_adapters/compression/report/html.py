@@ -1,4 +1,4 @@
-"""HTML page of a compression report, and elements of self-contained pages: style sheet, tables, inline SVG."""
+"""HTML page of a compression report, and elements of self-contained pages: style sheet, inline SVG."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tnlib._html import table
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
 from tnlib_adapters.compression.report.report import Report, baselines, headline, size_text, summarise, verdict
@@ -29,14 +30,6 @@ def page(title: str, body: Sequence[str], style: str = "") -> str:
     """Return an HTML page; `title` is escaped here, `body` must be escaped by the caller."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}{style}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of plain text."""
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def svg(figure: Figure, name: str) -> str:
