@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import numpy as np
-from tnlib_adapters import circuits, freeze, open_checkpoint
+from tnlib_adapters import FrozenModel, circuits, freeze, open_checkpoint
 from tnlib_adapters.reference.weights import Weights, read_weights
 
 CHILD = "import sys; from benchmarks.frozen_models import measure; measure(*sys.argv[1:])"
@@ -52,11 +52,17 @@ def rows(weights: Weights, n: int) -> list[tuple[str, float]]:
     models = [freeze(weights, text) for text in texts[:2]]
     measured = [
         ("freeze(weights, tokens)", median_seconds(lambda text: freeze(weights, text), texts)),
-        ("logit_contributions(frozen, token)", median_seconds(lambda m: circuits.logit_contributions(m, 5), models)),
+        ("logit_contributions(frozen, token).direct", median_seconds(lambda m: contributions(m).direct, models)),
+        ("logit_contributions(frozen, token).through", median_seconds(lambda m: contributions(m).through, models)),
     ]
     if n == 128:
         measured.append(("qk_attributions(frozen)", median_seconds(circuits.qk_attributions, models)))
     return measured
+
+
+def contributions(model: FrozenModel) -> circuits.LogitContributions:
+    """Return the contributions to one logit."""
+    return circuits.logit_contributions(model, 5)
 
 
 def error(weights: Weights) -> float:

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tnlib_adapters
 from oracles import normal, refused
-from tnlib_adapters import Checkpoint, builtin_path, circuits, freeze, open_checkpoint
+from tnlib_adapters import Checkpoint, builtin_path, circuits, freeze, open_checkpoint, save_checkpoint
 from tnlib_adapters.reference.model import Forward, loss, run
+from tnlib_adapters.reference.weights import read_weights
 
 from tnlib import ArgumentError
 
 TOKENS = np.tile(np.arange(5, 15), 2)
 MASK = np.arange(20) > 10
+# functions of a model with one residual stream, and further arguments
+OF_ONE_STREAM = [
+    (circuits.compositions, ("K",)),
+    (circuits.subspace_overlaps, ("O", "K")),
+    (circuits.split_stream, (TOKENS,)),
+    (circuits.edge_effects, (TOKENS, MASK)),
+    (circuits.qk_attributions, (TOKENS,)),
+    (circuits.find_induction, ()),
+    (circuits.read_head, (2, 0)),
+    (circuits.copying, (2, 0)),
+    (circuits.copying_scores, ()),
+    (circuits.bigrams, ()),
+    (circuits.score_shares, (2, 0)),
+    (circuits.repeat_scores, ()),
+    (circuits.weight_scores, ()),
+    (circuits.read_vocabulary, ()),
+    (circuits.model_diagram, ()),
+    (circuits.model_values, (TOKENS,)),
+    (circuits.block_diagram, (0,)),
+    (freeze, (TOKENS,)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -23,32 +48,30 @@ def seen(model: Checkpoint) -> Forward:
     return run(model, TOKENS)
 
 
+def refused_by(function: Callable[..., Any], kind: type[Exception], *words: str) -> Any:
+    """The block raises as `refused` says, and names the function and its first parameter as its signature does."""
+    parameter = next(iter(inspect.signature(function).parameters))
+    return refused(kind, f"{function.__name__}: {parameter} must ", *words)
+
+
 @pytest.mark.parametrize(
-    "function",
+    ("function", "arguments"),
     [
-        lambda path: circuits.compositions(path, "K"),
-        lambda path: circuits.subspace_overlaps(path, "O", "K"),
-        lambda path: circuits.split_stream(path, TOKENS),
-        lambda path: circuits.ten_terms(path, TOKENS),
-        circuits.find_induction,
-        lambda path: circuits.find_circuit(path, TOKENS, MASK, loss_increase=1.0),
-        lambda path: circuits.read_head(path, 0, 0),
-        lambda path: circuits.copying(path, 0, 0),
-        circuits.copying_scores,
-        circuits.bigrams,
-        lambda path: circuits.score_shares(path, 0, 0),
-        circuits.repeat_scores,
-        circuits.weight_scores,
-        circuits.read_vocabulary,
-        circuits.model_diagram,
-        lambda path: circuits.block_diagram(path, 0),
-        lambda path: run(path, TOKENS),
-        lambda path: loss(path, TOKENS, MASK),
+        *OF_ONE_STREAM,
+        (circuits.ten_terms, (TOKENS,)),
+        (functools.partial(circuits.find_circuit, loss_increase=1.0), (TOKENS, MASK)),
+        (circuits.feed_forward_diagram, (0,)),
+        (save_checkpoint, ("out",)),
+        (read_weights, ()),
+        (run, (TOKENS,)),
+        (loss, (TOKENS, MASK)),
     ],
+    ids=lambda value: None if isinstance(value, tuple) else getattr(value, "func", value).__name__,
 )
-def test_a_folder_is_no_checkpoint(function: Callable[[Any], Any]) -> None:
-    with refused(TypeError, "must be a Checkpoint", "PosixPath; pass open_checkpoint(folder)"):
-        function(builtin_path())
+def test_a_folder_is_no_checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    named = function.func if isinstance(function, functools.partial) else function
+    with refused_by(named, TypeError, "must be a Checkpoint", "PosixPath; pass open_checkpoint(folder)"):
+        function(builtin_path(), *arguments)
 
 
 def test_paths_are_tuples_of_heads(model: Checkpoint, seen: Forward) -> None:
@@ -249,29 +272,23 @@ def test_names_of_version_0_1_keep_working(model: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (lambda t5: circuits.compositions(t5, "K"), "compositions"),
-        (lambda t5: circuits.subspace_overlaps(t5, "O", "K"), "subspace_overlaps"),
-        (lambda t5: circuits.split_stream(t5, TOKENS), "split_stream"),
-        (lambda t5: circuits.read_head(t5, 2, 0), "read_head"),
-        (lambda t5: circuits.copying(t5, 2, 0), "copying"),
-        (circuits.copying_scores, "copying_scores"),
-        (circuits.bigrams, "bigrams"),
-        (lambda t5: circuits.score_shares(t5, 2, 0), "score_shares"),
-        (circuits.repeat_scores, "repeat_scores"),
-        (circuits.weight_scores, "weight_scores"),
-        (circuits.read_vocabulary, "read_vocabulary"),
-        (circuits.model_diagram, "model_diagram"),
-        (lambda t5: circuits.model_values(t5, TOKENS), "model_values"),
-        (lambda t5: circuits.block_diagram(t5, 0), "block_diagram"),
-        (lambda t5: tnlib_adapters.inspect(t5.folder.path, t5.folder.path / "out"), "inspect"),
-    ],
+    ("function", "arguments"),
+    OF_ONE_STREAM,
+    ids=lambda value: None if isinstance(value, tuple) else value.__name__,
 )
-def test_models_of_two_streams_are_refused(function: Callable[[Any], Any], name: str, saved: Any) -> None:
+def test_models_of_two_streams_are_refused(
+    function: Callable[..., Any], arguments: tuple[Any, ...], saved: Any
+) -> None:
     pytest.importorskip("architecture_models")
-    with refused(ArgumentError, f"{name}: model must have one residual stream, got a t5 with an encoder and a decoder"):
-        function(open_checkpoint(saved("t5")[1]))
+    words = "must have one residual stream, got a t5 with an encoder and a decoder; pass its encoder alone"
+    with refused_by(function, ArgumentError, words):
+        function(open_checkpoint(saved("t5")[1]), *arguments)
+
+
+def test_inspect_refuses_models_of_two_streams(saved: Any, tmp_path: Path) -> None:
+    pytest.importorskip("architecture_models")
+    with refused(ArgumentError, "inspect: source must have one residual stream, got a t5"):
+        tnlib_adapters.inspect(saved("t5")[1], tmp_path / "out")
 
 
 def test_cross_attention_is_not_split(saved: Any) -> None:

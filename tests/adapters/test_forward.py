@@ -17,6 +17,7 @@ from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.factors.config_section import KEY, describe
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.reference.activations import ACTIVATIONS
+from tnlib_adapters.reference.layers import Affine, Unembedding, log_softmax
 from tnlib_adapters.reference.model import Forward, loss, run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
@@ -82,6 +83,15 @@ def test_activations_are_those_of_transformers(name: str) -> None:
     x = np.concatenate([np.linspace(-12, 12, 97), [-800.0, 800.0]])
     theirs = bloom_gelu_forward if name == "gelu_bloom" else ACT2FN[name]
     np.testing.assert_allclose(ACTIVATIONS[name](x), theirs(torch.from_numpy(x)).numpy(), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_log_partitions_over_blocks_of_the_vocabulary(cap: float | None) -> None:
+    rng = np.random.default_rng(0)
+    unembed = Unembedding(Affine(rng.standard_normal((8, 9000)), 100 * rng.standard_normal(9000)), cap)
+    x, tokens = rng.standard_normal((5, 8)), np.array([0, 4095, 4096, 8999, 17])
+    chosen = np.take_along_axis(log_softmax(unembed(x)), tokens[:, None], axis=1)[:, 0]
+    assert_close(unembed.logits_of(x, tokens) - unembed.log_partitions(x), chosen, factor=1e3)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_pytorch_tanh"])

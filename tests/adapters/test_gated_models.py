@@ -203,13 +203,13 @@ def test_models_in_memory(saved: Any) -> None:
 
 
 def test_refusals(model: Checkpoint, effects: EdgeEffects, opened: Any) -> None:
-    with refused(ValueError, "Ablation: kind must be 'zero' or 'mean' or 'resample', got 'ones'"):
+    with refused(ValueError, "Ablation: kind must be 'zero', 'mean' or 'resample', got 'ones'"):
         Ablation("ones")  # type: ignore[arg-type]
     with refused(ValueError, "Ablation: metric must be"):
         Ablation(metric="logits")  # type: ignore[arg-type]
     with refused(ValueError, "Ablation: corrupted must be None for kind='mean'"):
         Ablation("mean", corrupted=OTHERS)
-    with refused(ValueError, "edge_effects: ablation must be 'zero' or 'mean' or 'resample' or an Ablation"):
+    with refused(ValueError, "edge_effects: ablation must be 'zero', 'mean' or 'resample', got"):
         edge_effects(model, TOKENS, MASK, ablation="ones")  # type: ignore[arg-type]
     with refused(TypeError, "edge_effects: ablation must be a name or an Ablation, got int"):
         edge_effects(model, TOKENS, MASK, ablation=3)  # type: ignore[arg-type]

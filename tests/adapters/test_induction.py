@@ -7,13 +7,14 @@ import heapq
 import inspect
 import math
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tnlib_adapters
 from oracles import assert_close, normal, refused
-from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import (
     OpenLayer,
     composition_score,
@@ -29,7 +30,7 @@ from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
-from tnlib_adapters.reference.weights import read_weights
+from tnlib_adapters.reference.weights import Branch, Weights, read_weights
 
 import tnlib
 from tnlib.interop import quimb as network
@@ -182,11 +183,32 @@ def test_effects_are_those_of_patterns_without_the_targets(model: Checkpoint) ->
     assert_close(found.standard_error[1, 2], abs(changes[0] - changes[1]) / 2, factor=1e6)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "opt_after", "gpt_neox", "bloom"])
+def sees_later(weights: Weights) -> Weights:
+    """Return weights whose attention has no causal mask."""
+
+    def opened(branch: Branch) -> Branch:
+        layer = branch.layer
+        return replace(branch, layer=replace(layer, causal=False)) if isinstance(layer, Attention) else branch
+
+    blocks = tuple(replace(block, branches=tuple(map(opened, block.branches))) for block in weights.blocks)
+    return replace(weights, blocks=blocks)
+
+
+def test_single_precision() -> None:
+    llama = open_checkpoint(builtin_path("llama"))
+    double, single = (find_induction(llama, n=2, length=8, dtype=dtype) for dtype in (np.float64, np.float32))
+    assert double.effect.dtype == np.float64
+    for name in ("effect", "standard_error", "previous_token", "induction"):
+        np.testing.assert_allclose(getattr(single, name), getattr(double, name), atol=1e-5)
+    assert np.abs(single.effect - double.effect).max() > 0
+
+
+@pytest.mark.parametrize("name", ["gemma2", "opt_after", "gpt_neox", "bloom", "deepseek_v3", "gpt2_lm not causal"])
 @pytest.mark.parametrize("n", [2, 20])
 def test_heads_are_knocked_out_one_by_one(name: str, n: int, opened: Any) -> None:
     """Norms behind a layer, norms on the stream and parallel layers: the pattern of one head changed in its layer."""
-    _, weights = opened(name)
+    _, weights = opened(name.split()[0])
+    weights = sees_later(weights) if name.endswith("not causal") else weights
     tokens = np.tile(np.random.default_rng(0).integers(2, 50, (n, 5)), (1, 2))
     mask, blocked = np.broadcast_to(np.arange(10) > 5, tokens.shape), induction_targets(tokens)
     losses, without = losses_without_attention(weights, targets_of(weights, tokens, mask, "f"), blocked)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compressed_folders import digest
+from quick_compressions import leave_out_pictures
 from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
 
@@ -41,8 +42,7 @@ Folders = Callable[..., Path]
 def without_pictures() -> Iterator[None]:
     """Nothing here looks at the report, and drawing takes most of the time of a small compression."""
     with pytest.MonkeyPatch.context() as patch:
-        module = sys.modules[compress.__module__]
-        patch.setattr(module, "write_page", lambda report, file: file.write_text("page", encoding="utf-8"))
+        leave_out_pictures(patch)
         yield
 
 

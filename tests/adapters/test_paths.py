@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,12 +30,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "place"
 
 
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of the time of a small compression."""
-    module = sys.modules[compress.__module__]
-    monkeypatch.setattr(module, "write_page", lambda report, file: file.write_text("page", encoding="utf-8"))
-    monkeypatch.setattr(module, "measure_quality", lambda before, after: {})
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 def call(*arguments: object) -> Result:

@@ -209,9 +209,9 @@ def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray],
     for bad, words in (
         (
             {"by": "chance"},
-            "by must be 'greedy' or 'gradient' or 'acdc' or 'attribution' or 'integrated', got 'chance'",
+            "by must be 'greedy', 'gradient', 'acdc', 'attribution' or 'integrated', got 'chance'",
         ),
-        ({"of": "heads"}, "of must be 'edges' or 'terms' or 'paths', got 'heads'"),
+        ({"of": "heads"}, "of must be 'edges', 'terms' or 'paths', got 'heads'"),
         ({"loss_increase": -1.0}, "loss_increase must be a number of nats from 0 on, got -1.0"),
         ({"loss_increase": float("nan")}, "loss_increase must be a number"),
     ):

@@ -170,7 +170,7 @@ def test_bad_arguments_are_refused(induction: Any, model: Checkpoint, tmp_path: 
         qk_attributions(model, [])
     with refused(TypeError, "qk_attributions: tokens must be an array of numbers"):
         qk_attributions(model, [[5, 6], [7]])
-    with refused(TypeError, "qk_attributions: model must be a Checkpoint, got FrozenStack"):
+    with refused(TypeError, "qk_attributions: model must be a Checkpoint or a transformers model, got FrozenStack"):
         qk_attributions(freeze(model, patterns=[np.eye(3)[None].repeat(4, axis=0)] * 2))  # type: ignore[arg-type]
     with refused(ValueError, "QKAttributions.score: query must lie between 0 and 39"):
         found.score(1, 2, 40, 11)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -43,8 +44,8 @@ ROLES |= {"t5_encoder": ["embedding"]}  # which several modules hold
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_steps(monkeypatch, 2)
 
 
 def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:

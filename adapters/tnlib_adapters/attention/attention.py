@@ -21,7 +21,7 @@ from tnlib_adapters.attention.validation import as_distance, as_distances, as_in
 class Attention(AttentionWeights):
     r"""The weights of one attention layer, per head, acting on rows: q = x W_Q + b_Q.
 
-    In homogeneous coordinates x~ = [x, 1] every head is two bilinear forms without biases:
+    In homogeneous coordinates x~ = [x, 1] every head is two bilinear forms without biases::
 
         score_ij = scale * x~_i Omega x~_j^T,      Omega = [W_Q; b_Q] R(i - j) [W_K; b_K]^T
         value_j  = x~_j OV,                        OV    = [W_V; b_V] [W_O, 0]

@@ -114,19 +114,45 @@ class AttentionWeights:
         the output of the encoder, and the scores (heads, n, n').
         """
         x, keys_of = self._input("scores", x), self._keys_of("scores", x, memory)
-        q, k = _project(x, self.W_Q, self.b_Q), _project(keys_of, self.W_K, self.b_K)  # h n dh, kv n' dh
-        if self.head_norm is not None:
-            q, k = self.head_norm.queries(q), self.head_norm.keys(k)
-        if self.latent_norm is not None:
-            q, k = self.latent_norm.queries(q, x), self.latent_norm.keys(k, x)
         positions = np.arange(len(x))
-        if self.rotary is not None:
-            q, k = (self.rotary.rotate(columns, positions) for columns in (q, k))
-        k = np.repeat(k, self.n_heads // self.kv_heads, axis=0)  # h n dh
-        products: Array = self.scale * (q @ k.transpose(0, 2, 1))  # h n [dh] n'
-        offsets = self.offsets(positions[:, None] - positions)  # h n n, None in cross-attention
-        products = products if offsets is None else products + offsets.astype(products.dtype)
+        q, k = self.queries(x, positions), self.keys(keys_of, np.arange(len(keys_of)))
+        return self.scores_of(q, k, positions[:, None] - positions)
+
+    def queries(self, x: Array, positions: Array) -> Array:
+        """Return queries (heads, n, d_head) of rows x (n, d_model) at integer positions (n,), normed and rotated."""
+        q = _project(x, self.W_Q, self.b_Q)  # h n dh
+        q = q if self.head_norm is None else self.head_norm.queries(q)
+        q = q if self.latent_norm is None else self.latent_norm.queries(q, x)
+        return q if self.rotary is None else self.rotary.rotate(q, positions)
+
+    def keys(self, x: Array, positions: Array) -> Array:
+        """Return keys (kv_heads, n, d_head) of rows x (n, d_model) at integer positions (n,), normed and rotated."""
+        k = _project(x, self.W_K, self.b_K)  # kv n dh
+        k = k if self.head_norm is None else self.head_norm.keys(k)
+        k = k if self.latent_norm is None else self.latent_norm.keys(k, x)
+        return k if self.rotary is None else self.rotary.rotate(k, positions)
+
+    def values(self, x: Array) -> Array:
+        """Return values (kv_heads, n, d_value) of rows x (n, d_model), biases included."""
+        v = _project(x, self.W_V, self.b_V)  # kv n dh
+        return v if self.latent_norm is None else v / self.latent_norm.value_divisors(x)[:, None]
+
+    def scores_of(self, queries: Array, keys: Array, distances: Array) -> Array:
+        """Return scores (heads, ..., m, n) of queries (heads, ..., m, d_head) and keys (kv_heads, ..., n, d_head).
+
+        `distances` (m, n) are query positions minus key positions; not used in cross-attention.
+        """
+        products: Array = queries @ self.repeated(keys).swapaxes(-1, -2)  # h ... m [dh] n
+        products *= self.scale
+        offsets = self.offsets(distances)  # h m n, None in cross-attention
+        if offsets is not None:
+            products += offsets.reshape(len(offsets), *(1,) * (products.ndim - 3), *distances.shape)
         return products if self.softcap is None else self.softcap * np.tanh(products / self.softcap)
+
+    def repeated(self, a: Array) -> Array:
+        """Return an array of key or value heads (kv_heads, ...) with one entry for every query head, (heads, ...)."""
+        group = self.n_heads // self.kv_heads
+        return a if group == 1 else np.repeat(a, group, axis=0)
 
     def offsets(self, distances: Array) -> Array | None:
         """Return what ALiBi or a relative bias adds to the scores at integer distances; heads first, then their shape.
@@ -166,12 +192,20 @@ class AttentionWeights:
 
         x is what the values read: the memory in cross-attention.
         """
+        return self.output_of_values(self.weighted_values(patterns, x))
+
+    def weighted_values(self, patterns: Array, x: Array) -> Array:
+        """Return the values of x (n', d_model), biases included, summed with attention weights (heads, n, n').
+
+        The result is (heads, n, d_value).
+        """
         patterns, x = as_patterns("output", patterns, self.n_heads), self._input("output", x)
-        values = np.repeat(_project(x, self.W_V, self.b_V), self.n_heads // self.kv_heads, axis=0)
-        if self.latent_norm is not None:
-            values = values / self.latent_norm.value_divisors(x)[:, None]
-        heads = (patterns @ values).transpose(1, 0, 2).reshape(patterns.shape[1], -1)  # h n [n'] dh, to n (h dh)
-        out: Array = heads @ self.W_O.reshape(-1, self.W_O.shape[-1])  # n [h dh] d_model
+        return np.asarray(patterns @ self.repeated(self.values(x)))  # h n [n'] dh
+
+    def output_of_values(self, values: Array) -> Array:
+        """Return the output (n, d_model) for weighted values (heads, n, d_value), the output bias included."""
+        rows = values.transpose(1, 0, 2).reshape(values.shape[1], -1)  # n (h dh)
+        out: Array = rows @ self.W_O.reshape(-1, self.W_O.shape[-1])  # n [h dh] d_model
         return out if self.b_O is None else out + self.b_O
 
     def value_divisors(self, x: Array) -> Array | None:

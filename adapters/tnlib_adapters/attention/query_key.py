@@ -90,7 +90,7 @@ def _columns(rotary: Rotary, plane: int) -> list[int]:
 class PositionParts:
     """The bilinear form of a head, split for a stream that is content c plus position embedding p.
 
-    With c~ = [c, 1], p_i the position of the query and p_j that of the key:
+    With c~ = [c, 1], p_i the position of the query and p_j that of the key::
 
         score_ij / scale = c~_i content c~_j^T + (c~_i by_key)_j + (by_query c~_j^T)_i + alone_ij
 

@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def pieces(self) -> list[list[dict[str, Any]]] | None:
-        """Deprecated: entries of config.json on the attention of every layer; use `factored`."""
+        """Entries of config.json on the attention of every layer; deprecated, use `factored`."""
         warnings.warn("Checkpoint.pieces is deprecated; use Checkpoint.factored.", DeprecationWarning, stacklevel=2)
         if self.factored is None:
             return None
@@ -341,10 +341,11 @@ def as_attention(projections: Projections, sizes: Sizes, scale: float) -> Attent
 
 
 def as_checkpoint(function: str, model: Any, parameter: str = "checkpoint") -> Checkpoint:
-    """Return the checkpoint; raise `ArgumentTypeError` for anything else, such as a path or a torch model."""
+    """Return the checkpoint; raise `ArgumentTypeError` for anything else, such as a path."""
     if not isinstance(model, Checkpoint):
         raise ArgumentTypeError(
-            f"{function}: {parameter} must be a Checkpoint, got {type(model).__name__}; pass open_checkpoint(folder)."
+            f"{function}: {parameter} must be a Checkpoint or a transformers model, got {type(model).__name__}; "
+            "pass open_checkpoint(folder)."
         )
     return model
 
@@ -353,15 +354,15 @@ def as_one_stream(function: str, model: Any, parameter: str = "checkpoint") -> C
     """Return the checkpoint of a model with one residual stream; raise for encoder and decoder, and as above."""
     checkpoint = as_checkpoint(function, model, parameter)
     if checkpoint.wiring.encoder is not None:
-        raise two_streams(function, f"a {checkpoint.wiring.model_type}")
+        raise two_streams(function, parameter, f"a {checkpoint.wiring.model_type}")
     return checkpoint
 
 
-def two_streams(function: str, model: str) -> ArgumentError:
+def two_streams(function: str, parameter: str, model: str) -> ArgumentError:
     """Return the error for a model of an encoder and a decoder."""
     return ArgumentError(
-        f"{function}: model must have one residual stream, got {model} with an encoder and a decoder, each with one of "
-        "its own; pass single layers, checkpoint.attention(layer), or the encoder alone."
+        f"{function}: {parameter} must have one residual stream, got {model} with an encoder and a decoder; "
+        "pass its encoder alone, a transformers.T5EncoderModel, or single layers, checkpoint.attention(layer)."
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib._validate import as_path
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, with_folder
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, with_folder
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import (
@@ -95,6 +95,7 @@ def save_checkpoint(checkpoint: Checkpoint, out: Path | str, *, force: bool = Fa
     ...     tnlib_adapters.open_checkpoint(out).n_layers
     2
     """
+    checkpoint = as_checkpoint("save_checkpoint", checkpoint)
     target = as_path("save_checkpoint", "out", out)
     check_target("save_checkpoint", target, checkpoint.folder.path, force=force)
     tensors: dict[str, list[Entry]] = {}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_sizes, is_one_of, to_numpy
+from tnlib._validate import as_sizes, check_choice, is_one_of, to_numpy
 from tnlib.linalg.orthogonal import r_factor
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
@@ -104,10 +104,7 @@ def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> Vi
     View(W_V of all layers: layer 2 x head 4 x d_model 64 x d_head 16, float32)
     """
     as_checkpoint("heads", checkpoint)
-    if not is_one_of(projection, PROJECTIONS):
-        raise ArgumentError(
-            f"heads: projection must be one of {', '.join(PROJECTIONS)}, got {projection!r}; choose one."
-        )
+    check_choice("heads", "projection", projection, PROJECTIONS)
     layers = [getattr(checkpoint.attention(k), f"W_{projection}") for k in range(checkpoint.n_layers)]
     stacked = np.stack([w.transpose(0, 2, 1) if projection == "O" else w for w in layers])
     return View(f"W_{projection} of all layers", stacked, ("layer", "head", "d_model", "d_head"))
@@ -213,8 +210,7 @@ def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
 def _operators(function: str, attention: Attention, circuit: Any, distance: int | None) -> Iterator[LowRank]:
     """Yield the operators one by one, to limit memory."""
     as_layer(function, attention)
-    if not is_one_of(circuit, ("qk", "ov")):
-        raise ArgumentError(f"{function}: circuit must be 'qk' or 'ov', got {circuit!r}; choose one.")
+    check_choice(function, "circuit", circuit, ("qk", "ov"))
     if circuit == "qk":
         check_form(function, attention, distance)
         return (attention.qk(head, distance) for head in range(attention.n_heads))

@@ -10,8 +10,9 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_array, is_one_of
+from tnlib._validate import as_array, check_choice
 from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer, as_one_stream
 from tnlib_adapters.reference.weights import read_norm
@@ -19,12 +20,21 @@ from tnlib_adapters.transforms.folding import fold
 
 AttentionHead = tuple[Attention, int]
 Kind = Literal["Q", "K", "V"]
+READS: dict[Kind, str] = {"Q": "queries", "K": "keys", "V": "values"}  # what a head computes from its input
+
+
+def head_name(head: Head) -> str:
+    """Return the name of a head, "layer.head".
+
+    >>> head_name((1, 3))
+    '1.3'
+    """
+    return "{}.{}".format(*head)
 
 
 def as_kind(function: str, kind: Any) -> Kind:
     """Return the kind of composition; raise `ArgumentError` unless it is "Q", "K" or "V"."""
-    if not is_one_of(kind, get_args(Kind)):
-        raise ArgumentError(f"{function}: kind must be 'Q', 'K' or 'V', got {kind!r}; choose one.")
+    check_choice(function, "kind", kind, get_args(Kind))
     return kind  # type: ignore[no-any-return]
 
 
@@ -35,8 +45,8 @@ def as_layers(function: str, model: Any) -> list[Attention]:
     layers = list(model) if isinstance(model, Sequence) else []
     if not layers or not all(isinstance(layer, Attention) for layer in layers):
         raise ArgumentTypeError(
-            f"{function}: model must be a Checkpoint or a sequence of Attention, got {type(model).__name__}; "
-            "pass open_checkpoint(folder)."
+            f"{function}: model must be a Checkpoint, a transformers model or a sequence of Attention, got "
+            f"{type(model).__name__}; pass open_checkpoint(folder)."
         )
     check_self_attention(function, layers)
     sizes = [(layer.n_heads, layer.d_model, layer.d_head) for layer in layers]

@@ -10,29 +10,27 @@ import numpy as np
 
 from tnlib._typing import Array
 
-_LEAST = 1e-30  # stands for 0 in quotients: normal in single precision, and f(x) / x has reached its limit there
-
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of one variable, applied elementwise, and its derivative."""
+    """A function f of one variable with f(0) = 0, applied elementwise.
 
-    function: Callable[[Array], Array]
+    Parameters
+    ----------
+    secant
+        f(x) / x, the slope of the line from the origin; at 0 its limit from the right.
+    derivative
+        f'(x).
+    """
+
+    secant: Callable[[Array], Array]
     derivative: Callable[[Array], Array]
 
     def __call__(self, x: Array) -> Array:
         """Return f(x), elementwise."""
-        return self.function(x)
-
-    def secant(self, x: Array) -> Array:
-        """Return f(x) / x, the slope of the line from the origin, for f(0) = 0; at 0 its limit from the right."""
-        nonzero = np.where(np.abs(x) < _LEAST, x.dtype.type(_LEAST), x)
-        slope: Array = self.function(nonzero) / nonzero
-        return slope
-
-
-def _erf_gelu(x: Array) -> Array:
-    return x * _normal_cdf(x)
+        y = self.secant(x)
+        y *= x  # in place: a new array of this size costs as much as the product
+        return y
 
 
 def _erf_gelu_derivative(x: Array) -> Array:
@@ -48,22 +46,31 @@ def _normal_cdf(x: Array) -> Array:
 
 
 def _tanh_gelu(c: float, cubic: float) -> Activation:
-    """Return x (1 + tanh(c x + cubic x^3)) / 2 and its derivative."""
+    """Return x (1 + tanh(c x + cubic x^3)) / 2."""
 
-    def _function(x: Array) -> Array:
-        y: Array = 0.5 * x * (1 + np.tanh(x * (c + cubic * x * x)))
+    def _tanh(x: Array) -> Array:
+        y: Array = x * x
+        y *= cubic
+        y += c
+        y *= x
+        return np.tanh(y, out=y)
+
+    def _secant(x: Array) -> Array:
+        y = _tanh(x)
+        y += 1
+        y *= 0.5
         return y
 
     def _derivative(x: Array) -> Array:
-        t = np.tanh(x * (c + cubic * x * x))
+        t = _tanh(x)
         y: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (c + 3 * cubic * x * x)
         return y
 
-    return Activation(_function, _derivative)
+    return Activation(_secant, _derivative)
 
 
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0.0)
+def _step(x: Array) -> Array:
+    return (x >= 0).astype(x.dtype)
 
 
 def _relu_derivative(x: Array) -> Array:
@@ -71,17 +78,17 @@ def _relu_derivative(x: Array) -> Array:
 
 
 def _scaled_silu(c: float) -> Activation:
-    """Return x sigmoid(c x) and its derivative."""
+    """Return x sigmoid(c x)."""
 
-    def _function(x: Array) -> Array:
-        return x * sigmoid(c * x)
+    def _secant(x: Array) -> Array:
+        return sigmoid(c * x)
 
     def _derivative(x: Array) -> Array:
         s = sigmoid(c * x)
         y: Array = s + c * x * s * (1 - s)
         return y
 
-    return Activation(_function, _derivative)
+    return Activation(_secant, _derivative)
 
 
 def sigmoid(x: Array) -> Array:
@@ -99,14 +106,14 @@ _SILU = _scaled_silu(1.0)
 
 # Keys are the names in config.json.
 ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": Activation(_erf_gelu, _erf_gelu_derivative),
+    "gelu": Activation(_normal_cdf, _erf_gelu_derivative),
     # not a name of any config: the tanh approximation with BLOOM's truncated constant for sqrt(2 / pi)
     "gelu_bloom": _tanh_gelu(0.79788456, 0.79788456 * 0.044715),
     "gelu_new": _GELU_TANH,
     "gelu_fast": _GELU_TANH,
     "gelu_pytorch_tanh": _GELU_TANH,
     "quick_gelu": _scaled_silu(1.702),
-    "relu": Activation(_relu, _relu_derivative),
+    "relu": Activation(_step, _relu_derivative),
     "silu": _SILU,
     "swish": _SILU,
 }

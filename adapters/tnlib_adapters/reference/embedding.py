@@ -63,6 +63,11 @@ class TokenEmbedding:
             parts["segment"] = np.broadcast_to(self.segment, parts["tokens"].shape)
         return parts
 
+    def parts_of_stream(self, tokens: Array) -> dict[str, Array]:
+        """Return the stream as a sum: `parts` behind the norm, whose bias is the part "norm embedding"."""
+        parts = self.parts(tokens)
+        return parts if self.norm is None else self.norm.of_sum(parts, "norm embedding")
+
     def _positions(self, table: Array, tokens: Array) -> Array:
         """Return the position embeddings (batch, n, d_model) of tokens (batch, n)."""
         if self.padding is None or not (is_padding := tokens == self.padding.token).any():

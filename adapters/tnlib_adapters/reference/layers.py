@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Routing
 from tnlib_adapters.reference.activations import Activation, sigmoid
+
+_BLOCK = 4096  # tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,9 @@ class Affine:
     def __call__(self, x: Array) -> Array:
         """Return x @ weight + bias, (..., out) for x (..., in)."""
         y = x @ self.weight  # ... [in] out
-        return y if self.bias is None else y + self.bias
+        if self.bias is not None:
+            y += self.bias
+        return y
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,23 @@ class Norm:
     def __call__(self, x: Array) -> Array:
         """Return the rows normalised to mean square 1, after centring for LayerNorm, times weight plus bias."""
         centred = self.centre(x)
-        y: Array = centred / self.divisors(centred) * self.weight
-        return y if self.bias is None else y + self.bias
+        return self.scaled(centred, self.divisors(centred))
+
+    def scaled(self, centred: Array, divisors: Array) -> Array:
+        """Return centred rows (..., d_model) over their divisors (..., 1), times weight plus bias."""
+        y: Array = centred / divisors
+        y *= self.weight
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+    def of_sum(self, parts: Mapping[str, Array], bias: str) -> dict[str, Array]:
+        """Return the norm of a sum as a sum: its parts with the divisors of the sum, and the part `bias`."""
+        divisors = self.divisors(self.centre(np.asarray(sum(parts.values()))))
+        terms = {name: self.centre(x) / divisors * self.weight for name, x in parts.items()}
+        if self.bias is not None:
+            terms[bias] = np.broadcast_to(self.bias, (*divisors.shape[:-1], len(self.bias)))
+        return terms
 
     def centre(self, x: Array) -> Array:
         """Return the rows minus their means for LayerNorm, unchanged for RMSNorm."""
@@ -47,6 +67,11 @@ class Norm:
         """Return the divisors (..., 1) of centred rows (..., d_model)."""
         roots: Array = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.eps)
         return roots
+
+
+def normed(norm: Norm | None, x: Array) -> Array:
+    """Return the output of a norm, or x without one."""
+    return x if norm is None else norm(x)
 
 
 @dataclass(frozen=True)
@@ -125,7 +150,30 @@ class Unembedding:
 
     def __call__(self, x: Array) -> Array:
         """Return logits (..., vocab) of hidden states (..., d_model)."""
-        logits = self.affine(x)
+        return self._capped(self.affine(x))
+
+    def logits_of(self, x: Array, tokens: Array) -> Array:
+        """Return the logit of one token (t,) for each of the hidden states (t, d_model), (t,)."""
+        logits = np.einsum("td,dt->t", x, self.affine.weight[:, tokens])
+        return self._capped(logits if self.affine.bias is None else logits + self.affine.bias[tokens])
+
+    def log_partitions(self, x: Array) -> Array:
+        """Return the logarithm of the sum of exp(logits) over the vocabulary, (t,), of hidden states (t, d_model).
+
+        Blocks of the vocabulary bound the memory.
+        """
+        weight, bias = self.affine.weight, self.affine.bias
+        largest, sums = np.full((len(x), 1), -np.inf, x.dtype), np.zeros((len(x), 1), x.dtype)
+        for start in range(0, weight.shape[1], _BLOCK):
+            block = slice(start, start + _BLOCK)
+            logits = self._capped(Affine(weight[:, block], None if bias is None else bias[block])(x))  # t [d] token
+            new = np.maximum(largest, logits.max(axis=1, keepdims=True))
+            logits -= new
+            sums = sums * np.exp(largest - new) + np.exp(logits, out=logits).sum(axis=1, keepdims=True)
+            largest = new
+        return np.asarray((largest + np.log(sums))[:, 0])
+
+    def _capped(self, logits: Array) -> Array:
         return logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
 
 

@@ -13,7 +13,7 @@ from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.reference.layers import Norm, log_softmax, softmax
+from tnlib_adapters.reference.layers import log_softmax, normed, softmax
 from tnlib_adapters.reference.weights import Block, Weights, as_weights
 
 _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in memory that is used again
@@ -62,7 +62,7 @@ def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None
     Parameters
     ----------
     model
-        A checkpoint, whose weights are loaded, or loaded `Weights`.
+        A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`.
     tokens
         (n,) or (batch, n), integers. Architectures with segments use the first segment for all tokens. Models that read
         images take (batch, channels, height, width).
@@ -97,7 +97,7 @@ def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None
                 f"run: decoder_tokens must be given for a {weights.architecture} with an encoder and a decoder, got "
                 "None; pass the tokens so far, the start token first."
             )
-        memory = _normed(weights.encoder_norm, _through(weights.encoder, x, None, record))
+        memory = normed(weights.encoder_norm, _through(weights.encoder, x, None, record))
         x = weights.embedding(weights.embedding.check("run", decoder_tokens, weights.context))  # batch m d_model
     elif decoder_tokens is not None:
         raise ArgumentError(
@@ -110,7 +110,7 @@ def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None
             "each."
         )
     x = _through(weights.blocks, x, memory, record)
-    hidden = _normed(weights.final_norm, x)
+    hidden = normed(weights.final_norm, x)
     logits = None if weights.unembed is None else weights.unembed(hidden)  # batch n vocab
     patterns, residuals, inputs, outputs = (tuple(arrays) for arrays in record)
     return Forward(patterns, (*residuals, x), inputs, outputs, hidden, logits, memory)
@@ -144,7 +144,7 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     Parameters
     ----------
     model
-        A checkpoint, whose weights are loaded, or loaded `Weights`; of an architecture with an unembedding.
+        A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`; with an unembedding.
     tokens
         (n,) or (batch, n), integers.
     mask
@@ -204,14 +204,14 @@ def run_block(block: Block, x: Array, memory: Array | None = None) -> tuple[Arra
     """
     added, attentions = np.zeros_like(x), []
     for branch in block.branches:
-        read = _normed(branch.before, x)
+        read = normed(branch.before, x)
         if isinstance(branch.layer, Attention):
             pattern, written = _attend(branch.layer, read, memory)
             attentions.append((pattern, read, written))
         else:
             written = branch.layer(read)
-        added += _normed(branch.behind, written)
-    return _normed(block.after, x + added), attentions
+        added += normed(branch.behind, written)
+    return normed(block.after, x + added), attentions
 
 
 def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Array]:
@@ -224,7 +224,3 @@ def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Ar
         patterns[k] = softmax(np.where(visible, layer.scores(sequence, other), -np.inf))
         written[k] = layer.output(patterns[k], sequence if other is None else other)
     return patterns, written
-
-
-def _normed(norm: Norm | None, x: Array) -> Array:
-    return x if norm is None else norm(x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -45,6 +45,18 @@ class Block:
     after: Norm | None
 
 
+def named_blocks(blocks: Iterable[Block]) -> Iterator[tuple[Block, tuple[str, ...]]]:
+    """Yield blocks with the names of their branches: "3" for attention 3, "mlp 3" for feed-forward layer 3."""
+    n_before = {"": 0, "mlp ": 0}
+    for block in blocks:
+        names = []
+        for branch in block.branches:
+            kind = "" if isinstance(branch.layer, Attention) else "mlp "
+            names.append(f"{kind}{n_before[kind]}")
+            n_before[kind] += 1
+        yield block, tuple(names)
+
+
 class StoredBlocks(Sequence[Block]):
     """Blocks that are read whenever they are used, so that one is in memory at a time."""
 
@@ -80,11 +92,11 @@ class Weights:
         return f"Weights({self.architecture}, {vocab}context {self.context})"
 
 
-def as_weights(function: str, model: Any, *, with_decoder: bool = False) -> Weights:
+def as_weights(function: str, model: Any, parameter: str = "model", *, with_decoder: bool = False) -> Weights:
     """Return the given weights, or load those of a checkpoint; refuse encoder and decoder unless `with_decoder`."""
-    weights = model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model, "model"))
+    weights = model if isinstance(model, Weights) else read_weights(as_checkpoint(function, model, parameter))
     if weights.encoder and not with_decoder:
-        raise two_streams(function, f"a {weights.architecture}")
+        raise two_streams(function, parameter, f"a {weights.architecture}")
     return weights
 
 
@@ -97,7 +109,7 @@ def read_weights(
     Parameters
     ----------
     checkpoint
-        A checkpoint returned by `open_checkpoint`.
+        A checkpoint or transformers model.
     length
         Sequence length, for rotary embeddings that depend on it.
     in_memory
@@ -118,7 +130,8 @@ def read_weights(
     >>> read_weights(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
-    wiring, tensors = checkpoint.wiring, _Tensors(checkpoint, np.dtype(dtype))
+    wiring = as_checkpoint("read_weights", checkpoint).wiring
+    tensors = _Tensors(checkpoint, np.dtype(dtype))
     n_encoder = 0 if wiring.encoder is None else wiring.encoder.n_layers
 
     def blocks(layers: Sequence[int]) -> Sequence[Block]:

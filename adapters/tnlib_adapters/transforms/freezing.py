@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, is_list, is_one_of
+from tnlib._validate import as_array, check_choice, is_list
 from tnlib_adapters.attention.frozen.stack import FrozenPaths, FrozenStack
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.reference.weights import Weights, as_weights
@@ -37,7 +37,7 @@ def freeze(
     Parameters
     ----------
     checkpoint
-        A checkpoint of any architecture with one residual stream, or its loaded `Weights`.
+        A checkpoint or transformers model of any architecture with one residual stream, or loaded `Weights`.
     tokens
         (n,), integers: the sequence, without padding, because every token is attended to. A single image (channels,
         height, width) for a model of images.
@@ -76,15 +76,12 @@ def freeze(
     >>> bool(np.allclose(stack.apply(forward.residuals[0][0]), forward.residuals[-1][0]))
     True
     """
-    if not is_one_of(feed_forward, get_args(LocalMap)):
-        raise ArgumentError(
-            f"freeze: feed_forward must be 'secant' or 'jacobian', got {feed_forward!r:.80}; choose one."
-        )
+    check_choice("freeze", "feed_forward", feed_forward, get_args(LocalMap))
     if (tokens is None) == (patterns is None):
         count = "neither" if tokens is None else "both"
         raise ArgumentTypeError(f"freeze: tokens or patterns must be given, got {count}; pass one sequence of tokens.")
     if patterns is None and not _are_patterns(tokens):
-        return freeze_weights("freeze", as_weights("freeze", checkpoint), tokens, feed_forward)
+        return freeze_weights("freeze", as_weights("freeze", checkpoint, "checkpoint"), tokens, feed_forward)
     return _freeze_patterns(checkpoint, tokens if patterns is None else patterns)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,12 +37,15 @@ class LocalFeedForward:
         Affine maps (d_model, d_ff) that read the input, and their slopes (positions, d_ff).
     down
         (d_ff, d_model).
+    down_bias
+        (d_model,) or (positions, d_model), added to the output, or None.
     positions
         Indices of the positions on which it acts, None for all.
     """
 
     maps: tuple[tuple[Affine, Array], ...]
     down: Array
+    down_bias: Array | None
     positions: Array | None = None
 
     def linear(self, x: Array) -> Array:
@@ -49,19 +53,39 @@ class LocalFeedForward:
         hidden = np.asarray(sum((x @ affine.weight) * slopes for affine, slopes in self.maps))  # ... n [d] d_ff
         return np.asarray(hidden @ self.down)  # ... n [d_ff] d
 
-    def adjoint(self, y: Array) -> Array:
-        """Return the adjoint of `linear` for y (..., positions, d_model)."""
-        hidden = y @ self.down.T  # ... n [d] d_ff
-        return np.asarray(sum((hidden * slopes) @ affine.weight.T for affine, slopes in self.maps))  # ... n [d_ff] d
+    def biases(self, bias: Array | None) -> Array:
+        """Return the output of the biases of the maps, of the input (d_model,) and of the down map.
 
-    def of_biases(self, bias: Array | None) -> Array:
-        """Return the output of the biases of the maps and of the input (d_model,), (positions, d_model) or 0."""
+        The result is (positions, d_model), or a scalar 0 if there are none.
+        """
         hidden = [
             ((0 if bias is None else bias @ affine.weight) + (0 if affine.bias is None else affine.bias)) * slopes
             for affine, slopes in self.maps
             if not (bias is None and affine.bias is None)
         ]
-        return np.asarray(sum(hidden) @ self.down if hidden else 0.0)  # n [d_ff] d
+        of_maps = sum(hidden) @ self.down if hidden else 0.0  # n [d_ff] d
+        return np.asarray(of_maps if self.down_bias is None else of_maps + self.down_bias)
+
+    def pull_back(self, y: Array, bias: Array | None) -> tuple[Array, float]:
+        """Return the adjoint of `linear` for y (positions, d_model), and <y, biases(bias)>."""
+        hidden, x, of_biases = y @ self.down.T, np.zeros_like(y), 0.0  # n [d] d_ff
+        for affine, slopes in self.maps:
+            sloped = hidden * slopes
+            x += sloped @ affine.weight.T  # n [d_ff] d
+            of_biases += 0.0 if affine.bias is None else float(sloped.sum(axis=0) @ affine.bias)
+        of_biases += 0.0 if bias is None else float(x.sum(axis=0) @ bias)
+        return x, of_biases if self.down_bias is None else of_biases + float((y * self.down_bias).sum())
+
+    def at(self, positions: Array) -> LocalFeedForward:
+        """Return the map at some of all positions; `positions` of the result index them."""
+        if self.positions is None:
+            rows, places = positions, None
+        else:
+            rows = np.flatnonzero(np.isin(self.positions, positions))
+            places = np.searchsorted(positions, self.positions[rows])
+        by_position = self.down_bias is not None and self.down_bias.ndim == 2
+        bias = self.down_bias[rows] if by_position and self.down_bias is not None else self.down_bias
+        return LocalFeedForward(tuple((m, slopes[rows]) for m, slopes in self.maps), self.down, bias, places)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,8 +100,8 @@ class FrozenFeedForward:
         One linear map, or one for every expert.
     before, behind
         Norms of the input and of the output, or None.
-    constant
-        (n, d_model): contribution of all biases.
+    shape
+        (n, d_model), of the stream.
     remainder
         (n, d_model): the part of the output that the linear map and the biases leave; None for the secant, where it is
         zero.
@@ -86,14 +110,26 @@ class FrozenFeedForward:
     parts: tuple[LocalFeedForward, ...]
     before: FrozenNorm | None
     behind: FrozenNorm | None
-    constant: Array
+    shape: tuple[int, int]
     remainder: Array | None
 
     def __repr__(self) -> str:
-        n, d = self.constant.shape
+        n, d = self.shape
         parts = f"{len(self.parts)} experts" if len(self.parts) > 1 else "one linear map per position"
         ends = "" if self.remainder is None else ", and a remainder"
         return f"FrozenFeedForward({parts} on {n} positions x {d} features, a constant{ends})"
+
+    @cached_property
+    def constant(self) -> Array:
+        """(n, d_model): contribution of all biases."""
+        like = np.zeros(self.shape, self.parts[0].down.dtype)
+        constant = _scattered(self.parts, [part.biases(self._bias) for part in self.parts], like)
+        return constant if self.behind is None else self.behind.apply(constant)
+
+    @property
+    def _bias(self) -> Array | None:
+        """(d_model,), the bias of the norm before."""
+        return None if self.before is None else self.before.bias
 
     def linear(self, x: Array) -> Array:
         """Return the linear part of the output, (..., n, d_model), for x (..., n, d_model)."""
@@ -102,10 +138,27 @@ class FrozenFeedForward:
         return y if self.behind is None else self.behind.linear(y)
 
     def adjoint(self, y: Array) -> Array:
-        """Return the adjoint of `linear` for y (..., n, d_model)."""
-        y = y if self.behind is None else self.behind.adjoint(y)
-        x = _scattered(self.parts, [part.adjoint(_rows(part, y)) for part in self.parts], y)
-        return x if self.before is None else self.before.adjoint(x)
+        """Return the adjoint of `linear` for y (n, d_model)."""
+        return self.pull_back(y)[0]
+
+    def pull_back(self, y: Array) -> tuple[Array, float]:
+        """Return the adjoint of `linear` for y (n, d_model), and <y, constant>."""
+        of_biases = 0.0
+        if self.behind is not None:
+            of_biases = 0.0 if self.behind.bias is None else float(y.sum(axis=0) @ self.behind.bias)
+            y = self.behind.adjoint(y)
+        pulled = [part.pull_back(_rows(part, y), self._bias) for part in self.parts]
+        x = _scattered(self.parts, [adjoint for adjoint, _ in pulled], y)
+        return x if self.before is None else self.before.adjoint(x), sum((value for _, value in pulled), of_biases)
+
+    def at(self, position: int) -> FrozenFeedForward:
+        """Return the layer at one position; an expert that does not read it acts on no positions."""
+        here = slice(position, position + 1)
+        before, behind = (None if norm is None else norm.at(here) for norm in (self.before, self.behind))
+        parts = tuple(part.at(np.array([position])) for part in self.parts)
+        return FrozenFeedForward(
+            parts, before, behind, (1, self.shape[1]), None if self.remainder is None else self.remainder[here]
+        )
 
     def apply(self, x: Array) -> Array:
         """Return linear(x) + constant + remainder for x (n, d_model)."""
@@ -122,26 +175,22 @@ def freeze_feed_forward(branch: Branch, stream: Array, local_map: LocalMap) -> t
 
     Routing weights of experts are frozen too.
     """
-    before = None if branch.before is None else FrozenNorm.on(branch.before, stream)
-    x = stream if before is None else before.apply(stream)
-    bias = None if before is None else before.bias
-    values = [_local_map(layer, x, weights, bias, local_map) for layer, weights in _weighted_layers(branch.layer, x)]
+    before, x = FrozenNorm.of(branch.before, stream)
+    values = [_local_map(layer, x, weights, local_map) for layer, weights in _weighted_layers(branch.layer, x)]
     parts = tuple(value.part for value in values)
-    constant, remainder, output = (
-        _scattered(parts, [getattr(value, name) for value in values], x) for name in ("constant", "remainder", "output")
-    )
-    behind = None if branch.behind is None else FrozenNorm.on(branch.behind, output)
-    if behind is not None:
-        constant, remainder, output = behind.apply(constant), behind.linear(remainder), behind.apply(output)
-    return FrozenFeedForward(parts, before, behind, constant, None if local_map == "secant" else remainder), output
+    behind, output = FrozenNorm.of(branch.behind, _scattered(parts, [value.output for value in values], x))
+    remainder = None
+    if local_map == "jacobian":
+        remainder = _scattered(parts, [np.asarray(value.remainder) for value in values], x)
+        remainder = remainder if behind is None else behind.linear(remainder)
+    return FrozenFeedForward(parts, before, behind, (len(x), x.shape[1]), remainder), output
 
 
 class _LocalValues(NamedTuple):
-    """A linear map at some positions, and what the biases, the remainder and the layer itself give there."""
+    """A linear map at some positions, and the remainder, None for the secant, and the output of the layer there."""
 
     part: LocalFeedForward
-    constant: Array
-    remainder: Array
+    remainder: Array | None
     output: Array
 
 
@@ -153,30 +202,39 @@ def _weighted_layers(layer: Any, x: Array) -> list[tuple[FeedForward, Array | No
     return weighted if layer.shared is None else [*weighted, (layer.shared, None)]
 
 
-def _local_map(
-    layer: FeedForward, x: Array, weights: Array | None, bias: Array | None, local_map: LocalMap
-) -> _LocalValues:
-    """Return the linear map of a layer at x (n, d_model), times its weights; `bias` is the part of x of the norm."""
+def _local_map(layer: FeedForward, x: Array, weights: Array | None, local_map: LocalMap) -> _LocalValues:
+    """Return the linear map of a layer at x (n, d_model), times its weights."""
     positions = None if weights is None else np.flatnonzero(weights)
-    factor = np.ones((), x.dtype) if weights is None else weights[weights != 0][:, None]
-    read = x if positions is None else x[positions]
-    u = layer.up(read)  # n [d] d_ff
+    factor = None if weights is None else weights[weights != 0][:, None]
+    u = layer.up(x if positions is None else x[positions])  # n [d] d_ff
     maps: tuple[tuple[Affine, Array], ...]
-    if layer.gate is None:
-        hidden = factor * layer.activation(u)
-        slopes = layer.activation.secant(u) if local_map == "secant" else layer.activation.derivative(u)
-        maps, missing = ((layer.up, factor * slopes),), hidden - factor * slopes * u
+    missing = None
+    if layer.gate is None and local_map == "secant":
+        slopes = _scaled(layer.activation.secant(u), factor)
+        maps, hidden = ((layer.up, slopes),), np.multiply(slopes, u, out=u)
+    elif layer.gate is None:
+        slopes, hidden = _scaled(layer.activation.derivative(u), factor), _scaled(layer.activation(u), factor)
+        maps, missing = ((layer.up, slopes),), hidden - slopes * u
     else:
-        g = layer.gate(read)  # n [d] d_ff
-        opened = factor * layer.activation(g)
-        maps, hidden, missing = ((layer.up, opened),), opened * u, np.zeros_like(u)
+        g = layer.gate(x if positions is None else x[positions])  # n [d] d_ff
+        opened = _scaled(layer.activation(g), factor)
+        maps = ((layer.up, opened),)
         if local_map == "jacobian":
-            slopes = factor * layer.activation.derivative(g) * u
+            slopes = _scaled(layer.activation.derivative(g), factor) * u
             maps, missing = (*maps, (layer.gate, slopes)), -slopes * g
-    down, last = layer.down.weight, 0 if layer.down.bias is None else factor * layer.down.bias
-    part = LocalFeedForward(maps, down, positions)
-    remainder = np.zeros_like(read) if local_map == "secant" else missing @ down  # n [d_ff] d
-    return _LocalValues(part, part.of_biases(bias) + last, remainder, hidden @ down + last)
+        hidden = np.multiply(opened, u, out=u)
+    down, bias = layer.down.weight, layer.down.bias
+    bias = None if bias is None else _scaled(bias, factor)
+    output = hidden @ down  # n [d_ff] d
+    if bias is not None:
+        output += bias
+    return _LocalValues(
+        LocalFeedForward(maps, down, bias, positions), None if missing is None else missing @ down, output
+    )
+
+
+def _scaled(x: Array, factor: Array | None) -> Array:
+    return x if factor is None else np.asarray(factor * x)
 
 
 def _scattered(parts: Sequence[LocalFeedForward], outputs: Sequence[Array], like: Array) -> Array:

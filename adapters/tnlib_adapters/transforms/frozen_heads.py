@@ -5,12 +5,14 @@ its divisors, head h between a norm before (1) and a norm behind (2) is
 
     D2^-1 A^h D1^-1 (x) (C1 diag(w1) W_V^h W_O^h C2 diag(w2))^T
 
-so it stays one Kronecker product. The constant has (b1 W_V + b_V) W_O for every row sum of A^h, then b_O and b2.
+so it stays one Kronecker product. The constant has (b1 W_V + b_V) W_O for every row sum of A^h, then b_O and b2. The
+operator multiplies norms into copies of the weights; contributions and adjoints apply them to the stream instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -30,50 +32,113 @@ class FrozenHeads:
     ----------
     layer
         The attention layer, which reads the output of the norm `before`.
-    before
-        Norm of the stream, or None.
+    before, behind
+        Norms of the stream and of the output, or None.
     input
         (n, d_model), what the layer reads.
-    operator
-        The layer as an affine map of the stream, norms included.
     patterns
         (heads, n, n), attention weights.
-    output
-        (n, d_model), the output for the stream itself, norms included.
+    weighted_values
+        (heads, n, d_value): the values, biases included, summed with the attention weights.
     """
 
     layer: Attention
     before: FrozenNorm | None
+    behind: FrozenNorm | None
     input: Array
-    operator: FrozenAttention
     patterns: Array
-    output: Array
+    weighted_values: Array
+
+    @cached_property
+    def weights(self) -> Array:
+        """(heads, n, n): attention weights over the divisors of the values, which are 1 without latent vectors."""
+        norm = self.layer.latent_norm
+        return self.patterns if norm is None else self.patterns / norm.value_divisors(self.input)
+
+    @cached_property
+    def linear_values(self) -> Array:
+        """(heads, n, d_value): `weighted_values` without the biases of the values and of the norm before."""
+        bias = self._value_bias
+        return self.weighted_values if bias is None else self.weighted_values - self._bias_values(bias)
+
+    @cached_property
+    def output_weights(self) -> Array:
+        """(heads, d_value, d_model): W_O, followed by the centring and the weight of the norm behind."""
+        if self.behind is None:
+            return self.layer.W_O
+        return np.asarray(self.behind.norm.centre(self.layer.W_O) * self.behind.norm.weight)
+
+    @cached_property
+    def constant(self) -> Array:
+        """(n, d_model): the output of all biases, those of the norms included."""
+        bias, shape = self._value_bias, self.weighted_values.shape
+        constant = self.layer.output_of_values(
+            np.zeros(shape, self.input.dtype) if bias is None else self._bias_values(bias)
+        )
+        return constant if self.behind is None else self.behind.apply(constant)
+
+    @cached_property
+    def operator(self) -> FrozenAttention:
+        """The layer as an affine map of the stream, norms included."""
+        before, W_V = self.before, self.layer.W_V
+        if before is not None:
+            W_V = before.norm.weight[:, None] * W_V
+            W_V = W_V - W_V.mean(axis=1, keepdims=True) if before.norm.centred else W_V
+        left = self.weights if self.behind is None else self.weights / self.behind.divisors
+        divisors = None if before is None else before.divisors[:, 0]
+        operator = frozen_heads(W_V, self.output_weights, None, None, left, divisors, context=None)
+        return replace(operator, constant=self.constant)
+
+    def contributions(self, readout: Array, values: Array, at: slice) -> tuple[Array, float]:
+        """Return <readout, output> of every head, (heads,), and of the biases, for a readout of the positions `at`.
+
+        `values` are those of `value_readouts`.
+        """
+        of_biases = 0.0
+        if self.behind is not None:
+            of_biases += 0.0 if self.behind.bias is None else float(readout.sum(axis=0) @ self.behind.bias)
+            readout = self.behind.at(at).adjoint(readout)
+        if self.layer.b_O is not None:
+            of_biases += float(readout.sum(axis=0) @ self.layer.b_O)
+        if self._value_bias is not None:
+            of_biases += float((values * self._bias_values(self._value_bias)[:, at]).sum())
+        return (values * self.linear_values[:, at]).sum(axis=(1, 2)), of_biases
+
+    def value_readouts(self, readout: Array, at: slice) -> Array:
+        """Return the readout (positions, d_model) pulled back to the weighted values, (heads, positions, d_value)."""
+        y = readout if self.behind is None else self.behind.at(at).adjoint(readout)
+        heads, width, d = self.layer.W_O.shape
+        values = y @ self.layer.W_O.reshape(-1, d).T  # n [d] (h dh)
+        return np.asarray(values.reshape(-1, heads, width).transpose(1, 0, 2))
+
+    def adjoint(self, values: Array) -> Array:
+        """Return the adjoint of the linear part, (n, d_model), from the `value_readouts` of all positions."""
+        weighted = self.weights.transpose(0, 2, 1) @ values  # h n' [n] dh
+        of_keys = weighted.reshape(self.layer.kv_heads, -1, *weighted.shape[1:]).sum(axis=1)  # kv n dh
+        x = np.zeros(self.input.shape, values.dtype)
+        for value, weight in zip(of_keys, self.layer.W_V, strict=True):
+            x += value @ weight.T  # n [dh] d
+        return x if self.before is None else self.before.adjoint(x)
+
+    @cached_property
+    def _value_bias(self) -> Array | None:
+        """(kv_heads, d_value): the values of the bias of the norm before, and b_V; None for none."""
+        bias = None if self.before is None else self.before.bias
+        if bias is None:
+            return self.layer.b_V
+        of_norm: Array = bias @ self.layer.W_V  # kv [d] dh
+        return of_norm if self.layer.b_V is None else of_norm + self.layer.b_V
+
+    def _bias_values(self, bias: Array) -> Array:
+        """Return the weighted values of a bias (kv_heads, d_value), (heads, n, d_value)."""
+        by_head = np.repeat(bias, self.layer.n_heads // self.layer.kv_heads, axis=0)
+        return np.asarray(self.weights.sum(axis=2, keepdims=True) * by_head[:, None])
 
 
-def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> FrozenHeads:
-    """Return an attention layer with the patterns and divisors of one stream (n, d_model)."""
-    before = None if branch.before is None else FrozenNorm.on(branch.before, stream)
-    x = stream if before is None else before.apply(stream)
-    patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf)).astype(x.dtype)
-    output = layer.output(patterns, x)
-    behind = None if branch.behind is None else FrozenNorm.on(branch.behind, output)
-    W_V, b_V, W_O = layer.W_V, layer.b_V, layer.W_O
-    left, bias = patterns, np.zeros_like(x) if layer.b_O is None else np.tile(layer.b_O, (len(x), 1))
-    if before is not None:
-        if before.bias is not None:
-            b_V = before.bias @ W_V + (0 if b_V is None else b_V)  # kv [d] dh
-        W_V = _centred(before.norm.weight[:, None] * W_V, 1, before)
-    if layer.latent_norm is not None:
-        left = left / layer.latent_norm.value_divisors(x)
-    if behind is not None:
-        W_O, left, bias = _centred(W_O, 2, behind) * behind.norm.weight, left / behind.divisors, behind.apply(bias)
-        output = behind.apply(output)
-    divisors = None if before is None else before.divisors[:, 0]
-    operator = frozen_heads(W_V, W_O, b_V, None, left, divisors, context=None)
-    operator = replace(operator, constant=operator.constant + bias)
-    return FrozenHeads(layer, before, x, operator, patterns, output)
-
-
-def _centred(weight: Array, axis: int, norm: FrozenNorm) -> Array:
-    """Return the weight with its mean along an axis of features subtracted, for LayerNorm."""
-    return weight - weight.mean(axis=axis, keepdims=True) if norm.norm.centred else weight
+def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> tuple[FrozenHeads, Array]:
+    """Return an attention layer with the patterns and divisors of one stream (n, d_model), and the output."""
+    before, x = FrozenNorm.of(branch.before, stream)
+    patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf)).astype(x.dtype, copy=False)
+    values = layer.weighted_values(patterns, x)
+    behind, output = FrozenNorm.of(branch.behind, layer.output_of_values(values))
+    return FrozenHeads(layer, before, behind, x, patterns, values), output

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.layer import FrozenAttention
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.layers import Unembedding
-from tnlib_adapters.reference.weights import Branch, Weights
+from tnlib_adapters.reference.weights import Branch, Weights, named_blocks
 from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward, LocalMap, freeze_feed_forward
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads, freeze_heads
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
@@ -31,12 +32,10 @@ class FrozenBlock:
 
     Parameters
     ----------
-    layers
-        Attention and feed-forward layers, each an affine map of the stream, norms around it included.
+    branches
+        Attention and feed-forward layers, norms around them included.
     names
         Of every layer: "3" for attention 3, "mlp 3".
-    heads
-        Of every layer: the attention with its patterns; None for feed-forward layers.
     after
         Norm of the sum, or None.
     stream
@@ -45,12 +44,21 @@ class FrozenBlock:
         Of every layer, (n, d_model): what it adds to this stream, biases and remainder included.
     """
 
-    layers: tuple[FrozenLayer, ...]
+    branches: tuple[FrozenHeads | FrozenFeedForward, ...]
     names: tuple[str, ...]
-    heads: tuple[FrozenHeads | None, ...]
     after: FrozenNorm | None
     stream: Array
     outputs: tuple[Array, ...]
+
+    @cached_property
+    def layers(self) -> tuple[FrozenLayer, ...]:
+        """Every layer as an affine map of the stream."""
+        return tuple(branch.operator if isinstance(branch, FrozenHeads) else branch for branch in self.branches)
+
+    @property
+    def heads(self) -> tuple[FrozenHeads | None, ...]:
+        """Of every layer the attention with its patterns; None for feed-forward layers."""
+        return tuple(branch if isinstance(branch, FrozenHeads) else None for branch in self.branches)
 
     def linear(self, x: Array) -> Array:
         """Return the linear part for x (n, d_model)."""
@@ -101,10 +109,10 @@ class FrozenModel:
 
     def __repr__(self) -> str:
         n, d = self.embedding.shape
-        layers = [layer for block in self.blocks for layer in block.layers]
-        heads = [str(layer.terms.ranks[0]) for layer in layers if isinstance(layer, FrozenAttention)]
+        branches = [branch for block in self.blocks for branch in block.branches]
+        heads = [str(branch.layer.n_heads) for branch in branches if isinstance(branch, FrozenHeads)]
         shown = ", ".join(heads if len(heads) < 8 else [*heads[:3], "...", heads[-1]])
-        others = len(layers) - len(heads)
+        others = len(branches) - len(heads)
         share = max(self.remainders.values(), default=0.0)
         ends = f", remainder of a feed-forward layer at most {share:.2g} of its output" if share else ""
         return (
@@ -115,7 +123,7 @@ class FrozenModel:
     def _repr_html_(self) -> str:
         n, d = self.embedding.shape
         attentions = [heads for block in self.blocks for heads in block.heads if heads is not None]
-        n_layers = sum(len(block.layers) for block in self.blocks)
+        n_layers = sum(len(block.branches) for block in self.blocks)
         rows = {
             "attention layers": str(len(attentions)),
             "feed-forward layers": str(n_layers - len(attentions)),
@@ -144,7 +152,7 @@ class FrozenModel:
         return {
             name: float(np.linalg.norm(layer.remainder) / np.linalg.norm(output))
             for block in self.blocks
-            for layer, name, output in zip(block.layers, block.names, block.outputs, strict=True)
+            for layer, name, output in zip(block.branches, block.names, block.outputs, strict=True)
             if isinstance(layer, FrozenFeedForward) and layer.remainder is not None
         }
 
@@ -169,44 +177,24 @@ def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: Loca
         raise ArgumentError(f"{function}: tokens must be one sequence, got {len(checked)}; pass one at a time.")
     parts = _embedded(weights, checked)
     x = embedding = np.asarray(sum(parts.values()))
-    blocks, n_before = [], {"": 0, "mlp ": 0}
-    for block in weights.blocks:
-        frozen, names = [_freeze_branch(branch, x, local_map) for branch in block.branches], []
-        for layer in frozen:
-            kind = "mlp " if layer.heads is None else ""
-            names.append(f"{kind}{n_before[kind]}")
-            n_before[kind] += 1
-        layers, heads, outputs = zip(*frozen, strict=True)
-        added = x + sum(outputs)
-        after = None if block.after is None else FrozenNorm.on(block.after, added)
-        blocks.append(FrozenBlock(layers, tuple(names), heads, after, x, outputs))
-        x = added if after is None else after.apply(added)
+    blocks = []
+    for block, names in named_blocks(weights.blocks):
+        branches, outputs = zip(*(_freeze_branch(branch, x, local_map) for branch in block.branches), strict=True)
+        before, (after, x) = x, FrozenNorm.of(block.after, x + sum(outputs))
+        blocks.append(FrozenBlock(branches, names, after, before, outputs))
     final = None if weights.final_norm is None else FrozenNorm.on(weights.final_norm, x)
     return FrozenModel(tuple(blocks), embedding, parts, final, weights.unembed, checked[0])
 
 
 def _embedded(weights: Weights, tokens: Array) -> dict[str, Array]:
     """Return the embedding of one sequence (1, n) as named parts, (n, d_model) each, behind its norm if it has one."""
-    parts = {name: part[0] for name, part in weights.embedding.parts(tokens).items()}
-    norm = weights.embedding.norm if isinstance(weights.embedding, TokenEmbedding) else None
-    if norm is None:
-        return parts
-    frozen = FrozenNorm.on(norm, np.asarray(sum(parts.values())))
-    normed = {name: frozen.linear(part) for name, part in parts.items()}
-    bias = {} if norm.bias is None else {"norm embedding": np.tile(norm.bias, (tokens.shape[1], 1))}
-    return normed | bias
+    embedding = weights.embedding
+    parts = embedding.parts_of_stream(tokens) if isinstance(embedding, TokenEmbedding) else embedding.parts(tokens)
+    return {name: part[0] for name, part in parts.items()}
 
 
-class _FrozenBranch(NamedTuple):
-    operator: FrozenLayer
-    heads: FrozenHeads | None
-    output: Array  # n d_model
-
-
-def _freeze_branch(branch: Branch, x: Array, local_map: LocalMap) -> _FrozenBranch:
-    """Return a layer frozen on the stream x (n, d_model)."""
+def _freeze_branch(branch: Branch, x: Array, local_map: LocalMap) -> tuple[FrozenHeads | FrozenFeedForward, Array]:
+    """Return a layer frozen on the stream x (n, d_model), and what it adds to the stream."""
     if isinstance(branch.layer, Attention):
-        heads = freeze_heads(branch.layer, branch, x)
-        return _FrozenBranch(heads.operator, heads, heads.output)
-    layer, output = freeze_feed_forward(branch, x, local_map)
-    return _FrozenBranch(layer, None, output)
+        return freeze_heads(branch.layer, branch, x)
+    return freeze_feed_forward(branch, x, local_map)

@@ -28,6 +28,19 @@ class FrozenNorm:
         """Return a norm with its divisors for the stream x (n, d_model)."""
         return cls(norm, norm.divisors(norm.centre(x)))
 
+    @classmethod
+    def of(cls, norm: Norm | None, x: Array) -> tuple[FrozenNorm | None, Array]:
+        """Return a norm with its divisors for the stream x (n, d_model), and its output; None and x for no norm."""
+        if norm is None:
+            return None, x
+        centred = norm.centre(x)
+        divisors = norm.divisors(centred)
+        return cls(norm, divisors), norm.scaled(centred, divisors)
+
+    def at(self, positions: slice) -> FrozenNorm:
+        """Return the norm at some positions."""
+        return FrozenNorm(self.norm, self.divisors[positions])
+
     @property
     def bias(self) -> Array | None:
         """(d_model,), what is added at every position; None for RMSNorm."""

@@ -21,7 +21,7 @@ _ORTHOGONAL = 1e-6  # norm of R^T R - 1 over sqrt(d): accuracy of float32 rotati
 def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
     r"""Return the model with its residual stream x in another basis, x R, computing the same function.
 
-    Output weights W into the stream become W R, and input weights R^T W:
+    Output weights W into the stream become W R, and input weights R^T W::
 
         x W  =  (x R)(R^T W)
 

@@ -95,7 +95,7 @@ class ResidualProduct(Operator):
 
     @property
     def H(self) -> ResidualProduct:
-        """The adjoint: adjoint factors in reverse order."""
+        """The adjoint, its factors the adjoint ones in reverse order."""
         return ResidualProduct([k.H for k in reversed(self.factors)])
 
     def apply(self, x: Array) -> Array:

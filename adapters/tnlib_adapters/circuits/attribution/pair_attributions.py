@@ -42,7 +42,7 @@ class PairAttribution:
 
     @property
     def total(self) -> float:
-        """The score: the sum of all pairs, and the offset."""
+        """The score, which is the sum of all pairs and of the offset."""
         return float(self.pairs.sum()) + self.offset
 
     def top(self, count: int = 10) -> list[PairRow]:

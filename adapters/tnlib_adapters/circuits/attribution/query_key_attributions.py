@@ -178,8 +178,8 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     Parameters
     ----------
     model
-        A model on a text, from `freeze(model, tokens)`; or a checkpoint or loaded `Weights`, with `tokens`. A
-        checkpoint is read in single precision.
+        A model on a text, from `freeze(model, tokens)`; or a checkpoint, a transformers model or loaded `Weights`, with
+        `tokens`. Checkpoints and models are read in single precision.
     tokens
         (n,), integers: one sequence.
 

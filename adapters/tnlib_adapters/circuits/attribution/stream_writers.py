@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.attention.frozen.layer import FrozenAttention
-from tnlib_adapters.circuits.paths.contributions import Layer
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 from tnlib_adapters.transforms.frozen_model import FrozenBlock, FrozenModel
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
@@ -108,7 +106,7 @@ def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, 
         constant = [WriterGroup((BIASES,), biases[None])] if biases.any() else []
         yield from ((heads, Writers((*groups, *constant))) for heads in block.heads if heads is not None)
         groups += _written(block)
-        biases = biases + sum(layer.constant for layer in block.layers if isinstance(layer, FrozenAttention))
+        biases = biases + sum(heads.constant for heads in block.heads if heads is not None)
         if block.after is not None:
             groups, biases = [group.through(block.after) for group in groups], block.after.apply(biases)
 
@@ -116,12 +114,11 @@ def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, 
 def _written(block: FrozenBlock) -> list[WriterGroup]:
     """Return what heads and feed-forward layers of a block add to the stream."""
     groups = []
-    for layer, name, output in zip(block.layers, block.names, block.outputs, strict=True):
-        if isinstance(layer, FrozenAttention):
-            heads = Layer.of(layer.terms, layer.constant)
-            values = np.stack(heads.read(block.stream))  # h n r
-            out = heads.out.reshape(len(values), -1, heads.out.shape[1])  # h r d
-            groups.append(WriterGroup(tuple(f"{name}.{h}" for h in range(len(values))), values, out))
+    for branch, name, output in zip(block.branches, block.names, block.outputs, strict=True):
+        if isinstance(branch, FrozenHeads):
+            values = branch.linear_values if branch.behind is None else branch.linear_values / branch.behind.divisors
+            names = tuple(f"{name}.{h}" for h in range(len(values)))
+            groups.append(WriterGroup(names, values, branch.output_weights))
         else:
             groups.append(WriterGroup((name,), output[None]))
     return groups

@@ -27,7 +27,14 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
-from tnlib_adapters.circuits.arguments import Kind, as_kind, as_layers, fold_norms_before_heads, has_layer_norm
+from tnlib_adapters.circuits.arguments import (
+    Kind,
+    as_kind,
+    as_layers,
+    fold_norms_before_heads,
+    has_layer_norm,
+    head_name,
+)
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
 from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.model import Forward
@@ -99,8 +106,8 @@ class Compositions:
         pairs = self.largest(self.scores.size)
         columns = {
             "kind": [self.kind] * len(pairs),
-            "writer": ["{}.{}".format(*writer) for writer, _, _ in pairs],
-            "reader": ["{}.{}".format(*reader) for _, reader, _ in pairs],
+            "writer": [head_name(writer) for writer, _, _ in pairs],
+            "reader": [head_name(reader) for _, reader, _ in pairs],
             "score": [score.score for *_, score in pairs],
             "chance": [score.chance for *_, score in pairs],
             "multiple": [score.multiple for *_, score in pairs],
@@ -109,7 +116,7 @@ class Compositions:
 
     def _repr_html_(self) -> str:
         rows = [
-            ["{}.{}".format(*writer), "{}.{}".format(*reader), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
+            [head_name(writer), head_name(reader), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
             for writer, reader, s in self.largest(5)
         ]
         count = int(np.isfinite(self.scores).sum())
@@ -149,9 +156,9 @@ def compositions(
     Parameters
     ----------
     model
-        A checkpoint, or attention layers in order. Where norms precede the attention of a checkpoint, it is folded
-        first (see `fold`): the norm weights are then part of the reading heads, and the value biases, which do not
-        depend on the pattern, are moved out of the heads. Layers are used as they are.
+        A checkpoint or transformers model, or attention layers in order. Where norms precede the attention of a model,
+        it is folded first (see `fold`): the norm weights are then part of the reading heads, and the value biases,
+        which do not depend on the pattern, are moved out of the heads. Layers are used as they are.
     kind
         "Q", "K" or "V": composition through the queries, keys or values of the later head.
     distance

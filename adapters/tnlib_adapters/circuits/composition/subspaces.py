@@ -24,7 +24,7 @@ import numpy as np
 import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_flag, is_one_of
+from tnlib._validate import as_array, as_count, as_flag, check_choice
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
@@ -230,7 +230,8 @@ def subspace_overlaps(
     Parameters
     ----------
     model
-        A checkpoint, or attention layers. Norms before the attention of a checkpoint are folded, as in `compositions`.
+        A checkpoint or transformers model, or attention layers. Norms before the attention of a model are folded, as in
+        `compositions`.
     one, other
         "Q", "K", "V" or "O".
     centred
@@ -298,5 +299,4 @@ def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
 
 
 def _check_side(function: str, side: str) -> None:
-    if not is_one_of(side, get_args(Side)):
-        raise ArgumentError(f"{function}: side must be 'Q', 'K', 'V' or 'O', got {side!r}; choose one.")
+    check_choice(function, "side", side, get_args(Side))

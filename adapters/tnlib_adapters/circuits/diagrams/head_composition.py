@@ -8,7 +8,7 @@ from tnlib import ArgumentError
 from tnlib._validate import is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.arguments import AttentionHead, Kind, as_kind, as_two_heads
+from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
 from tnlib_adapters.circuits.diagrams.heads import (
     REACH,
     STEP,
@@ -27,7 +27,6 @@ from tnlib_adapters.circuits.paths.attention_terms import NAMES
 
 _DROP = 1.4  # distance from the stream down to its pattern
 _OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
-_SIDES = {"Q": "queries", "K": "keys", "V": "values"}
 
 
 def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
@@ -141,7 +140,7 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Dia
     refuse_norm("term_diagram", later_layer)
     sides = "" if name == "second" else name
     composed_sides = " and ".join(
-        ", ".join(label for letter, label in _SIDES.items() if letter in sides).rsplit(", ", 1)
+        ", ".join(label for letter, label in READS.items() if letter in sides).rsplit(", ", 1)
     )
     title = (
         f"{name}: the {composed_sides} of head {h} read head {g}"

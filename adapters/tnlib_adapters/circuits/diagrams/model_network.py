@@ -44,7 +44,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None, *, blo
     Parameters
     ----------
     checkpoint
-        Checkpoint returned by `open_checkpoint`.
+        A checkpoint or transformers model.
     n_positions
         Sequence length; an open size by default.
     blocks
@@ -82,7 +82,7 @@ def model_values(checkpoint: Checkpoint, tokens: Array, *, blocks: Iterable[int]
     Parameters
     ----------
     checkpoint
-        Checkpoint returned by `open_checkpoint`.
+        A checkpoint or transformers model.
     tokens
         (n,), integers; an image (channels, height, width) for models that read images.
     blocks

@@ -25,7 +25,7 @@ def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = 
     Parameters
     ----------
     checkpoint
-        Checkpoint returned by `open_checkpoint`.
+        A checkpoint or transformers model.
     layer
         Index, from 0.
     n_positions
@@ -117,7 +117,6 @@ def feed_forward_diagram(checkpoint: Checkpoint, layer: int) -> Diagram:
     return Diagram((*nodes,), (*legs,), title, (bubble,))
 
 
-@accepts_models
 def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
     """Return the diagram of a dense network; a bubble is contracted first, then its function is applied.
 

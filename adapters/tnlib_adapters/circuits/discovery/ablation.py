@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import is_one_of
+from tnlib._validate import check_choice
 from tnlib_adapters.reference.embedding import TokenEmbedding
 
 AblationKind = Literal["zero", "mean", "resample"]
@@ -53,10 +53,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         for name, value, choices in (("kind", self.kind, AblationKind), ("metric", self.metric, Metric)):
-            if not is_one_of(value, get_args(choices)):
-                raise ArgumentError(
-                    f"Ablation: {name} must be {' or '.join(map(repr, get_args(choices)))}, got {value!r}; choose one."
-                )
+            check_choice("Ablation", name, value, get_args(choices))
         if self.corrupted is not None and self.kind != "resample":
             raise ArgumentError(
                 f"Ablation: corrupted must be None for kind={self.kind!r}, got other tokens; pass kind='resample'."
@@ -83,11 +80,9 @@ def as_ablation(function: str, ablation: Any) -> Ablation:
     """Return an `Ablation`, also for the name of its kind."""
     if isinstance(ablation, Ablation):
         return ablation
-    if is_one_of(ablation, get_args(AblationKind)):
-        return Ablation(ablation)
-    if isinstance(ablation, str):
-        names = " or ".join(map(repr, get_args(AblationKind)))
-        raise ArgumentError(f"{function}: ablation must be {names} or an Ablation, got {ablation!r}; choose one.")
-    raise ArgumentTypeError(
-        f"{function}: ablation must be a name or an Ablation, got {type(ablation).__name__}; pass 'zero'."
-    )
+    if not isinstance(ablation, str):
+        raise ArgumentTypeError(
+            f"{function}: ablation must be a name or an Ablation, got {type(ablation).__name__}; pass 'zero'."
+        )
+    check_choice(function, "ablation", ablation, get_args(AblationKind))
+    return Ablation(ablation)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -12,7 +11,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
-from tnlib._validate import is_one_of
+from tnlib._validate import as_real, check_choice
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.data_frames import data_frame
@@ -178,16 +177,9 @@ def find_circuit(
     >>> [name for name in found.kept if "0.3" in name.split(" -> ")[1]]
     ['tokens -> 0.3 V', 'positions -> 0.3 Q', 'positions -> 0.3 K']
     """
-    for name, value, choices in (("by", by, get_args(By)), ("of", of, get_args(Of))):
-        if not is_one_of(value, choices):
-            raise ArgumentError(
-                f"find_circuit: {name} must be {' or '.join(map(repr, choices))}, got {value!r}; choose one."
-            )
-    if (
-        isinstance(loss_increase, bool)
-        or not isinstance(loss_increase, numbers.Real)
-        or not 0 <= loss_increase < np.inf
-    ):
+    check_choice("find_circuit", "by", by, get_args(By))
+    check_choice("find_circuit", "of", of, get_args(Of))
+    if not 0 <= as_real("find_circuit", "loss_increase", loss_increase, "loss_increase=0.1") < np.inf:
         raise ArgumentError(
             f"find_circuit: loss_increase must be a number of nats from 0 on, got {loss_increase!r}; "
             "0.1 keeps the loss within a tenth of a nat."

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.discovery.gated_heads import SIDES, GatedHeads, HeadValues
 from tnlib_adapters.reference.adjoints import feed_forward_adjoint, norm_adjoint
 from tnlib_adapters.reference.layers import Norm
-from tnlib_adapters.reference.weights import Branch, Weights
+from tnlib_adapters.reference.weights import Branch, Weights, named_blocks
 
 
 @dataclass(frozen=True)
@@ -148,28 +146,17 @@ def gated_layers(weights: Weights, n_embedded: int) -> tuple[list[GatedLayer], l
     layers: list[GatedLayer] = []
     segments: list[Segment] = []
     n_writers, row, start = n_embedded, 0, 0
-    names = _names(weights)
-    for block in weights.blocks:
+    for block, names in named_blocks(weights.blocks):
         n_before = n_writers
-        for branch in block.branches:
+        for name, branch in zip(names, block.branches, strict=True):
             heads = GatedHeads.of(branch)
             rows = 1 if heads is None else len(SIDES) * heads.n_heads
             n_written = 1 if heads is None else heads.n_heads + heads.has_bias
             reader = Reader(slice(row, row + rows), n_before, len(segments))
-            layers.append(GatedLayer(next(names), branch, heads, reader, slice(n_writers, n_writers + n_written)))
+            layers.append(GatedLayer(name, branch, heads, reader, slice(n_writers, n_writers + n_written)))
             row, n_writers = row + rows, n_writers + n_written
         if block.after is not None:
             segments.append(Segment(slice(start, n_writers), block.after))
             start = n_writers
     segments.append(Segment(slice(start, n_writers), None))
     return layers, segments, Reader(slice(row, row + 1), n_writers, len(segments) - 1)
-
-
-def _names(weights: Weights) -> Iterator[str]:
-    """Yield the names of the layers: "3" for attention 3, "mlp 3"."""
-    n_before = {"": 0, "mlp ": 0}
-    for block in weights.blocks:
-        for branch in block.branches:
-            kind = "" if isinstance(branch.layer, Attention) else "mlp "
-            yield f"{kind}{n_before[kind]}"
-            n_before[kind] += 1

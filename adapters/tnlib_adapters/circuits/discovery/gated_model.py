@@ -13,7 +13,7 @@ are applied to the stream of every reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,7 @@ class GatedModel:
         self.ablation = Ablation() if ablation is None else ablation
         self.targets: Targets = targets_of(weights, tokens, mask, function)
         embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
-        embedded = _embedded(embedding, self.targets.tokens)
+        embedded = embedding.parts_of_stream(self.targets.tokens)
         self._embedded = np.stack(list(embedded.values()))  # writer b n d
         self.layers, self._segments, self._logits = gated_layers(weights, len(embedded))
         self.writers = (*embedded, *(name for layer in self.layers for name in layer.writer_names))
@@ -77,9 +77,13 @@ class GatedModel:
 
     def losses_without(self, gates: Array, edges: Array) -> Array:
         """Return the loss with each of `edges` removed, one at a time; only downstream values are recomputed."""
+        return self.losses_without_groups(gates, [np.array([edge]) for edge in edges])
+
+    def losses_without_groups(self, gates: Array, groups: Iterable[Array]) -> Array:
+        """Return the loss with the edges of each group removed together; only downstream values are recomputed."""
         values = self._forward(gates)
         scratch = values.delta.copy()
-        return np.array([self._loss_without(int(edge), values, scratch) for edge in edges])
+        return np.array([self._loss_without(group, values, scratch) for group in groups])
 
     def first_order(self, gates: Array) -> Array:
         """Return the first-order increase of the loss from closing each gate, (edges,): minus the derivative."""
@@ -107,7 +111,7 @@ class GatedModel:
         if self.ablation.kind == "mean":
             return np.asarray(self._pass(self._open).delta.mean(axis=(1, 2), keepdims=True))
         tokens = self.ablation.corrupted_tokens(function, embedding, self.targets.tokens)
-        return self._pass(self._open, np.stack(list(_embedded(embedding, tokens).values()))).delta
+        return self._pass(self._open, np.stack(list(embedding.parts_of_stream(tokens).values()))).delta
 
     def _edges(self) -> Iterator[tuple[int, int]]:
         """Yield (reader, writer) by layer, then writer, then head and side."""
@@ -165,16 +169,16 @@ class GatedModel:
             streams.append(stream)
         return streams
 
-    def _loss_without(self, edge: int, values: _Pass, scratch: Array) -> float:
-        """Return the loss without one edge; `scratch` equals the writers of the pass, before and after."""
-        (row, writer), gates = self.edges[edge], values.gates.copy()
-        gates[row, writer] = 0
-        later = [k for k, layer in enumerate(self.layers) if row < layer.reader.rows.stop]
+    def _loss_without(self, edges: Array, values: _Pass, scratch: Array) -> float:
+        """Return the loss without some edges; `scratch` equals the writers of the pass, before and after."""
+        (rows, writers), gates = self.edges[edges].T, values.gates.copy()
+        gates[rows, writers] = 0
+        later = [k for k, layer in enumerate(self.layers) if rows.min() < layer.reader.rows.stop]
         for k in later:
             layer = self.layers[k]
-            if k == later[0]:
-                read = self._streams(gates, layer.reader.single(row), scratch)[-1]
-                written = layer.run_head(values.layers[k], row, read)
+            if k == later[0] and len(rows) == 1:
+                read = self._streams(gates, layer.reader.single(int(rows[0])), scratch)[-1]
+                written = layer.run_head(values.layers[k], int(rows[0]), read)
             else:
                 written = layer.run(self._streams(gates, layer.reader.of(gates), scratch)[-1]).written
             self._store(scratch, layer.writers, written)
@@ -194,14 +198,3 @@ class GatedModel:
             some = self._segments[k].before(reader.n_before)
             slopes[reader.rows, some] += np.tensordot(grad, values.delta[some], ((1, 2, 3), (1, 2, 3)))
             grads[some] += np.tensordot(values.gates[reader.rows, some], grad, ((0,), (0,)))  # w [reader] b n d
-
-
-def _embedded(embedding: TokenEmbedding, tokens: Array) -> dict[str, Array]:
-    """Return the embedding of tokens (b, n) as named parts (b, n, d), behind its norm if it has one."""
-    parts = embedding.parts(tokens)
-    norm = embedding.norm
-    if norm is None:
-        return parts
-    total = norm.centre(np.asarray(sum(parts.values())))
-    normed = {name: norm.centre(x) / norm.divisors(total) * norm.weight for name, x in parts.items()}
-    return normed if norm.bias is None else normed | {"norm embedding": np.broadcast_to(norm.bias, total.shape)}

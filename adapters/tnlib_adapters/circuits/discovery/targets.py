@@ -44,13 +44,10 @@ class Targets:
             return float(-np.take_along_axis(log_p, self._actual, axis=1).mean())
         return float((np.exp(self.reference) * (self.reference - log_p)).sum() / len(log_p))
 
-    def losses(self, stream: Array) -> Array:
-        """Return the mean cross-entropy of every sequence of a final stream (b, n, d), (b,)."""
-        log_p = self.log_probabilities(stream[self.at])
-        each = -np.take_along_axis(log_p, self._actual, axis=1)[:, 0]  # t
-        sequence = np.nonzero(self.at)[0]
-        means: Array = np.bincount(sequence, each, len(self.tokens)) / np.maximum(self.at.sum(axis=1), 1)
-        return means
+    def losses_of_rows(self, rows: Array, actual: Array) -> Array:
+        """Return the cross-entropy of tokens (t,) as predicted by rows (t, d) of the final stream, (t,)."""
+        hidden = rows if self.final_norm is None else self.final_norm(rows)
+        return self.unembed.log_partitions(hidden) - self.unembed.logits_of(hidden, actual)
 
     def log_probabilities(self, rows: Array) -> Array:
         """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""

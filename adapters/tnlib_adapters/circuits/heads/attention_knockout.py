@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.circuits.discovery.gated_heads import GatedHeads
+from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.discovery.targets import Targets
-from tnlib_adapters.reference.model import run_block
+from tnlib_adapters.reference.key_value_cache import CachedAttention, run_last_positions
 from tnlib_adapters.reference.weights import Block, Weights
 
 
@@ -19,47 +18,66 @@ def losses_without_attention(weights: Weights, targets: Targets, blocked: Array)
 
     A knocked-out head does not attend to the `blocked` positions, bool (b, n, n): its weights there are 0, and those of
     a query that attends to nothing else are all 0. The other weights of the row are rescaled to sum to 1. Later layers
-    are computed anew.
+    are computed anew, for all heads of a layer at once, from the first position on that the change can reach.
     """
-    streams = [weights.embedding(targets.tokens)]  # b n d
+    each = [
+        _of_sequence(weights, targets, tokens, at, not_seen)
+        for tokens, at, not_seen in zip(targets.tokens, targets.at, blocked, strict=True)
+    ]
+    losses, without = zip(*each, strict=True)
+    return np.array(losses), np.stack(without, axis=-1)
+
+
+def _of_sequence(weights: Weights, targets: Targets, tokens: Array, at: Array, blocked: Array) -> tuple[float, Array]:
+    """Return the loss of one sequence (n,), and with one head knocked out, (layers, heads)."""
+    streams, caches = [weights.embedding(tokens[None])], []  # 1 n d
     for block in weights.blocks:
-        streams.append(run_block(block, streams[-1])[0])
-    losses = []
+        stream, attentions = run_last_positions(block, streams[-1])
+        streams.append(stream)
+        caches.append(attentions)
+    first = _first_changed(weights, blocked)
+    predicting = np.flatnonzero(at)
+    later = predicting[predicting >= first]
+    losses = targets.losses_of_rows(streams[-1][0, predicting], tokens[predicting + 1])  # t
+    earlier, count = losses[predicting < first].sum(), max(len(predicting), 1)
+    without = []
     for k, block in enumerate(weights.blocks):
-        for changes in _changes(block, streams[k], blocked):
-            losses.append([targets.losses(_after(weights, k, streams, change)) for change in changes])
-    return targets.losses(streams[-1]), np.array(losses)
+        for change in _changes(block, caches[k], blocked, first):
+            x = _behind(block, streams[k][:, first:], streams[k + 1][:, first:], change, first, caches[k])  # h m d
+            for number, following in enumerate(weights.blocks[k + 1 :], k + 1):
+                x = run_last_positions(following, x, first, caches[number])[0]
+            rows, actual = x[:, later - first], np.tile(tokens[later + 1], len(x))
+            sums = targets.losses_of_rows(rows.reshape(-1, rows.shape[-1]), actual).reshape(len(x), -1).sum(axis=1)
+            without.append((earlier + sums) / count)
+    return float(losses.sum() / count), np.array(without)
 
 
-def _changes(block: Block, stream: Array, blocked: Array) -> Iterator[Array]:
-    """Yield for every attention layer of a block the changes of its output, (h, b, n, d)."""
-    for branch in block.branches:
-        heads = GatedHeads.of(branch)
-        if heads is not None:
-            yield _changes_of_heads(heads, stream, blocked)
+def _first_changed(weights: Weights, blocked: Array) -> int:
+    """Return the first position that a change can reach: that of the first query with blocked keys, 0 if not causal."""
+    layers = (branch.layer for block in weights.blocks for branch in block.branches)
+    if not all(layer.causal for layer in layers if isinstance(layer, Attention)):
+        return 0
+    queries = np.flatnonzero(blocked.any(axis=1))
+    return int(queries[0]) if len(queries) else len(blocked) - 1
 
 
-def _changes_of_heads(heads: GatedHeads, stream: Array, blocked: Array) -> Array:
-    values = heads.values(np.broadcast_to(stream, (3, 1, *stream.shape)))  # all heads read the same
-    left = np.where(blocked, 0, values.pattern)  # h b n n
-    sums = left.sum(axis=-1, keepdims=True)
-    left = np.divide(left, sums, out=np.zeros_like(left), where=sums > 0)
-    outputs = heads.outputs(values)
-    changes = heads.outputs(replace(values, pattern=left)) - outputs
-    if heads.behind is None:
-        return changes
-    total = outputs.sum(axis=0) + (0 if heads.layer.b_O is None else heads.layer.b_O)
-    return heads.behind(total + changes) - heads.behind(total)
+def _changes(block: Block, cache: list[CachedAttention], blocked: Array, first: int) -> Iterator[Array]:
+    """Yield for every attention layer of a block what each of its heads, knocked out, adds to the stream, (h, m, d)."""
+    layers = [(branch.layer, branch.behind) for branch in block.branches if isinstance(branch.layer, Attention)]
+    for (layer, behind), values in zip(layers, cache, strict=True):
+        patterns = values.patterns[:, 0, first:]  # h m n
+        left = np.where(blocked[first:], 0, patterns)
+        sums = left.sum(axis=-1, keepdims=True)
+        left = np.divide(left, sums, out=np.zeros_like(left), where=sums > 0)
+        changes = (left - patterns) @ layer.repeated(values.values)[:, 0] @ layer.W_O  # h m [n] [dh] d
+        written = values.written[0, first:]
+        yield changes if behind is None else behind(written + changes) - behind(written)
 
 
-def _after(weights: Weights, k: int, streams: list[Array], change: Array) -> Array:
-    """Return the final stream (b, n, d) if the layers of block k add `change` to what they write."""
-    block = weights.blocks[k]
+def _behind(
+    block: Block, before: Array, after: Array, change: Array, first: int, cache: list[CachedAttention]
+) -> Array:
+    """Return the stream (h, m, d) behind a block whose layers add `change` (h, m, d) to what they write."""
     if block.after is None:
-        stream = streams[k + 1] + change
-    else:
-        plain = Block(block.branches, None)
-        stream = block.after(run_block(plain, streams[k])[0] + change)
-    for later in weights.blocks[k + 1 :]:
-        stream = run_block(later, stream)[0]
-    return stream
+        return after + change
+    return block.after(run_last_positions(Block(block.branches, None), before, first, cache)[0] + change)

@@ -203,7 +203,8 @@ def read_head(
     Parameters
     ----------
     model
-        A checkpoint of a model that reads tokens; only the weights of this head and the two embeddings are loaded.
+        A checkpoint or transformers model that reads tokens; only the weights of this head and the two embeddings are
+        loaded.
     layer, head
         Indices, from 0.
     distance

@@ -19,7 +19,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._deprecation import renamed_arguments
 from tnlib._html import facts, heat_image
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng, is_list, is_one_of, to_numpy
+from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list, to_numpy
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.data_frames import data_frame
@@ -52,10 +52,7 @@ class PatternScores:
     @renamed_arguments(doing="kind")
     def largest(self, kind: HeadKind, n: int) -> list[tuple[Head, float]]:
         """Return the n heads with the highest scores of a kind, as ((layer, head), score)."""
-        if not is_one_of(kind, get_args(HeadKind)):
-            raise ArgumentError(
-                f"PatternScores.largest: kind must be 'previous', 'duplicate' or 'induction', got {kind!r}; choose one."
-            )
+        check_choice("PatternScores.largest", "kind", kind, get_args(HeadKind))
         count = as_count("PatternScores.largest", "n", n, least=0)
         shares: Array = getattr(self, kind)
         order = np.argsort(-shares, axis=None, kind="stable")[:count]
@@ -156,7 +153,7 @@ def repeat_scores(
     Parameters
     ----------
     model
-        A checkpoint, whose weights are loaded, or loaded `Weights`; run in float64.
+        A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`; run in float64.
     n_sequences
         Number of sampled sequences.
     length

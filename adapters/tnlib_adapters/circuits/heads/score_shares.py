@@ -94,7 +94,7 @@ def score_shares(
     Parameters
     ----------
     model
-        A checkpoint of a model that reads tokens.
+        A checkpoint or transformers model that reads tokens.
     layer, head
         Indices, from 0.
     tokens

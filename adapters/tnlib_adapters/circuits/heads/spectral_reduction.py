@@ -25,7 +25,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_position, as_rng, as_rtol, is_one_of
+from tnlib._validate import as_array, as_count, as_position, as_rng, as_rtol, check_choice
 from tnlib.linalg.canonical_basis import unit_phases
 from tnlib.linalg.scaling import largest
 from tnlib.linalg.threads import single_threaded_blas
@@ -140,8 +140,7 @@ def spectral_reduction(
 
 def _as_variables(t: Array, variables: str | None, field: str) -> str:
     """Return one letter per leg."""
-    if not is_one_of(field, get_args(Field)):
-        raise ArgumentError(f"spectral_reduction: field must be 'complex' or 'real', got {field!r}; choose one.")
+    check_choice("spectral_reduction", "field", field, get_args(Field))
     if t.ndim < 2:
         raise ArgumentError(f"spectral_reduction: t must have at least two legs, got {t.ndim}; pass a tensor.")
     names = ascii_lowercase[: t.ndim] if variables is None else str(variables)

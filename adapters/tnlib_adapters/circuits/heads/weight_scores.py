@@ -99,7 +99,7 @@ def weight_scores(
     Parameters
     ----------
     model
-        A checkpoint of a model that reads tokens.
+        A checkpoint or transformers model that reads tokens.
     length
         Sequence length. None: the context of the model, at most 256.
     vocabulary

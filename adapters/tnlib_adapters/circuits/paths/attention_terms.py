@@ -19,7 +19,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_flag, is_one_of
+from tnlib._validate import as_array, as_flag, check_choice, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
@@ -334,9 +334,7 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True, method:
     >>> bool(abs(ten_terms(model, [5, 6, 7, 8, 5, 6], method="path_integral").remainder).max() < 1e-9)
     True
     """
-    if not is_one_of(method, get_args(Method)):
-        names = " or ".join(map(repr, get_args(Method)))
-        raise ArgumentError(f"ten_terms: method must be {names}, got {method!r}; choose one.")
+    check_choice("ten_terms", "method", method, get_args(Method))
     wiring = as_checkpoint("ten_terms", model, "model").wiring
     if not wiring.is_attention_only or model.n_layers != 2:
         raise ArgumentError(

@@ -8,13 +8,15 @@ and along the residual stream alone (s), where only norms act:
 
 With y_l = K_l x the output of a head on the actual stream, <s, y_l> is the sum over paths whose last layer it is, and
 <r, y_l> the sum over all paths through it. The readout that reaches the embedding is the sum over all paths of a token.
-The cost is that of one backward pass; the number of paths is exponential in the number of layers.
+The cost is that of one backward pass; the number of paths is exponential in the number of layers. Along the residual
+stream the readout stays at its position, so that direct contributions take one row of every layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,12 +24,11 @@ from numpy.typing import ArrayLike
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
-from tnlib_adapters.attention.frozen.layer import FrozenAttention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
 from tnlib_adapters.circuits.data_frames import data_frame
-from tnlib_adapters.circuits.paths.contributions import Layer
-from tnlib_adapters.transforms.frozen_model import FrozenBlock, FrozenModel
+from tnlib_adapters.transforms.frozen_heads import FrozenHeads
+from tnlib_adapters.transforms.frozen_model import FrozenModel
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
 _SHOWN = 8  # rows of a printed table
@@ -37,36 +38,89 @@ _SHOWN = 8  # rows of a printed table
 class LogitContributions:
     """Contributions of the parts of a model to a logit, or another readout of its output at one position.
 
+    Contributions are computed when they are read: direct ones from one position of every layer, those of all paths by a
+    backward pass.
+
     Parameters
     ----------
-    total
-        The logit of the model, before a soft cap.
-    names
-        Components: "0.3" for head 3 of layer 0, "mlp 0" for a feed-forward layer.
-    direct
-        (components,): contribution of what a component writes, along the residual stream only. Together with
-        `direct_sources` they sum to `total`.
-    through
-        (components,): sum over all paths through a component. A path counts for each of its components.
-    sources
-        Where paths start, other than the embedding: "0.bias" for the biases of attention 0 and its norms, "mlp 0 bias",
-        "mlp 0 remainder" for what a feed-forward layer adds beside its linear map, "norm after ..." and "final bias".
-    by_source
-        (sources,): sum over all paths from a source. Together with `by_position` they sum to `total`.
-    by_position
-        (n,): sum over all paths from the embedding at a position.
-    direct_sources
-        (1 + sources,): the embedding, then the sources, along the residual stream only.
+    model
+        The model on a text.
+    vector
+        (d_model,), the readout of the hidden state.
+    position
+        Output position.
+    bias
+        What is added to the readout.
     """
 
-    total: float
-    names: tuple[str, ...]
-    direct: Array
-    through: Array
-    sources: tuple[str, ...]
-    by_source: Array
-    by_position: Array
-    direct_sources: Array
+    model: FrozenModel
+    vector: Array
+    position: int
+    bias: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Components: "0.3" for head 3 of layer 0, "mlp 0" for a feed-forward layer."""
+        return tuple(self._direct.components)
+
+    @cached_property
+    def direct(self) -> Array:
+        """(components,): contribution of what a component writes, along the residual stream only.
+
+        Together with `direct_sources` they sum to `total`.
+        """
+        return np.array(list(self._direct.components.values()))
+
+    @cached_property
+    def through(self) -> Array:
+        """(components,): sum over all paths through a component. A path counts for each of its components."""
+        return np.array(list(self._on_all_paths.components.values()))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where paths start, other than the embedding.
+
+        "0.bias" for the biases of attention 0 and its norms, "mlp 0 bias", "mlp 0 remainder" for what a feed-forward
+        layer adds beside its linear map, "norm after ..." and "final bias".
+        """
+        return tuple(self._direct.sources)
+
+    @cached_property
+    def by_source(self) -> Array:
+        """(sources,): sum over all paths from a source. Together with `by_position` they sum to `total`."""
+        return np.array(list(self._on_all_paths.sources.values()))
+
+    @cached_property
+    def by_position(self) -> Array:
+        """(n,): sum over all paths from the embedding at a position."""
+        return np.asarray((self._on_all_paths.readout * self.model.embedding).sum(axis=1))  # n [d]
+
+    @cached_property
+    def direct_sources(self) -> Array:
+        """(1 + sources,): the embedding, then the sources, along the residual stream only."""
+        from_embedding = float(self._direct.readout[0] @ self.model.embedding[self.position])
+        return np.array([from_embedding, *self._direct.sources.values()])
+
+    @cached_property
+    def total(self) -> float:
+        """The logit of the model, before a soft cap."""
+        stream = self.model.stream[self._at]
+        hidden = stream if self.model.final_norm is None else self.model.final_norm.at(self._at).apply(stream)
+        return float(hidden[0] @ self.vector) + self.bias
+
+    @cached_property
+    def _direct(self) -> _Contributions:
+        return _pulled_back(self.model, self.vector[None], self._at, self.bias, all_paths=False)
+
+    @cached_property
+    def _on_all_paths(self) -> _Contributions:
+        readout = np.zeros_like(self.model.embedding, dtype=self.vector.dtype)
+        readout[self.position] = self.vector
+        return _pulled_back(self.model, readout, slice(None), self.bias, all_paths=True)
+
+    @property
+    def _at(self) -> slice:
+        return slice(self.position, self.position + 1)
 
     def __repr__(self) -> str:
         largest = np.argsort(-np.abs(self.direct), kind="stable")[:_SHOWN]
@@ -146,92 +200,56 @@ def logit_contributions(
         )
     at = as_index("logit_contributions", "position", position, len(model.embedding))
     vector, bias = _direction(model, token, direction)
-    hidden = model.stream if model.final_norm is None else model.final_norm.apply(model.stream)
-    readout = _Readout.at(vector, at, len(model.embedding))
-    components: list[_Row] = []
-    sources: list[_Row] = [("final bias", bias, bias)]
-    if model.final_norm is not None:
-        sources += _bias_rows("norm final", readout, model.final_norm.bias)
-        readout = readout.through_norm(model.final_norm)
+    return LogitContributions(model, vector, at, bias)
+
+
+class _Contributions(NamedTuple):
+    """Contributions of components and sources by name, first to last, and the readout of the embedding."""
+
+    components: dict[str, float]
+    sources: dict[str, float]
+    readout: Array  # positions d
+
+
+def _pulled_back(model: FrozenModel, readout: Array, at: slice, bias: float, *, all_paths: bool) -> _Contributions:
+    """Return contributions to a readout (positions, d_model) of the normed stream at some positions.
+
+    On all paths, which takes a readout of all positions; else along the residual stream only.
+    """
+    components: list[tuple[str, float]] = []
+    sources: list[tuple[str, float]] = [("final bias", bias)]
+    readout = _through_norm(model.final_norm, "norm final", readout, at, sources)
     for block in reversed(model.blocks):
-        readout = _pull_back(readout, block, components, sources)
-    names, direct, through = zip(*components[::-1], strict=True) if components else ((), (), ())
-    source_names, direct_sources, by_source = zip(*sources[::-1], strict=True)
-    from_embedding = float((readout.direct * model.embedding).sum())
-    return LogitContributions(
-        total=float(hidden[at] @ vector) + bias,
-        names=names,
-        direct=np.array(direct),
-        through=np.array(through),
-        sources=source_names,
-        by_source=np.array(by_source),
-        by_position=(readout.on_all_paths * model.embedding).sum(axis=1),  # n [d]
-        direct_sources=np.array([from_embedding, *direct_sources]),
-    )
+        readout = pulled = _through_norm(block.after, f"norm after {block.names[-1]}", readout, at, sources)
+        for branch, name, output in reversed(list(zip(block.branches, block.names, block.outputs, strict=True))):
+            if isinstance(branch, FrozenHeads):
+                values = branch.value_readouts(readout, at)
+                by_head, of_biases = branch.contributions(readout, values, at)
+                components += [(f"{name}.{h}", float(value)) for h, value in reversed(list(enumerate(by_head)))]
+                sources.append((f"{name}.bias", of_biases))
+                added = branch.adjoint(values) if all_paths else None
+            else:
+                layer = branch if all_paths else branch.at(at.start)
+                added, of_biases = layer.pull_back(readout)
+                remainder = 0.0 if layer.remainder is None else float((readout * layer.remainder).sum())
+                components.append((name, float((readout * output[at]).sum()) - of_biases - remainder))
+                sources.append((f"{name} bias", of_biases))
+                sources += [] if layer.remainder is None else [(f"{name} remainder", remainder)]
+            if all_paths:
+                pulled = pulled + added
+        readout = pulled
+    return _Contributions(dict(components[::-1]), dict(sources[::-1]), readout)
 
 
-_Row = tuple[str, float, float]  # name, along the residual stream only, on all paths
-
-
-@dataclass(frozen=True, eq=False)
-class _Readout:
-    """Linear functionals of a stream, (n, d_model) each: along the residual stream only, and on all paths."""
-
-    direct: Array
-    on_all_paths: Array
-
-    @classmethod
-    def at(cls, vector: Array, position: int, n: int) -> _Readout:
-        """Return the readout of one position."""
-        every = np.zeros((n, len(vector)), vector.dtype)
-        every[position] = vector
-        return cls(every, every)
-
-    def through_norm(self, norm: FrozenNorm) -> _Readout:
-        """Return the readout of the stream before a norm."""
-        return _Readout(norm.adjoint(self.direct), norm.adjoint(self.on_all_paths))
-
-    def row(self, name: str, written: Array) -> _Row:
-        """Return the contributions of an addition (n, d_model) or (d_model,) to the stream."""
-        return name, float((self.direct * written).sum()), float((self.on_all_paths * written).sum())
-
-
-def _pull_back(readout: _Readout, block: FrozenBlock, components: list[_Row], sources: list[_Row]) -> _Readout:
-    """Return the readout of the stream before a block; append contributions of its layers and biases, last first."""
-    if block.after is not None:
-        sources += _bias_rows(f"norm after {block.names[-1]}", readout, block.after.bias)
-        readout = readout.through_norm(block.after)
-    pulled = readout.on_all_paths
-    for layer, name, output in reversed(list(zip(block.layers, block.names, block.outputs, strict=True))):
-        if isinstance(layer, FrozenAttention):
-            sources.append(readout.row(f"{name}.bias", layer.constant))
-            added = _pull_back_heads(readout, Layer.of(layer.terms, layer.constant), name, block.stream, components)
-        else:
-            written = output - layer.constant
-            sources.append(readout.row(f"{name} bias", layer.constant))
-            if layer.remainder is not None:
-                sources.append(readout.row(f"{name} remainder", layer.remainder))
-                written = written - layer.remainder
-            components.append(readout.row(name, written))
-            added = layer.adjoint(readout.on_all_paths)
-        pulled = pulled + added
-    return _Readout(readout.direct, pulled)
-
-
-def _pull_back_heads(readout: _Readout, heads: Layer, name: str, stream: Array, components: list[_Row]) -> Array:
-    """Return the readout on all paths that end in the heads of a layer; append the contributions of the heads."""
-    arrived = heads.read(stream)  # per head: n r
-    direct, every = heads.write_transposed(readout.direct), heads.write_transposed(readout.on_all_paths)
-    rows = [
-        (f"{name}.{h}", float((a * q).sum()), float((a * r).sum()))
-        for h, (a, q, r) in enumerate(zip(arrived, direct, every, strict=True))
-    ]
-    components += rows[::-1]
-    return heads.read_transposed(every)
-
-
-def _bias_rows(name: str, readout: _Readout, bias: Array | None) -> list[_Row]:
-    return [] if bias is None else [readout.row(name, bias)]
+def _through_norm(
+    norm: FrozenNorm | None, name: str, readout: Array, at: slice, sources: list[tuple[str, float]]
+) -> Array:
+    """Return the readout of the stream before a norm; append the contribution of its bias."""
+    if norm is None:
+        return readout
+    if norm.bias is not None:
+        sources.append((name, float(readout.sum(axis=0) @ norm.bias)))
+    return norm.at(at).adjoint(readout)
 
 
 def _direction(model: FrozenModel, token: Any, direction: Any) -> tuple[Array, float]:

@@ -19,7 +19,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import Norm, softmax
-from tnlib_adapters.reference.weights import Branch, Weights, as_weights
+from tnlib_adapters.reference.weights import Branch, Weights, as_weights, named_blocks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,7 +105,7 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     Parameters
     ----------
     model
-        A checkpoint, whose weights are loaded, or loaded `Weights`.
+        A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`.
     tokens
         (n,), integers: one sequence. One image if the model reads images.
     layer
@@ -138,18 +138,13 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     n_layers = sum(isinstance(branch.layer, Attention) for block in weights.blocks for branch in block.branches)
     layer_index = None if layer is None else as_index("split_stream", "layer", layer, n_layers)
     parts = {"embedding": batch[0]}
-    attention, mlp = 0, 0  # number of layers so far
-    for block in weights.blocks:
+    for block, names in named_blocks(weights.blocks):
         added: dict[str, Array] = {}
-        name = ""
-        for branch in block.branches:
-            is_attention = isinstance(branch.layer, Attention)
-            name = str(attention) if is_attention else f"mlp {mlp}"
-            if is_attention and attention == layer_index:
+        for name, branch in zip(names, block.branches, strict=True):
+            if name == str(layer_index):
                 return _as_parts(_through(branch.before, parts, f"norm {name}"))
             added |= _written(branch, parts, name)
-            attention, mlp = attention + is_attention, mlp + (not is_attention)
-        parts = _through(block.after, parts | added, f"norm after {name}")
+        parts = _through(block.after, parts | added, f"norm after {names[-1]}")
     return _as_parts(_through(weights.final_norm, parts, "norm final"))
 
 
@@ -176,14 +171,8 @@ def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
 
 
 def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str, Array]:
-    """Apply a norm to every part, with the divisors of their sum."""
-    if norm is None:
-        return parts
-    divisors = norm.divisors(norm.centre(_total(parts)))  # n 1
-    passed = {part: norm.centre(x) / divisors * norm.weight for part, x in parts.items()}
-    if norm.bias is not None:
-        passed[name] = np.tile(norm.bias, (len(divisors), 1))
-    return passed
+    """Apply a norm to every part, with the divisors of their sum; its bias is the part `name`."""
+    return parts if norm is None else norm.of_sum(parts, name)
 
 
 def _total(parts: dict[str, Array]) -> Array:

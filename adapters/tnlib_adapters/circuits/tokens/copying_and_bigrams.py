@@ -49,7 +49,7 @@ class Copying:
 
     @property
     def score(self) -> float:
-        """Sum of the eigenvalues over the sum of their moduli: 1 for a copying head, 0 by chance."""
+        """Sum of the eigenvalues over the sum of their moduli, 1 for a copying head and 0 by chance."""
         return _score(self.eigenvalues)
 
     def accuracy(self, k: int = 1) -> float:
@@ -77,7 +77,7 @@ def copying(
     Parameters
     ----------
     model
-        A checkpoint with an unembedding.
+        A checkpoint or transformers model with an unembedding.
     layer, head
         Indices, from 0.
     vocabulary
@@ -126,7 +126,7 @@ def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -
     Parameters
     ----------
     model
-        A checkpoint with an unembedding.
+        A checkpoint or transformers model with an unembedding.
     vocabulary
         Result of `read_vocabulary(model)`.
 
@@ -250,7 +250,7 @@ def bigrams(
     Parameters
     ----------
     model
-        A checkpoint with an unembedding.
+        A checkpoint or transformers model with an unembedding.
     tokens
         (n,), integers: the current tokens. None: every token, at vocab^2 d_model multiplications and no additional
         memory.

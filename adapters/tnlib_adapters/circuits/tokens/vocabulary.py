@@ -266,8 +266,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     Parameters
     ----------
     checkpoint
-        Checkpoint of a model that reads tokens. A norm of the embedding is applied to each token alone; the first
-        segment embedding, if any, is added to every row.
+        A checkpoint or transformers model that reads tokens. A norm of the embedding is applied to each token alone;
+        the first segment embedding, if any, is added to every row.
 
     Returns
     -------
