@@ -57,7 +57,7 @@ COMPOSITION = (
         "tnlib_adapters.circuits:compositions",
         lambda compositions, layers, _: compositions(layers, "K"),
         lambda found: [np.nan_to_num(found.scores)],
-        'compositions(layers, "K"), chance values included',
+        'compositions(layers, "K"); chance values included',
         prepare=_tnlib_layers,
     ),
     Entry(

@@ -221,7 +221,7 @@ APPLY = (
         "torchtt:TT",
         lambda _, pair, case: pair[0].fast_matvec(pair[1], eps=case.rtol / 2).round(eps=case.rtol / 2),
         lambda train: train.cores,
-        "a.fast_matvec(x, eps=rtol / 2).round(eps=rtol / 2); without the second step its ranks are too large",
+        "a.fast_matvec(x, eps=rtol / 2).round(eps=rtol / 2); without the second call its ranks are too large",
         prepare=_both(torch_train),
     ),
     Entry(
@@ -238,7 +238,7 @@ APPLY = (
         "quimb.tensor:tensor_network_1d_compress",
         _quimb_apply("src-oversample"),
         quimb_cores,
-        "tensor_network_1d_compress(a x, method='src-oversample', max_bond=rank); given the true rank",
+        "tensor_network_1d_compress(a x, method='src-oversample', max_bond=rank); the true rank is passed",
         prepare=_both(_quimb_operator),
     ),
 )

@@ -148,7 +148,7 @@ def _cubes(n: int, rank: int) -> list[Case]:
 
     return [
         Case("tucker3", f"{about}ranks {rank}", "tucker", (n,) * 3, rank, goal["tucker"], make),
-        Case("cp3", f"{about}CP rank {rank} to 0.1 % of the best error", "cp", (n,) * 3, rank, goal["cp"], make),
+        Case("cp3", f"{about}CP rank {rank}, within 0.1 % of the best error", "cp", (n,) * 3, rank, goal["cp"], make),
     ]
 
 
@@ -161,7 +161,7 @@ def _matrix(n: int, rank: int) -> Case:
         return ((u * s) @ v.T).astype(np.float32)
 
     best = float(np.linalg.norm(s[rank:]) / np.linalg.norm(s))
-    about = f"{n} x {n} float32, singular values 1/k; rank {rank} to 0.1 % of the optimal error {best:.4g}"
+    about = f"{n} x {n} float32, singular values 1/k; rank {rank}, within 0.1 % of the optimal error {best:.4g}"
     return Case("svd", about, "svd", (n, n), rank, WITHIN * best, make)
 
 
@@ -199,7 +199,7 @@ def padded_train(shape: Sequence[int], rank: int, bond: int, *, seed: int = SEED
 def _cross(n: int, d: int) -> Case:
     return Case(
         "cross",
-        f"a function of {d} indices up to {n} that looks up 1 / (1 + i + j + ...); rtol 1e-6",
+        f"a function of {d} indices with {n} values each, which looks up 1 / (1 + i + j + ...) in an array; rtol 1e-6",
         "train",
         (n,) * d,
         rank=16,
@@ -254,7 +254,7 @@ def _apply(d: int, rank: int) -> Case:
 
     about = (
         f"an operator of {d} cores ({bond}, {n}, {n}, {bond}) applied to a train of {d} cores ({rank}, {n}, {rank}) "
-        "float64, true ranks half of these; rtol 1e-6"
+        "float64, whose true ranks are half of these; rtol 1e-6"
     )
     return Case("apply", about, "train", (n,) * d, rank, limit=1e-6, make=make, rtol=1e-6)
 

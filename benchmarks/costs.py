@@ -84,9 +84,9 @@ def child(what: str, source: str, out: str, arguments: str) -> None:
 
     started, options = time.perf_counter(), json.loads(arguments)
     if "calibrate" in options:
-        from tnlib_adapters.compression.calibration import calibrate, quantize
+        from tnlib_adapters.compression.calibration import fit_by_block
 
-        calibrate._STEPS = quantize._STEPS = STEPS
+        fit_by_block.STEPS = fit_by_block.ROUNDED_STEPS = STEPS
     if what == "estimate":
         cost = tnlib_adapters.estimate_cost(source, **options)
         print(json.dumps({"seconds": cost.total_seconds, "peak": cost.peak_memory, "stages": dict(cost.seconds)}))

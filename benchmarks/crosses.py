@@ -53,7 +53,7 @@ CROSS = (
         "teneva:cross",
         _lookup(_teneva_cross),
         unchanged,
-        "cross(f, rand(shape, 1), e=rtol, cache={}), then truncate(cores, rtol / 10)",
+        "cross(f, rand(shape, 1), e=rtol, cache={}); followed by truncate(cores, rtol / 10)",
     ),
     Entry(
         "torchTT",
@@ -101,7 +101,7 @@ SUM = (
         "teneva:add_many",
         lambda add_many, many, case: add_many(many.a, e=case.rtol / 10, trunc_freq=4),
         unchanged,
-        "add_many(trains, e=rtol / 10, trunc_freq=4); rounded after every fourth",
+        "add_many(trains, e=rtol / 10, trunc_freq=4); rounds after every fourth term",
         exact=True,
     ),
     Entry(

@@ -109,7 +109,7 @@ TRAIN = (
         "tensorly.decomposition:tensor_train",
         lambda tensor_train, x, case: tensor_train(x, rank=_true_ranks(case)),
         lambda train: train.factors,
-        "tensor_train(x, rank=ranks); given the true ranks, because it has no tolerance",
+        "tensor_train(x, rank=ranks); the true ranks are passed, because it has no tolerance",
         exact=True,
     ),
     Entry(
@@ -117,7 +117,7 @@ TRAIN = (
         "teneva:svd",
         lambda svd, x, case: svd(x, e=per_bond(case), r=case.rank),  # e is absolute; the data have norm 1
         unchanged,
-        f"svd(x, e={SPLIT}, r=rank); without the true rank it keeps the noise of long trains",
+        f"svd(x, e={SPLIT}, r=rank); the true rank is passed, because otherwise it keeps the noise of long trains",
         exact=True,
     ),
     Entry(
@@ -125,7 +125,7 @@ TRAIN = (
         "tenpy.networks.mps:MPS",
         _tenpy_dense,
         _tenpy_cores,
-        f"MPS.from_full(sites, x, cutoff={SPLIT} / sqrt(rows)); a threshold for each singular value",
+        f"MPS.from_full(sites, x, cutoff={SPLIT} / sqrt(rows)); the cutoff is a threshold for every singular value",
         prepare=_tenpy_state,
         exact=True,
     ),
@@ -157,7 +157,7 @@ TUCKER = (
         "pyttb:hosvd",
         lambda hosvd, x, case: hosvd(x, tol=0, ranks=[case.rank] * x.ndims, verbosity=0),
         lambda t: [t.core.data, *t.factor_matrices],
-        "hosvd(x, ranks=ranks); sequential, by Gram matrices",
+        "hosvd(x, ranks=ranks); sequentially truncated, by Gram matrices",
         prepare=_pyttb,
     ),
     Entry(
@@ -236,14 +236,14 @@ CP = (
         "tnlib:cp",
         lambda cp, x, case: cp(x, case.rank, rtol=case.limit, n_starts=STARTS),
         lambda fit: [fit.value.weights, *fit.value.factors],
-        "cp(x, rank, rtol=the error asked for, n_starts=50)",
+        "cp(x, rank, rtol=limit, n_starts=50); the limit is the largest error that counts as solved",
     ),
     Entry(
         "pyttb",
         "pyttb:cp_als",
         lambda cp_als, data, case: _pyttb_start(cp_als, data[0], case, data[1])[0],
         _weighted,
-        "cp_als(x, rank, stoptol=1e-5); from the first seed that converges",
+        "cp_als(x, rank, stoptol=1e-5); time of the first seed that converges",
         prepare=lambda x, case: (_pyttb(x, case), _pyttb_seed(case)),
     ),
     Entry(
@@ -251,7 +251,7 @@ CP = (
         "pyttb:cp_als",
         lambda cp_als, x, case: _until_converged(_pyttb_start, cp_als, x, case)[0],
         _weighted,
-        "cp_als(x, rank, stoptol=1e-5); from seed 0 on, until one converges",
+        "cp_als(x, rank, stoptol=1e-5); time of all seeds from 0 to the first that converges",
         prepare=_pyttb,
     ),
     Entry(
@@ -267,7 +267,7 @@ CP = (
         "tensorly.decomposition:parafac",
         lambda parafac, data, case: _tensorly_start(parafac, data[0], case, data[1])[0],
         _pair,
-        "parafac(x, rank, init='random', tol=1e-5); from the first seed that converges",
+        "parafac(x, rank, init='random', tol=1e-5); time of the first seed that converges",
         prepare=lambda x, case: (x, _tensorly_seed(case)),
     ),
     Entry(
@@ -275,7 +275,7 @@ CP = (
         "tensorly.decomposition:parafac",
         lambda parafac, x, case: _until_converged(_tensorly_start, parafac, x, case)[0],
         _pair,
-        "parafac(x, rank, init='random', tol=1e-5); from seed 0 on, until one converges",
+        "parafac(x, rank, init='random', tol=1e-5); time of all seeds from 0 to the first that converges",
     ),
     Entry(
         "tensorly, singular start",
@@ -314,7 +314,7 @@ SVD = (
         "scipy.linalg:svd",
         lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
         unchanged,
-        "linalg.svd(a, full_matrices=False); truncated afterwards",
+        "linalg.svd(a, full_matrices=False); the result is truncated",
         exact=True,
     ),
     Entry(
@@ -322,7 +322,7 @@ SVD = (
         "torch.linalg:svd",
         lambda svd, a, case: _cut(case.rank, *svd(a, full_matrices=False)),
         unchanged,
-        "linalg.svd(a, full_matrices=False); truncated afterwards",
+        "linalg.svd(a, full_matrices=False); the result is truncated",
         prepare=to_torch,
         exact=True,
     ),
@@ -331,7 +331,7 @@ SVD = (
         "torch:svd_lowrank",
         _torch_lowrank(0, 2),
         unchanged,
-        "svd_lowrank(a, q=rank); its default of two power iterations",
+        "svd_lowrank(a, q=rank); two power iterations, the default",
         prepare=to_torch,
     ),
     Entry(
@@ -339,7 +339,7 @@ SVD = (
         "torch:svd_lowrank",
         _torch_lowrank(32, 3),
         unchanged,
-        "svd_lowrank(a, q=rank + 32, niter=3); truncated afterwards",
+        "svd_lowrank(a, q=rank + 32, niter=3); the result is truncated",
         prepare=to_torch,
     ),
     Entry(
@@ -347,7 +347,7 @@ SVD = (
         "sklearn.utils.extmath:randomized_svd",
         lambda svd, a, case: svd(a, case.rank, random_state=0),
         unchanged,
-        "randomized_svd(a, rank); its defaults",
+        "randomized_svd(a, rank); default options",
     ),
     Entry(
         "sklearn randomized, refined",

@@ -14,7 +14,7 @@ from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, OURS, Comparison, Results
 from benchmarks.tables import table
 
-CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call")
+CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call", "remark")
 
 
 def write(data: dict[str, Any], page: Path) -> None:
@@ -38,24 +38,30 @@ def draw(results: Results, folder: Path) -> list[str]:
     for group in {one["group"] for one in results.data.get("accuracy", {}).get("subjects", [])}:
         figures[group] = pictures.accuracy(results, group)
     for name, figure in figures.items():
-        figure.savefig(folder / f"bench-{name}.png", dpi=110)
+        figure.savefig(folder / f"bench-{name}.png", dpi=150)
     return list(figures)
 
 
 def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the page."""
-    shown = {name: f"![{words}](pictures/bench-{name}.png)" for name, words in CAPTIONS.items() if name in pictures}
+    shown = {
+        name: f"![{words}](pictures/bench-{name}.png)\n\n" + textwrap.fill(f"*{caption}*", 118)
+        for name, (words, caption) in CAPTIONS.items()
+        if name in pictures
+    }
     yield from (
         "# Benchmarks",
         "",
         ABOUT,
-        f"Written by `{results.data['command']}`; the numbers are not edited by hand.",
+        f"The page is written by `{results.data['command']}`; the numbers are not edited by hand.",
         "",
     )
+    if "speed" in shown:
+        yield from (shown["speed"], "")
     yield from _machine(results)
     yield from _summary(results)
     if results.timed:
-        yield from ("## Speed", "", SPEED, "", shown.get("speed", ""), "")
+        yield from ("## Speed", "", SPEED, "")
         for case in results.timed:
             yield from _case(results, case)
         yield from _bounds(results)
@@ -79,28 +85,49 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
     yield from _skipped(results)
 
 
-CAPTIONS = {
-    "speed": "Seconds of every entry in every case, on a logarithmic axis, with the bound",
-    "growth": "Seconds against entries for tt_svd and against cores for round, with lines of slope one",
-    "operators": "Relative error against stored numbers for the QK and OV matrices and the stack of MiniLM",
-    "states": "Relative error against stored numbers for the ground states of two spin chains",
+CAPTIONS = {  # alternative text and caption
+    "speed": (
+        "Time of other libraries relative to tnlib, one row per case, on a logarithmic axis",
+        "Every dot is another library on the same data. To the right of the black line tnlib is faster; hollow dots "
+        "miss the tolerance of the case.",
+    ),
+    "growth": (
+        "Seconds against entries for tt_svd and against cores for round, with lines of slope one",
+        "The time of tt_svd grows more slowly than the number of entries, that of round in proportion to the number of "
+        "cores.",
+    ),
+    "operators": (
+        "Relative error against stored parameters for the QK and OV matrices and the stack of MiniLM",
+        "Lower and further to the left is better. The SVD is the best format of single heads; for the stack of a layer "
+        "no format is much smaller than the array at small errors.",
+    ),
+    "states": (
+        "Relative error against stored parameters for the ground states of two spin chains",
+        "Lower and further to the left is better. The tensor train needs the fewest parameters, by the largest factor "
+        "in the Ising chain; in the Heisenberg chain the SVD of two halves comes close at small errors.",
+    ),
 }
 
-ABOUT = "Speed, memory and accuracy of tnlib and of other libraries, on the same arrays and tolerances, on one machine."
+ABOUT = """\
+This page compares speed, memory and accuracy of tnlib with those of other libraries (peers), on the same arrays and
+tolerances, on one machine. "Gram mode" stands for singular values from the eigenvalues of a Gram matrix. The
+[bound](#bounds) of a case estimates its shortest possible time."""
 
 SPEED = """\
-All entries of a case run in turn, for several rounds: seconds are medians over the rounds, and "to tnlib" is a
-ratio of medians of the same run. The data are converted to the class of each library beforehand. The true error is
-computed from the dense array of the result, not taken from the library. An entry whose error exceeds the tolerance of
-the case *misses* and is not counted as a peer. "SVD" marks singular values from LAPACK's SVD of the data, which are
-accurate for small values as well; all others come from Gram matrices or random sketches."""
+The first line of every case states the input and, after the semicolon, the requested tolerance or rank. An entry is a
+function of a library. All entries of a case run in turn, for several rounds: seconds are medians over the rounds,
+"best" is the shortest time, and "to tnlib" is a ratio of medians of the same run. The data are converted to the class
+of each library beforehand. The true error is computed from the dense array of the result, not taken from the library.
+An entry whose error exceeds the tolerance of the case *misses* and is not counted as a peer. "SVD" marks singular
+values from LAPACK's SVD of the data, which are accurate for small values as well; all others come from Gram matrices
+or random sketches."""
 
 ACCURACY = """\
-Relative Frobenius error against the number of stored parameters of all factors, as a fraction of the entries of the
-array; a curve ends at the size of the array. Thick lines are formats of tnlib, thin dashed lines those of peers. A
-matrix is split into legs as evenly as its sizes allow. A state is split into the halves of its chain for the SVD, into
-its sites for tensor trains, and into four groups of sites for Tucker and CP. MiniLM's QK and OV are means over the
-first heads of its layers, without biases."""
+The pictures show the relative Frobenius error against the number of stored parameters of all factors, as a fraction
+of the entries of the array. A curve ends at the size of the array. Thick lines are formats of tnlib, thin dashed
+lines those of peers. A matrix is split into legs as evenly as its sizes allow. A state is split into the halves of
+its chain for the SVD, into its sites for tensor trains, and into four groups of sites for Tucker and CP. MiniLM's QK
+and OV are means over the first heads of its layers, without biases."""
 
 
 def _machine(results: Results) -> Iterator[str]:
@@ -154,23 +181,24 @@ def _case(results: Results, name: str) -> Iterator[str]:
                 _ranks(one["ranks"]),
                 f"{one['stored']:,}",
                 "SVD" if one["exact"] else "",
-                _call(how.get(entry, "")),
+                *_call(how.get(entry, "")),
             )
             for entry, one in entries
         ),
     )
 
 
-def _call(how: str) -> str:
+def _call(how: str) -> tuple[str, str]:
     code, _, remark = how.partition("; ")
-    return f"`{code}`" + (f"; {remark}" if remark else "") if code else ""
+    return f"`{code}`" if code else "", remark
 
 
 def _bounds(results: Results) -> Iterator[str]:
     if "machine" not in results.data:
         return
     yield from ("### Bounds", "")
-    yield "Estimated minimal time of a case at the rates measured above, time of reading plus time of arithmetic:"
+    yield "The bound of a case is the time of reading plus the time of arithmetic, at the rates at the top of this"
+    yield "page, of the following work:"
     yield ""
     formulas = dict.fromkeys(FORMULAS[case][0] for case in results.timed)
     for formula in formulas:
@@ -189,7 +217,7 @@ def _growth(results: Results, picture: str) -> Iterator[str]:
 
     yield from ("## Growth", "", picture, "")
     for function, one in results.data["growth"].items():
-        yield from (f"{ABOUT[function]}; slope {results.slope(function):.3f}:", "")
+        yield from (f"{ABOUT[function]}; the exponent of the time is {results.slope(function):.3f}:", "")
         sizes = [f"2^{n.bit_length() - 1}" if function == "tt_svd" else str(n) for n in one["sizes"]]
         yield from table(("size", *sizes), [("seconds", *map(_seconds, one["seconds"]))])
 
@@ -210,8 +238,9 @@ def _past_memory(results: Results) -> Iterator[str]:
     found = results.data["past memory"]
     yield from ("## Past memory", "")
     words = (
-        f"tt_svd of a file of float64, 2 x 2 x ..., a train of rank {RANK} plus noise of norm {NOISE:g}, ",
-        f"rtol {RTOL:g}, `memory=` {_megabytes(found[0]['memory'])}. It reads the file twice, and is compared ",
+        f"The input is a file of float64 numbers of shape 2 x 2 x ..., a train of rank {RANK} plus noise of norm ",
+        f"{NOISE:g}. tt_svd runs with rtol {RTOL:g} and `memory=` {_megabytes(found[0]['memory'])}. It reads the file ",
+        "twice, and is compared ",
         "with two plain reads in the same process; the file is dropped from the page cache before each pair. ",
         "The peak is that of the whole process, libraries included. One pass is tt_svd with the same tolerance, ",
         f"`max_rank={RANK}` and `one_pass=True`, after the other in the same process; its error is an estimate.",
@@ -235,9 +264,10 @@ def _dask_workers(results: Results) -> Iterator[str]:
     found = results.data["dask"]
     yield from ("## Dask workers", "")
     words = (
-        f"tt_svd of a Dask array of {found['bytes'] / 2**30:g} GiB in {CHUNKS} chunks along the first leg, read from ",
-        f"a file in the page cache: {' x '.join(map(str, found['shape']))}, a train of rank {RANK} plus noise of norm ",
-        f"{NOISE:g}, rtol {RTOL:g}, by worker processes of one thread. dask.array.linalg.svd_compressed computes rank ",
+        f"The input is a Dask array of {found['bytes'] / 2**30:g} GiB in {CHUNKS} chunks along the first leg, read ",
+        f"from a file in the page cache. Its shape is {' x '.join(map(str, found['shape']))}, a train of rank {RANK} ",
+        f"plus noise of norm {NOISE:g}. tt_svd runs with rtol {RTOL:g} in worker processes of one thread. ",
+        "dask.array.linalg.svd_compressed computes rank ",
         f"{RANK} of the first unfolding. Best of {len(next(iter(found['seconds'].values())))} runs.",
     )
     yield from textwrap.wrap("".join(words), 120)

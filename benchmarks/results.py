@@ -102,7 +102,7 @@ def _fastest(case: str) -> Comparison:
 
 
 def _exact(case: str) -> Comparison:
-    return _faster(case, "the fastest SVD-accurate peer", lambda r: r.fastest(case, exact=True))
+    return _faster(case, "the fastest peer that uses an SVD of the data", lambda r: r.fastest(case, exact=True))
 
 
 def _library(case: str, library: str) -> Comparison:

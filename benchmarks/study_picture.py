@@ -56,10 +56,21 @@ FRONTIER: dict[str, dict[str, Any]] = {
     bits.TNLIB: {"color": "#00602b", "marker": "o", "linewidth": 2.8},
 }
 PANELS = {
-    ("minilm", "attention"): ("attention of MiniLM", "manuals: cosine, mean"),
-    ("minilm", "all"): ("all of MiniLM", "manuals: cosine, mean"),
-    ("llama", "attention"): ("attention of the built-in Llama", "manuals: divergence (nats a token)"),
-    ("llama", "all"): ("all of the built-in Llama", "manuals: divergence (nats a token)"),
+    ("minilm", "attention"): ("MiniLM, attention", "manuals: cosine, mean"),
+    ("minilm", "all"): ("MiniLM, all weights", "manuals: cosine, mean"),
+    ("llama", "attention"): ("built-in Llama, attention", "manuals: divergence (nats a token)"),
+    ("llama", "all"): ("built-in Llama, all weights", "manuals: divergence (nats a token)"),
+}
+
+NAMES = {  # of the methods, as their authors write them
+    "nearest": "round to nearest",
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "svd-llm": "SVD-LLM",
+    "two-sided": "two-sided SVD",
+    "modegpt": "MoDeGPT",
+    "a3": "A3",
+    bits.TNLIB: f"tnlib, {bits.TNLIB}",
 }
 
 Points = dict[float, float]  # fraction kept, or bits per number -> 1 - cosine, or divergence
@@ -133,16 +144,15 @@ def draw_study(page: str) -> Figure:
     from matplotlib.figure import Figure
 
     table = read_table(page)
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    figure.get_layout_engine().set(wspace=0.05)  # type: ignore[union-attr]
-    axes = figure.subplots(1, 2)
+    figure = Figure(figsize=(7, 9.6), layout="constrained")  # one column: readable on the screen of a phone
+    axes = figure.subplots(2, 1)
     for ax, (name, column) in zip(axes, COLUMNS.items(), strict=True):
         draw(ax, lines_of(table, column))
-        ax.set_xlabel("numbers of the attention that are kept")
+        ax.set_xlabel("fraction of the parameters of the attention")
+        ax.set_ylabel("1 - cosine similarity to the original embedding")
         ax.set_title(f"{name} of 300 sentences")
         ax.set_xticks([0.25, 0.5, 0.75])
         label_errors(ax)
-    axes[0].set_ylabel("1 - cosine to the embedding before")
     return figure
 
 
@@ -150,7 +160,7 @@ def draw_frontier(page: str) -> Figure:
     """Draw the tables of errors over bits per number, with one legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(8.5, 9.4), layout="constrained")  # readable on the screen of a phone, too
     axes = figure.subplots(2, 2).ravel()
     names: dict[str, Line2D] = {}
     for ax, (key, (title, column)) in zip(axes, PANELS.items(), strict=True):
@@ -159,18 +169,25 @@ def draw_frontier(page: str) -> Figure:
             style = {"linewidth": 1.4, "markersize": 4.5} | FRONTIER[method]
             (names[method],) = ax.plot(list(points), list(points.values()), **style)
         ax.set_yscale("log")
-        ax.set_xlabel("bits per number")
+        ax.set_xlabel("bits per parameter")
         ax.set_title(title)
-        ax.set_ylabel("1 - cosine, mean" if "cosine" in column else "divergence, nats per token")
+        ax.set_ylabel("1 - cosine similarity, mean" if "cosine" in column else "KL divergence, nats per token")
         label_errors(ax)
     figure.legend(
         [names[one] for one in FRONTIER if one in names],
-        [one for one in FRONTIER if one in names],
-        loc="outside right center",
-        fontsize=8.5,
+        [name_of(one) for one in FRONTIER if one in names],
+        loc="outside lower center",
+        ncols=4,
+        fontsize=9,
         frameon=False,
     )
     return figure
+
+
+def name_of(method: str) -> str:
+    """Return the name of a method as its authors write it: "GPTQ, activation order" for "gptq, activation order"."""
+    name, comma, variant = method.partition(", ")
+    return NAMES[name] + comma + variant
 
 
 def label_errors(ax: Axes) -> None:
@@ -187,7 +204,7 @@ def label_errors(ax: Axes) -> None:
 def main() -> None:
     page = (DOCS / "study.md").read_text(encoding="utf-8")
     for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier)):
-        draw_picture(page).savefig(DOCS / "pictures" / f"{name}.png", dpi=120)
+        draw_picture(page).savefig(DOCS / "pictures" / f"{name}.png", dpi=150)
 
 
 if __name__ == "__main__":

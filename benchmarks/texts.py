@@ -52,9 +52,18 @@ def _manuals() -> Iterator[str]:
         yield gzip.decompress(file.read_bytes()).decode("utf-8", "ignore")
 
 
+def _folders_of_packages() -> Iterator[Path]:
+    """Yield the documentation folders of the packages in `packages.txt`, those of the system that the tables are from.
+
+    Other packages of a system would change which sentences are drawn, and with them every table in its last digits.
+    """
+    names = (Path(__file__).parent / "packages.txt").read_text(encoding="utf-8").split()
+    yield from (folder for name in names if (folder := Path("/usr/share/doc") / name).exists())
+
+
 def _package_notes() -> Iterator[str]:
     """Yield what packages of the system say of themselves: readme files, changes, licences."""
-    for file in sorted(Path("/usr/share/doc").rglob("*")):
+    for file in (file for folder in _folders_of_packages() for file in sorted(folder.rglob("*"))):
         if file.is_file() and file.suffix in ("", ".txt", ".gz") and file.stat().st_size < 2_000_000:
             try:
                 raw = file.read_bytes()
@@ -65,7 +74,8 @@ def _package_notes() -> Iterator[str]:
 
 def _licences() -> Iterator[str]:
     """Yield licences: those that packages share, and the copyright file of every package."""
-    for file in sorted([*Path("/usr/share/common-licenses").glob("*"), *Path("/usr/share/doc").glob("*/copyright")]):
+    copyrights = (folder / "copyright" for folder in _folders_of_packages())
+    for file in [*sorted(Path("/usr/share/common-licenses").glob("*")), *copyrights]:
         if file.is_file():
             yield file.read_text(encoding="utf-8", errors="ignore")
 

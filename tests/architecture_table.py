@@ -228,10 +228,18 @@ TEXT = """# Architectures
 Written by `python tests/architecture_table.py`; the numbers are not edited by hand.
 
 `open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` support the architectures below,
-under their names in transformers 4 and 5. Each is one row of `architectures/table.py`. Every row here is a test against
-a small model of transformers {version} with random weights, biases and norms, run with hooks. An error is the largest
-over layers and heads, relative to the largest entry, in single precision. "4 on 2, of 6" stands for 4 query heads on 2
-key and value heads of width 6.
+under their names in transformers 4 and 5. Each is one row of `architectures/table.py`. Every row of the table below is
+a test against a small model of transformers {version} with random weights, biases and norms, run with hooks. An error
+is the largest over layers and heads, relative to the largest entry, in single precision. The first columns of the table
+use these terms:
+
+- "4 on 2, of 6": 4 query heads share 2 key and value heads, of width 6; "values of 5": values have the width 5
+- "4 columns": rotary embeddings rotate only 4 columns of a head; "in pairs": they rotate adjacent columns, where other
+  models rotate column k with column k + width / 2
+- "window": causal attention to a window of the last positions; "no mask": attention to all positions; "12 bins":
+  distances are divided into 12 bins
+
+The other columns are errors:
 
 - **scores**: `Attention.scores`, with positions, norms and soft caps, at all pairs of positions that the mask admits
 - **forms**: the same scores from `qk(head, distance)`, one bilinear form per distance; "not bilinear" if queries and
@@ -241,7 +249,7 @@ key and value heads of width 6.
 - **forward**: logits, or hidden states, of `tnlib_adapters.reference.model.run`
 - **folded**: logits of transformers, for a folder with norms and value biases folded
 - **rotated**: the same with the residual stream in another basis; "norms stay" if a norm cannot be folded, "other
-  parts" if parts of the model that tnlib does not know read the stream
+  parts" if parts of the model that tnlib does not know, such as a pooler, read the stream
 - **gauge**: the same for the unfolded model with the gauge and the order of its heads fixed; "latent" if attention on
   latent vectors has no such form
 - **reload**: logits of the model compressed to one half and loaded as factors, compared with those of the same model
@@ -257,18 +265,18 @@ Details and limits:
   length (dynamic, longrope), pass `length=`; the default is for sequences no longer than the training context.
 - Relative biases (T5) add a learned number per binned distance to a score. They add one to the rank, as ALiBi does. All
   bins of a decoder are on one side.
-- In a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: its own attention,
-  then cross-attention, whose queries read the stream of the decoder and whose keys and values read the output of the
-  encoder, `scores(x, memory)`, without positions: `qk` and `ov` are bilinear forms of both. `run` takes
-  `decoder_tokens`. Both streams share one embedding, and `rotate` rotates both. Functions that follow one stream from
-  layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse a T5 with a decoder and accept
-  its encoder alone.
+- In a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: self-attention,
+  then cross-attention. The queries of cross-attention read the stream of the decoder; its keys and values read the
+  output of the encoder. It has no positions. `scores(x, memory)` takes both inputs, and `qk` and `ov` are bilinear
+  forms of both. `run` takes `decoder_tokens`. Both streams share one embedding, and `rotate` rotates both. Functions
+  that follow one stream from layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse a T5
+  with a decoder and accept its encoder alone.
 - ALiBi subtracts slope times distance from a score. transformers adds slope times the position of the key instead,
   which shifts all scores of a query by the same amount; softmax is invariant to this shift.
 - Normalised queries and keys (Qwen3) have no bilinear form: `qk` raises an error, and `numerator()` returns the layer
-  without the two divisions. The same holds where queries, keys and values are computed from normalised low-rank latent
-  vectors (DeepSeek). There `ov` raises an error too, and `frozen` requires the divisors, `value_divisors(x)`. `scores`
-  always applies soft caps (Gemma 2).
+  without the division of queries and keys by their norms. The same holds if queries, keys and values are computed from
+  normalised low-rank latent vectors (DeepSeek). In this case `ov` raises an error too, and `frozen` requires the
+  divisors, `value_divisors(x)`. `scores` always applies soft caps (Gemma 2).
 - Grouped-query attention: `qk_group` and `ov_group` return the forms of all query heads that share a key and value
   head, with the shared weights as one factor.
 - Experts (Mixtral, Qwen3-MoE, DeepSeek), shared experts included, can be folded, rotated and run. `compress` does not
@@ -279,19 +287,20 @@ Details and limits:
 - MiMo-V2-Flash is supported with dense layers and full attention only, as `compress --layout mimo` writes it. Methods
   `tucker` and `cp` are refused, because values are narrower than queries and keys.
 - `rotate` is refused where the weights of a norm cannot be folded: norms on the stream itself (BERT, OPT with norms
-  after the sublayers, the embedding norm of BLOOM), norms on the output of a sublayer (Gemma 2), and a final norm that
-  no known weight reads. It is also refused where parts that tnlib does not know read the stream, such as poolers.
+  after the sublayers, the embedding norm of BLOOM), norms on the output of a sublayer (Gemma 2), and a final norm whose
+  output is read by no weight that tnlib knows. It is also refused if parts that tnlib does not know, such as poolers,
+  read the stream.
 - `fix_gauge` maps all models that differ only by the gauges and the order of their heads to one model. With rotary
   embeddings or a soft cap the scores depend on a key bias, so it is kept, except on columns that are not rotated. With
-  ALiBi and relative biases heads are not reordered. Normalised queries and keys leave a smaller gauge group: signs and
-  quarter turns of rotary planes, all rotations of a plane whose two norm weights are equal, and common factors of the
-  two norms.
+  ALiBi and relative biases heads are not reordered. Normalised queries and keys leave a smaller gauge group, which is
+  [fixed as well](gauges.md#attention-heads).
 - Methods `matrix`, `ttm`, `tucker` and `cp` are the same for all architectures. `heads` truncates QK as one product, or
   W_Q and W_K as matrices if rotary embeddings or norms act between them. OV is one product in every architecture, that
   of all query heads that share a value head.
 - `head(layer, head)` of a checkpoint reads one head only.
-- Eager attention of Falcon in transformers adds ALiBi twice; the row here is its default attention, which does not.
-  It rounds slope times position to bfloat16, which is exact for the heads here; tnlib does not round.
+- In transformers, eager attention of Falcon adds ALiBi twice. The row in the table is for its default attention, which
+  adds it once. The default rounds slope times position to bfloat16, which is exact for the heads in the table; tnlib
+  does not round.
 """
 
 

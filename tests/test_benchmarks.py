@@ -148,7 +148,7 @@ def test_comparisons_are_read_off_one_run() -> None:
     assert results.fastest("tt24") == "quimb, Gram mode"  # teneva is faster, and misses
     assert results.fastest("tt24", exact=True) == "torchTT"
     assert found["tt24", "speed-up over the fastest peer"] == pytest.approx(10)
-    assert found["tt24", "speed-up over the fastest SVD-accurate peer"] == pytest.approx(40)
+    assert found["tt24", "speed-up over the fastest peer that uses an SVD of the data"] == pytest.approx(40)
     assert found["tt_svd", "peak memory beside input and result, relative to the input"] == 0.5
     assert found["tt_svd", "exponent of the time in the number of entries"] == pytest.approx(1)
     assert found["import", "seconds in addition to the import of numpy"] == pytest.approx(0.05)

@@ -30,7 +30,7 @@ PAGES = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-SLOW = ("gallery", "how-to/decompose-zarr")  # of several seconds
+SLOW = ("gallery", "how-to/decompose-zarr", "induction-heads-of-a-gpt-2")  # of several seconds
 
 
 def test_the_page_on_compression_shows_the_table_that_is_printed(
@@ -100,7 +100,10 @@ def code_cells(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem) for path in TUTORIALS],
+)
 def test_cells_of_a_tutorial_run(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     names: dict[str, object] = {}
@@ -150,6 +153,37 @@ def test_links_between_pages_lead_somewhere() -> None:
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (folder / target).exists(), f"{page} links to {target}"
+
+
+def test_every_picture_has_an_alternative_text_and_a_caption() -> None:
+    shown = set()
+    for page in PAGES:
+        if not page.startswith("docs/"):
+            continue
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for picture in re.finditer(r"!\[([^]]*)\]\(([^)]+)\)", text):
+            alternative, path = picture.groups()
+            assert len(alternative.split()) >= 3, f"{page} does not say what {path} is"
+            caption = re.match(r"\n\n\*([A-Z][^*]+\.)\*\n(\n|$)", text[picture.end() :] + "\n")
+            assert caption, f"{page} does not say in italics below {path} what to see in it"
+            assert caption[1] != alternative
+            shown.add(path.rpartition("/")[2])
+    assert shown == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_formulas_are_rendered_by_the_site_and_by_others(page: str) -> None:
+    text = re.sub(
+        r"^```.*?^```|`[^`\n]*`", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    formulas = re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", text, flags=re.DOTALL)
+    assert text.count("$") == sum(4 if block else 2 for block, _ in formulas)
+    for block, inline in formulas:
+        formula = block or inline
+        assert formula.count("{") == formula.count("}"), formula
+        assert not re.search(r"\\(tilde|hat|bar) ?\w[_^]", formula), f"an index below the accent in {formula}"
+        assert not re.search(r"\\[\\,;!_{}]", formula), f"Markdown on other sites takes the backslash from {formula}"
 
 
 def test_every_notion_of_the_gallery_is_found_by_its_name() -> None:

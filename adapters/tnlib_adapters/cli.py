@@ -6,14 +6,21 @@ Exit statuses: 0 success; 1 the reader of a pipe has gone; 2 wrong arguments or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tnlib_adapters.cli_options import Bytes, Size, options_of_compression, options_of_placement
+from tnlib_adapters.cli_options import (
+    LAYOUTS_HELP,
+    METHODS_HELP,
+    Bytes,
+    Size,
+    options_of_compression,
+    options_of_placement,
+)
 from tnlib_adapters.cli_session import command, output
-from tnlib_adapters.compression.layouts.layout_table import sizes_help
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.demo import FOLDER as DEMO_FOLDER
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -43,7 +50,18 @@ Examples:
 
 
 class _Command(click.Command):
-    """A command whose summary is not cut in the list of commands."""
+    """A command whose summary is not cut in the list of commands, with lists below its options."""
+
+    def __init__(self, *args: Any, lists: Mapping[str, Mapping[str, str]] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lists = lists or {}
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, then the lists."""
+        super().format_options(context, formatter)
+        for title, rows in self.lists.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, f"{words[0].upper()}{words[1:]}.") for name, words in rows.items()])
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """Return the first paragraph of the help."""
@@ -83,13 +101,13 @@ def demo(out: Path, force: bool) -> None:
     click.echo("\n\n".join(story(result)))
 
 
-@main.command(epilog=_IN_HELP)
+@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS_HELP})
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @options_of_compression
 @click.option("--size", "sizes", type=Size(), multiple=True, metavar="NAME=N",
-              help="Instead of --keep, for the layouts mimo, narrow and mla: a size in config.json, "
-              f"{sizes_help()}; may be given several times.")  # fmt: skip
+              help="Instead of --keep, for the layouts mimo, narrow and mla: a size in config.json, see Layouts below; "
+              "may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
               help="Distribute the work over N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
 @click.option("--cluster", metavar="ADDRESS",
@@ -102,7 +120,8 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
 
     With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
     parameters instead, as low-rank factors; --bits with --keep bounds both. --max-error selects the smallest size
-    within an error, and can be combined with --keep or --bits.
+    within an error, and can be combined with --keep or --bits. With --calibrate, all methods but cp weight their
+    errors by the inputs of the weights.
     """
     with command() as progress:
         from tnlib_adapters.compression.compress import compress as run
@@ -113,7 +132,7 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
     show_report(report, out)
 
 
-@main.command(epilog=_IN_HELP)
+@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS_HELP})
 @click.argument("source", metavar="IN")
 @options_of_compression
 def plan(source: str, **options: Any) -> None:
@@ -131,17 +150,18 @@ def plan(source: str, **options: Any) -> None:
     show_cost(cost)
 
 
-@main.command(epilog=_IN_HELP)
+@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP})
 @click.argument("source", metavar="IN")
 @click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
               show_default=True, help="Fraction of the parameters to measure; may be given several times.")  # fmt: skip
 @click.option("--bits", type=float, multiple=True, metavar="BITS", default=(4.0, 3.0), show_default=True,
-              help="Average bits per parameter of quantized to measure; may be given several times.")  # fmt: skip
+              help="Average bits per parameter for the method quantized; may be given several times.")  # fmt: skip
 @click.option("--method", "methods", type=click.Choice(tuple(TABLE)), multiple=True,
-              help="Method to measure; may be given several times. All by default.")  # fmt: skip
+              help="Method to measure, see Methods below; may be given several times. All by default.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file of calibration data. Errors are measured on a held-out tenth of it, for all methods in "
-              f"float and int8, with and without calibration data, for plain int8 and GPTQ. {_LINES_HELP}")  # fmt: skip
+              help="Text file of calibration data. Errors are measured on a held-out tenth of it. All methods run with "
+              "and without the calibration data, with factors in float and in int8, and are compared with plain int8 "
+              f"and GPTQ. {_LINES_HELP}")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
               show_default=True, help="Folder for compare.csv and compare.png.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FOLDER if it is not empty.")
@@ -167,9 +187,10 @@ def compare(source: str, keeps: tuple[float, ...], out: Path, **options: Any) ->
 def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
     """Compare the outputs of the checkpoint IN and its compression OUT on the text file TEXT.
 
-    Embedding models: the cosine similarity of both embeddings of every line. Language models: the perplexity of
-    both, and the KL divergence of their predictions in nats per token, in windows of 256 tokens. Lines are truncated at
-    256 tokens. OUT may be an adapter from `tnlib adapter`. Needs torch and transformers.
+    For embedding models, it prints the cosine similarity of the two embeddings of every line; lines are truncated at
+    256 tokens. For language models, it prints the perplexity of both models and the KL divergence of their predictions
+    in nats per token, in windows of 256 tokens. OUT may be an adapter from `tnlib adapter`. Needs torch and
+    transformers.
     """
     with command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
@@ -183,7 +204,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.option("--text", metavar="TEXT", help="Text on which to show the attention patterns of all heads.")
-@click.option("--text-file", type=click.Path(path_type=Path), metavar="FILE", help="File with this text.")
+@click.option("--text-file", type=click.Path(path_type=Path), metavar="FILE", help="File with the text.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-inspect"), show_default=True,
               help=f"Folder for {INSPECT_PAGE}.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
@@ -200,9 +221,10 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 @click.argument("base", metavar="BASE")
 @click.argument("tuned", metavar="TUNED")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--rank", type=int, metavar="R", help="Rank of every weight.")
+@click.option("--rank", type=int, metavar="R", help="Rank of the difference of every weight.")
 @click.option("--max-error", type=float, metavar="E",
-              help="Instead of --rank: largest relative Frobenius error, met with few parameters.")  # fmt: skip
+              help="Instead of --rank: largest relative Frobenius error of the difference of all weights; every weight "
+              "has its own rank.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
     """Write the difference of the checkpoints TUNED and BASE to OUT, as a LoRA adapter in the format of PEFT.
@@ -226,8 +248,8 @@ def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
 def export_onnx(source: str, out: Path, force: bool) -> None:
     """Write the encoder in the folder IN, compressed or not, to OUT as an ONNX graph with its tokenizer.
 
-    onnxruntime runs OUT/onnx/model.onnx, and sentence-transformers OUT with backend="onnx". Low-rank weights are two
-    matrix products, values float32. Needs torch, transformers and onnxscript.
+    onnxruntime runs OUT/onnx/model.onnx, and sentence-transformers OUT with backend="onnx". In the graph, a
+    low-rank weight is two matrix products, and all values are float32. Needs torch, transformers and onnxscript.
     """
     with command():
         from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run

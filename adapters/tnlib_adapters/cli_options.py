@@ -11,7 +11,7 @@ import click
 
 from tnlib_adapters.compression.layouts.layout_table import LAYOUTS, OTHER_COMMANDS, SMALLER_MODELS
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.request import STORES, WHAT, methods_help
+from tnlib_adapters.compression.request import STORES, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 
@@ -58,45 +58,48 @@ _COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
                   help="Largest fraction of the parameters of the compressed part to store, in (0, 1]."),
     click.option("--max-error", type=float, metavar="E",
-                  help="Choose the smallest size with a predicted error of at most E: relative error of the weights; "
-                  "with --calibrate, 1 - cosine of the embeddings or KL divergence in nats per token."),
+                  help="Choose the smallest size with a predicted error of at most E. The error is the relative error "
+                  "of the weights; with --calibrate, 1 - cosine of the embeddings or the KL divergence in nats per "
+                  "token."),
     click.option("--bits", type=float, metavar="BITS",
-                  help="With --calibrate: average stored bits per parameter of the compressed part, scales and biases "
-                  "counted; 4 if no size is given. With --keep, both bounds hold."),
+                  help="Largest average of stored bits per parameter of the compressed part, with scales and biases; 4 "
+                  "if no size is given. Requires --calibrate. With --keep, both bounds hold."),
     click.option("--flops", type=float, metavar="FRACTION",
-                  help="With --calibrate: largest fraction of the multiplications per token in the compressed weights, "
-                  "for speed. With --keep, both bounds hold."),
+                  help="Largest fraction of the multiplications per token in the compressed weights, for speed. "
+                  "Requires --calibrate. With --keep, both bounds hold."),
     click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-                  help="Part to compress; mlp: the matrices of the feed-forward layers; all: attention, feed-forward "
-                  "layers, token embeddings and unembedding."),
+                  help="Part of the model to compress. mlp: the matrices of the feed-forward layers. all: attention, "
+                  "feed-forward layers, token embeddings and unembedding."),
     click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
-                  show_default="with --calibrate: calibrated for --keep or --max-error, else quantized; without: heads",
-                  help=methods_help()),
+                  show_default="with --calibrate: quantized for --bits or without a size, else calibrated; without "
+                  "--calibrate: heads, or matrix with --what mlp",
+                  help="Compression method; see Methods below."),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
                   help="Text file of calibration data, representative of the model's use; a tenth is held out for "
                   "evaluation. Needs torch and transformers."),
     click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
-                  help="With --calibrate: tokens per line, where longer lines are truncated; tokens per window, for a "
-                  "language model."),
+                  help="Requires --calibrate. Lines are truncated at N tokens; a language model reads windows of N "
+                  "tokens."),
     click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
-                  help="With --calibrate: file of the calibration statistics, to resume after an interruption or "
-                  "compress to another size."),
+                  help="Requires --calibrate. File of the calibration statistics, which is written once and read by "
+                  "later runs, to compress to another size or to resume after an interruption."),
     click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
-                  help="With --calibrate: folder for intermediate results of the blocks of a model, from which an "
+                  help="Requires --calibrate. Folder for the intermediate results of every block, from which an "
                   "interrupted run resumes; removed at the end."),
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
-                 help="Largest peak memory of the process, such as 4G or 4000M: moves more to disk and, if necessary, "
-                 "reduces the batches, which changes the result."),
+                 help="Largest peak memory of the process, such as 4G or 4000M. More data is moved to disk; if that is "
+                 "not enough, batches become smaller, which changes the result."),
     click.option("--layout", type=Layout((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
-                  help="factored: store the factors; transformers loads them after import "
-                  "tnlib_adapters.transformers_plugin. dense: store their product under the original names, at the "
-                  "original size; loads anywhere. Smaller models, which load without tnlib: "
-                  f"{'; '.join(row.help for row in SMALLER_MODELS.values())}."),
+                  help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
-                  help="float: factors in the dtype of the weights; int8, int4, int3, int2: integers. "
-                  "With --calibrate and no size, every weight is rounded to that many bits."),
+                  help="Number format of the factors; float is the dtype of the weights. An integer format with "
+                  "--calibrate and without a size rounds every weight to that many bits."),
 )
 # fmt: on
+
+
+METHODS_HELP = {name: row.help for name, row in TABLE.items()}
+LAYOUTS_HELP = LAYOUTS | {name: row.help for name, row in SMALLER_MODELS.items()}
 
 
 def options_of_placement(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_compressions import few_steps, leave_out_pictures
 
 Saved = tuple[Any, Path]
 
@@ -87,7 +87,7 @@ def short_text(tmp_path: Path) -> Path:
 @pytest.fixture
 def few_layout_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fit a layout in a few steps."""
-    monkeypatch.setattr("tnlib_adapters.compression.layouts.write_smaller._STEPS", 6)
+    few_steps(monkeypatch, 6)
 
 
 @pytest.fixture(scope="session")
@@ -131,8 +131,4 @@ def recorded(saved: Callable[[str], Saved]) -> Callable[[str], Any]:
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compress without pictures and measurements."""
-    from interruptions import WITHOUT_PICTURES
-
-    module = importlib.import_module("tnlib_adapters.compression.compress")
-    for name, stand_in in WITHOUT_PICTURES.items():
-        monkeypatch.setattr(module, name, stand_in)
+    leave_out_pictures(monkeypatch)

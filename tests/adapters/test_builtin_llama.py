@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import assert_close
+from quick_compressions import few_steps
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import read_weights
@@ -200,7 +201,7 @@ def test_compressed_it_still_predicts_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any, text: str, windows: np.ndarray
 ) -> None:
     pytest.importorskip("tnlib_adapters.transformers_plugin")
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 15)  # quick, and a little worse
+    few_steps(monkeypatch, 15)  # quick, and a little worse
     (tmp_path / "text").write_text(text[40_000:48_000], encoding="utf-8")
     report = compress(LLAMA, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
     assert report.kept <= 0.5

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import refused
+from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -41,9 +42,9 @@ SOME = ("bert", "gpt2_lm", "llama", "phi")
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch):
+def fit_in_few_steps(monkeypatch):
     """As many as show that they help."""
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 15)
+    few_steps(monkeypatch, 15)
 
 
 def quietly(*_: object) -> None:
@@ -241,7 +242,7 @@ def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp
 def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
     budget, folders, text, tmp_path, without_pictures, monkeypatch
 ):
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.quantize._STEPS", 4)
+    few_steps(monkeypatch, 4)
     text.write_text(made_up_text(9), encoding="utf-8")
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", calibrate=text, **budget)
     assert report.measured is None or not report.calibration["held_out"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from compressed_folders import read_config, read_tensors
 from oracles import assert_close, refused
+from quick_compressions import few_steps
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,7 +27,7 @@ from tnlib import ArgumentError  # noqa: E402
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 8)
+    few_steps(monkeypatch, 8)
     file = tmp_path / "text.txt"
     file.write_text(made_up_text(40), encoding="utf-8")
     return file

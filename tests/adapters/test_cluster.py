@@ -23,6 +23,7 @@ pytest.importorskip("transformers")
 distributed = pytest.importorskip("distributed")
 
 from oracles import refused  # noqa: E402
+from quick_compressions import few_steps  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.cluster import shared_descent  # noqa: E402
 
@@ -56,9 +57,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
-    for module in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
+    few_steps(monkeypatch, 2)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def shared_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share out the gradient descent of a small model as well, for more steps than between two stored states."""
     monkeypatch.setattr(shared_descent, "_LEAST_WORK", 0)
     monkeypatch.setattr(shared_descent, "_MOST_BYTES", 2 * 4 * 60_000)  # two steps of the factors of a block
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 7)
+    few_steps(monkeypatch, 7)
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:

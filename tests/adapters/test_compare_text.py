@@ -16,6 +16,7 @@ import tnlib_adapters
 import tnlib_adapters.transformers_plugin  # registers the layout
 from click.testing import CliRunner
 from oracles import refused
+from quick_compressions import few_steps
 from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
 from tnlib_adapters.compression.calibration.text import hold_out
@@ -29,9 +30,8 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{name}._STEPS", 3)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_steps(monkeypatch, 3)
 
 
 @pytest.mark.slow

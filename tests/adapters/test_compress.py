@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from compressed_folders import (
     relative,
 )
 from oracles import refused
+from quick_compressions import PAGE as WRITE_PAGE
+from quick_compressions import leave_out_page
 from safetensors.numpy import load_file, save_file
 from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint
@@ -48,14 +49,9 @@ Compressed = Callable[..., Path]
 def without_pictures() -> Iterator[None]:
     """Drawing takes most of the time of a small compression; one test below has the real page."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_module(), "write_page", lambda report, file: file.write_text("page", encoding="utf-8"))
+        leave_out_page(patch)
         patch.setattr("tnlib_adapters.compression.evaluation.evaluate._SEQUENCES", 60)
         yield
-
-
-def _module() -> Any:
-    """The module of `compress`, whose name the package gives to the function."""
-    return sys.modules[compress.__module__]
 
 
 @pytest.fixture(scope="module")
@@ -493,7 +489,7 @@ def test_the_page_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A real page: pictures inside it, every head of every layer, nothing fetched from elsewhere."""
     from tnlib_adapters.compression.report.html import write_page
 
-    monkeypatch.setattr(_module(), "write_page", write_page)
+    monkeypatch.setattr(WRITE_PAGE, write_page)
     source = builtin_copy(tmp_path / "a <b> & c")
     compress(source, tmp_path / "out", keep=0.5)
     page = (tmp_path / "out" / PAGE).read_text(encoding="utf-8")

@@ -15,13 +15,14 @@ from tnlib_adapters.inspection.findings import Finding
 
 
 def point(label: str, n_bytes: int, loss: float) -> SizeAndLoss:
-    return SizeAndLoss(label, n_bytes, n_bytes / 1000, loss)
+    return SizeAndLoss(label, n_bytes, n_bytes / 1000, n_bytes // 2, loss)
 
 
 def test_rounding_is_measured_with_the_bytes_that_it_takes() -> None:
     checkpoint = open_checkpoint(builtin_path())
     whole, eight, three = original(checkpoint), rounded(checkpoint, 8), rounded(checkpoint, 3)
     assert whole.n_bytes == 4 * 33280
+    assert whole.multiplications == eight.multiplications == 32768
     assert eight.n_bytes == 36864  # as `plain_bytes` counts
     assert three.n_bytes == 32768 * 3 // 8 + 2 * 512 + 4 * 512  # codes, scales, biases
     assert whole.loss < three.loss
@@ -48,9 +49,13 @@ def test_the_conclusion_follows_from_the_numbers(loss: float, sentences: list[st
 def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
     whole, low = point("original, float32", 8000, 0.3), [point("low rank", 2000, 0.5)] * 4
     roundings = (point("rounded to 3 bits", 3000, 0.6),)
-    demo = Demo(Path("out"), whole, roundings, tuple(low), (4000, 2000), (Finding("Head 0.3 is one.", "heads"),))
+    demo = Demo(Path("out"), whole, roundings, tuple(low), 2.5, (Finding("Head 0.3 is one.", "heads"),))
     text = "\n".join(story(demo))
-    for part in ("8.0 kB -> 2.0 kB, 4.0 times smaller", "4,000 -> 2,000, 2.0 times fewer", "Conclusion: At 2.0 kB",
+    model = open_checkpoint(builtin_path())
+    assert (model.n_layers, model.sizes.n_heads) == (2, 4)
+    n_parameters = sum(info.size for info in model.folder.tensors.values())
+    for part in ("two attention layers of four heads", f"{n_parameters:,} parameters", "chance is 2.500.",
+                 "8.0 kB -> 2.0 kB, 4.0 times smaller", "4,000 -> 1,000, 4.0 times fewer", "Conclusion: At 2.0 kB",
                  "  - Head 0.3 is one.", "Open first: out/loss_against_size.png",
                  "pip install 'tnlib[torch]'"):  # fmt: skip
         assert part in " ".join(text.split()) or part in text
@@ -73,6 +78,7 @@ def test_the_demo_writes_a_model_that_beats_rounding_at_its_size(tmp_path: Path)
     assert opened == ["loss_against_size.png", "inside/inspect.html", "smaller/tnlib_report.html"]
     assert all((out / name).stat().st_size > 10_000 for name in opened)
     assert "low rank has a lower loss than the same model rounded to 3 bits" in " ".join(result.stdout.split())
-    assert "1.4 times fewer" in " ".join(result.stdout.split())
+    assert "32,768 -> 22,784, 1.4 times fewer" in " ".join(result.stdout.split())
+    assert "chance is 4.852." in result.stdout  # log(128)
     assert open_checkpoint(out / "smaller").factored is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo"]

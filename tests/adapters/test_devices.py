@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
+from quick_compressions import few_steps  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration import moment_sums, statistics  # noqa: E402
@@ -130,8 +131,7 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 4}], ids=str)
 def test_half_precision_compresses_as_single_precision_does(folders, tmp_path, monkeypatch, dtype, size):
-    for module in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
+    few_steps(monkeypatch, 2)
     text, losses = tmp_path / "text.txt", []
     text.write_text(made_up_text(300), encoding="utf-8")
     for name in ("float32", dtype):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -179,7 +180,7 @@ def test_tables_and_all_other_matrices(name: str, store: str, keep: float, saved
 
 @pytest.mark.parametrize("store", ["int8", "int3"])
 def test_fitted_factors_in_integers(store: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 2)
+    few_steps(monkeypatch, 2)
     options = {"keep": 0.3, "what": "all", "calibrate": text, "store": store}
     for layout in LAYOUTS:
         compress(folders["bert"], tmp_path / layout, **options, layout=layout)

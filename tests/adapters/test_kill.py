@@ -20,7 +20,7 @@ from checkpoint_folders import builtin_copy
 from click.testing import CliRunner
 from compressed_folders import digest, n_attention, read_tensors
 from interruptions import At, fail, restore_default
-from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters import open_checkpoint
 from tnlib_adapters.cli import main
 
 pytestmark = pytest.mark.slow
@@ -188,14 +188,6 @@ def _state(command: str, saved: Path, whole: dict[str, str]) -> str:
 
 
 # --------------------------------------------------------------------------------------- what can still be said
-
-
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of the time of a small compression, and its file is written like any other."""
-    module = sys.modules[compress.__module__]
-    monkeypatch.setattr(module, "write_page", lambda report, file: file.write_text("page", encoding="utf-8"))
-    monkeypatch.setattr(module, "measure_quality", lambda before, after: {})
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ SIZES = {"kv_lora_rank": 5, "qk_rope_head_dim": 4}
 HELD = ("llama", "llama_tied", "mistral_whole", "mimo_v2_flash", "phi3")
 
 
-pytestmark = pytest.mark.usefixtures("few_layout_steps")
+pytestmark = pytest.mark.usefixtures("few_layout_steps", "without_pictures")
 
 
 def loaded(folder: Path) -> Any:

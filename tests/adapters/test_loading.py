@@ -74,7 +74,9 @@ def run_evaluate(folder: Path, text: Path, out: Path) -> None:
 
 
 def run_inspect(folder: Path, text: Path, out: Path) -> None:
-    inspect(folder, out, text="the cat")
+    with pytest.MonkeyPatch.context() as patch:  # drawing takes seconds, and loads no code
+        patch.setattr("tnlib_adapters.inspection.inspect.page_of", lambda inspection, progress: "page")
+        inspect(folder, out, text="the cat")
 
 
 Command = Callable[[Path, Path, Path], None]

@@ -116,7 +116,7 @@ def test_the_vocabulary_of_the_built_in_models() -> None:
 
 
 def test_refusals(model: Any) -> None:
-    with refused(TypeError, "model_diagram: checkpoint must be a Checkpoint, got str"):
+    with refused(TypeError, "model_diagram: checkpoint must be a Checkpoint or a transformers model, got str"):
         model_diagram("builtin")  # type: ignore[arg-type]
     with refused(ValueError, "n_positions"):
         model_diagram(model, 0)

@@ -64,7 +64,9 @@ def _registered() -> Iterator[None]:
         [(False, "all"), (True, "attention")],
     ),
 )
-def test_it_compresses_and_reloads(what: str, with_text: bool, folders: Any, text: Path, tmp_path: Path) -> None:
+def test_it_compresses_and_reloads(
+    what: str, with_text: bool, folders: Any, text: Path, tmp_path: Path, without_pictures: None
+) -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     pytest.importorskip("tnlib_adapters.transformers_plugin")

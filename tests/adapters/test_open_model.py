@@ -141,7 +141,7 @@ def test_other_objects_are_refused(llama: Any) -> None:
     for other in (None, "path", torch.nn.Linear(2, 2), np.eye(2)):
         with refused(TypeError, "open_model: model must be a model of transformers", type(other).__name__):
             open_model(other)
-    with refused(TypeError, "freeze: model must be a Checkpoint"):
+    with refused(TypeError, "freeze: checkpoint must be a Checkpoint or a transformers model"):
         freeze(torch.nn.Linear(2, 2), [1, 2])  # type: ignore[call-overload]
     with torch.device("meta"):
         empty = models.transformers.AutoModelForCausalLM.from_config(llama[0].config)

@@ -70,7 +70,9 @@ def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bi
     ],
     ids=["factored", "dense", "int4"],
 )
-def test_the_folder_does_not_depend_on_the_memory(tmp_path: Path, model: str, options: dict[str, Any]) -> None:
+def test_the_folder_does_not_depend_on_the_memory(
+    tmp_path: Path, model: str, options: dict[str, Any], without_pictures: None
+) -> None:
     reports = [
         asdict(compress(builtin_path(model), tmp_path / name, cache_bytes=n_bytes, **options))
         for name, n_bytes in (("in memory", 2**29), ("in files", 0))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
@@ -45,9 +46,8 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{name}._STEPS", 5)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_steps(monkeypatch, 5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -255,7 +255,7 @@ def test_too_little_to_keep(method: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_compressed_already(tmp_path: Path) -> None:
+def test_what_is_compressed_already(tmp_path: Path, without_pictures: None) -> None:
     small = tmp_path / "small"
     compress(random_folder(tmp_path / "in"), small, keep=0.5, method="matrix")
     for method in METHODS:

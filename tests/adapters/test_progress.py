@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tnlib_adapters
+from quick_compressions import few_steps
 from tnlib_adapters.compression.report.progress_bars import State, progress_bars
 from tnlib_adapters.compression.request import Stage
 
@@ -71,7 +72,7 @@ def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monke
 def test_statistics_count_blocks_and_tokens(
     folders: Any, text: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None
 ) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 1)
+    few_steps(monkeypatch, 1)
     calls: list[tuple[Stage, int, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         tnlib_adapters.compress(

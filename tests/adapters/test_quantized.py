@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from compressed_folders import digest, read_tensors
-from interruptions import WITHOUT_PICTURES
 from oracles import refused
+from quick_compressions import few_steps, leave_out_pictures
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -67,9 +67,8 @@ def compressed(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         return compress(builtin_path("llama") if name == "builtin" else folders[name], out, **options), out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tnlib_adapters.compression.calibration.quantize._STEPS", 4)
-        for part, stand_in in WITHOUT_PICTURES.items():
-            patch.setattr(f"tnlib_adapters.compression.compress.{part}", stand_in)
+        few_steps(patch, 4)
+        leave_out_pictures(patch)
         yield get
 
 
@@ -87,9 +86,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
-    for module in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 4)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
+    few_steps(monkeypatch, 4)
 
 
 def stored_bits(source: Path, out: Path, what: str) -> float:

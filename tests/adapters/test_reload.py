@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from compressed_folders import attention_tensors, read_config, read_tensors
-from interruptions import WITHOUT_PICTURES
 from oracles import assert_close, refused
+from quick_compressions import few_steps, leave_out_pictures
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -68,9 +68,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, stand_in in WITHOUT_PICTURES.items():
-            patch.setattr(f"tnlib_adapters.compression.compress.{name}", stand_in)
-        patch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 3)
+        leave_out_pictures(patch)
+        few_steps(patch, 3)
         yield get
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_tensors
 from compressed_folders import attention_tensors, dense_layers, read_config, read_tensors, relative, tail
+from quick_compressions import leave_out_page
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
@@ -170,9 +171,7 @@ def test_a_report_goes_through_json_unchanged(tmp_path: Path) -> None:
 
 
 def test_loss_of_the_built_in_model_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from interruptions import WITHOUT_PICTURES
-
-    monkeypatch.setattr("tnlib_adapters.compression.compress.write_page", WITHOUT_PICTURES["write_page"])
+    leave_out_page(monkeypatch)
     quality = {keep: compress(builtin_path(), tmp_path / f"{keep}", keep=keep).quality for keep in (1.0, 0.9, 0.4)}
     before, after = (f"loss on repeated segments (nats), {when}" for when in ("before", "after"))
     assert all(set(found) == {before, after} for found in quality.values())

@@ -19,10 +19,12 @@ transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402
 from padded_models import padded, planes_of, stated  # noqa: E402
+from quick_compressions import PAGE as WRITE_PAGE  # noqa: E402
 from running_models import save_with_tokenizer  # noqa: E402
 from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
+from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers_models import MODELS, inputs, outputs, random_model  # noqa: E402
 
@@ -35,7 +37,7 @@ NARROWER = ("llama", "llama_biases", "llama_linear", "llama_tied", "mistral", "g
 FEWER_NEURONS = ("bert_masked", "gpt_neox", "llama_yarn", "phi", "phi3", "qwen3", "starcoder2")
 
 
-pytestmark = pytest.mark.usefixtures("few_layout_steps")
+pytestmark = pytest.mark.usefixtures("few_layout_steps", "without_pictures")
 
 
 def loaded(folder: Path, **options: Any) -> Any:
@@ -383,13 +385,15 @@ def test_shards_and_half_precision_stay(saved: Saved, tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensors["lm_head.weight"].values, tensors["model.embed_tokens.weight"].values)
 
 
-def test_the_command_line(short_text: Path, tmp_path: Path) -> None:
+def test_the_command_line(short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WRITE_PAGE, write_page)  # with pictures
     out = tmp_path / "out"
     arguments = ["compress", "builtin-llama", str(out), "--layout", "mimo", "--size", "v_head_dim=4"]
     result = CliRunner().invoke(cli.main, arguments)
     assert result.exit_code == 0, result.output
     assert re.search(r"bytes of the KV cache per token +512 -> 320\n", result.output)
     assert "transformers.AutoModelForCausalLM" in result.output
+    assert "<svg" in (out / "tnlib_report.html").read_text(encoding="utf-8")
     result = CliRunner().invoke(cli.main, [*arguments[:-1], "v_head_dim:4", "--force"])
     assert result.exit_code == 2
     assert "is not NAME=N" in result.output

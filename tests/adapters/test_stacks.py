@@ -173,7 +173,7 @@ def test_the_table_is_printed() -> None:
         (lambda m: builtin_path(["llama"]), ValueError, ["builtin_path: name must be one of", "['llama']"]),
         (lambda m: stacks.embedding(m).split("dmodel", (8, 8)), ValueError, ["View.split: leg", "token, d_model"]),
         (lambda m: stacks.embedding(m).split("d_model", (8, 9)), ValueError, ["View.split: sizes", "64", "72"]),
-        (lambda m: stacks.heads(m, "W"), ValueError, ["heads: projection", "Q, K, V, O", "'W'"]),
+        (lambda m: stacks.heads(m, "W"), ValueError, ["heads: projection", "'Q', 'K', 'V' or 'O', got 'W'"]),
         (lambda m: stacks.cores(m.attention(0), "kq"), ValueError, ["cores: circuit", "'kq'"]),
         (lambda m: stacks.operators(m.attention(0), 1), ValueError, ["operators: circuit", "got 1"]),
         (lambda m: stacks.mlp(m, 0), ValueError, ["mlp: checkpoint", "tnlib_attention_only"]),

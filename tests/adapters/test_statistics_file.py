@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
+from quick_compressions import few_steps  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.compression.methods import device_components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
@@ -32,9 +33,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch):
-    for module in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
+def fit_in_few_steps(monkeypatch, without_pictures):
+    few_steps(monkeypatch, 2)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -32,9 +33,8 @@ DECODERS = ("t5", "t5_untied")  # behind an encoder: models of two texts
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("calibrate", "quantize"):
-        monkeypatch.setattr(f"tnlib_adapters.compression.calibration.{module}._STEPS", 2)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_steps(monkeypatch, 2)
 
 
 def check(model: Any, folder: Path, text: Path, out: Path, **budget: float) -> None:

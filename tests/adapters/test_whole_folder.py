@@ -401,7 +401,7 @@ PAUSED = """
 import sys, time
 from pathlib import Path
 from tnlib_adapters.cli import main
-from tnlib_adapters.compression import compress as module
+from tnlib_adapters.compression.report import report_files as module
 
 go = Path(sys.argv.pop())
 

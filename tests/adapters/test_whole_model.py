@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
@@ -38,8 +39,8 @@ NAMES = ("bert", "gpt2_lm", "llama", "phi3")
 
 
 @pytest.fixture(autouse=True)
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", 3)
+def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_steps(monkeypatch, 3)
 
 
 def counted(folder: Path, names: list[str]) -> int:
@@ -276,7 +277,7 @@ def test_the_fit_of_a_block_brings_it_nearer(
 ) -> None:
     found = []
     for steps in (0, 20):
-        monkeypatch.setattr("tnlib_adapters.compression.calibration.calibrate._STEPS", steps)
+        few_steps(monkeypatch, steps)
         tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", keep=0.4, what=what, calibrate=text)
         found.append(evaluate(folders[name], tmp_path / f"{steps}", text).error)
     assert found[1] < found[0]

@@ -12,7 +12,6 @@ from typing import Any
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
-from tnlib_adapters.compression.calibration.text import calibration_summary
 from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
@@ -25,12 +24,12 @@ from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.planner import make_plan
-from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
+from tnlib_adapters.compression.report.report_files import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress, Request, quiet
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, check_finite, open_source, request_placement
-from tnlib_adapters.compression.write import loading_code, write_checkpoint, write_note
+from tnlib_adapters.compression.write import loading_code, write_checkpoint
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
@@ -215,11 +214,8 @@ def compress(
             quality = measure_quality(checkpoint, written)
             on_text = measure_on_text(original, written, plan, what, held_out, progress) if held_out else None
             report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
-            if calibration is not None:
-                report = replace(report, calibration=calibration_summary(original.original, calibration, held_out))
-            write_note(partial, report)
-            report.write(partial / REPORT)
-            write_page(report, partial / PAGE)
+            report = replace(report, calibration=opened.calibration_summary(original))
+            write_report(report, partial)
             check_target("compress", target, checkpoint.folder.path, force=force)
     if request.spill_folder is not None:
         remove_spill_folder(request.spill_folder)

@@ -65,14 +65,6 @@ def quiet(stage: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-def methods_help() -> str:
-    """Return the help of --method, from the rows of the table."""
-    lines = "; ".join(f"{name}: {method.help}" for name, method in TABLE.items())
-    without = " or ".join(name for name in TABLE if name not in WITH_TEXT)
-    required = " and ".join(name for name in TABLE if name not in METHODS)
-    return f"{lines}. With --calibrate, all but {without} weight errors by the inputs; {required} require it."
-
-
 @dataclass(frozen=True)
 class Request:
     """Validated options of `compress`; invalid ones raise `ArgumentError`."""

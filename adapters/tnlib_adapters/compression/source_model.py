@@ -97,6 +97,19 @@ class CheckedSource:
     calibration: str | None
     held_out: str
 
+    def calibration_summary(self, source: SourceModel) -> dict[str, int]:
+        """Return how the text was read by the model: see `Report.calibration`; {} without a text."""
+        if self.calibration is None:
+            return {}
+        model = source.original
+        summary = {
+            "tokens": model.longest,
+            "lines": len(self.calibration.splitlines()),
+            "held_out": len(self.held_out.splitlines()),
+            "batches": len(model.batches(self.calibration)),
+        }
+        return summary if model.predicts else summary | {"truncated": model.count_truncated(self.calibration)}
+
 
 def open_source(
     request: Request, source: str | os.PathLike[str], target: Path | None = None, *, force: bool = False

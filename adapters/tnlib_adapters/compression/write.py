@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +20,7 @@ from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.model_card import NOTE, split_card
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
-
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.report.report import Report
 
 _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # as config.json names them
@@ -55,29 +50,6 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     name = "AutoModel" if wiring.unembedding is None else "AutoModelForCausalLM"
     modules = "transformers" if layout == "dense" else "tnlib_adapters.transformers_plugin, transformers"
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
-
-
-def write_note(out: Path, report: Report) -> None:
-    """Put three lines on how the folder loads on top of its README.md, below the YAML front matter of a model card."""
-    file = out / "README.md"
-    if file.is_dir():
-        return
-    # IN may be an earlier result, of dense layout, with a note
-    head, body = split_card(file.read_bytes() if file.exists() else b"")
-    original = " The model card below is that of the original." if body.strip() else ""
-    extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
-    requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
-    size = (
-        f"rounded its {report.subject} to {report.average_bits:.2f} bits per number"
-        if report.is_rounded
-        else f"kept {report.kept:.4f} of the numbers of its {report.subject}"
-    )
-    note = (
-        f"{NOTE}, which {size}: see `{PAGE}`.{original}\n"
-        f"> It loads {requirement}, from the path `folder`:\n"
-        f"> `{report.load}`\n"
-    )
-    file.write_bytes(head + note.encode() + (b"\n" + body.lstrip(b"\r\n") if body.strip() else b""))
 
 
 @dataclass(frozen=True)

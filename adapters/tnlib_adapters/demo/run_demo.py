@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.checkpoints.weight_stacks import embedding
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.data import builtin_path
@@ -34,8 +36,8 @@ class Demo:
         Where the picture, the compressed model and the inspection page are.
     original, rounded, low_rank
         Bytes and losses of the model itself, rounded, and compressed; the second of `low_rank` is written.
-    multiplications
-        Per token in the attention weights, before and after.
+    chance
+        Loss of a uniform guess: the logarithm of the number of tokens.
     findings
         What the inspection found.
     """
@@ -44,7 +46,7 @@ class Demo:
     original: SizeAndLoss
     rounded: tuple[SizeAndLoss, ...]
     low_rank: tuple[SizeAndLoss, ...]
-    multiplications: tuple[int, int]
+    chance: float
     findings: tuple[Finding, ...]
 
     @property
@@ -88,9 +90,9 @@ def run_demo(out: str | os.PathLike[str], *, force: bool = False, progress: Prog
         uncompressed, roundings = _roundings(checkpoint, progress)
         loss_against_size(uncompressed, roundings, compressed).savefig(partial / PICTURE, dpi=150)
         inspection = inspect(checkpoint.folder.path, partial / INSIDE, progress=progress)
-        multiplications = _multiplications(checkpoint, open_checkpoint(partial / SMALLER))
         check_target("demo", target, checkpoint.folder.path, force=force)
-    return Demo(target, uncompressed, roundings, compressed, multiplications, tuple(findings(inspection)))
+    chance = math.log(len(embedding(checkpoint).array))
+    return Demo(target, uncompressed, roundings, compressed, chance, tuple(findings(inspection)))
 
 
 def _compressions(checkpoint: Checkpoint, partial: Path, progress: Progress) -> tuple[SizeAndLoss, ...]:
@@ -115,11 +117,3 @@ def _roundings(checkpoint: Checkpoint, progress: Progress) -> tuple[SizeAndLoss,
         points.append(rounded(checkpoint, n_bits))
     progress("rounding", len(_ROUNDED_BITS), len(_ROUNDED_BITS))
     return original(checkpoint), tuple(points)
-
-
-def _multiplications(before: Checkpoint, after: Checkpoint) -> tuple[int, int]:
-    """Return the multiplications per token in the attention weights: as many as there are weights or factors."""
-    sizes = before.sizes
-    dense = 2 * sizes.n_layers * sizes.d_model * sizes.d_head * (sizes.n_heads + sizes.kv_heads)
-    ranks = sum(sum(own.ranks) for own in after.factored or ())
-    return dense, 2 * sizes.d_model * ranks

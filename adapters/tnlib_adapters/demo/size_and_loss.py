@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.compression.compress import compress
-from tnlib_adapters.compression.evaluation.evaluate import measure_quality
+from tnlib_adapters.compression.evaluation.evaluate import loss_on_repeats
 from tnlib_adapters.compression.sizes import attention_tensors
 from tnlib_adapters.factors.integers import GROUP, IntegerFormat, round_to_nearest
 from tnlib_adapters.files.tensor_file import TensorInfo
@@ -20,11 +20,12 @@ STORE = "int4"
 
 @dataclass(frozen=True)
 class SizeAndLoss:
-    """Bytes of the attention, stored bits per number of the original, and loss in nats per token."""
+    """Bytes, bits per original number and multiplications per token of the attention; loss in nats per token."""
 
     label: str
     n_bytes: int
     bits: float
+    multiplications: int
     loss: float
 
 
@@ -32,7 +33,7 @@ def original(checkpoint: Checkpoint) -> SizeAndLoss:
     """Return the size and loss of the model itself."""
     tensors = _attention(checkpoint)
     n_bytes = sum(info.end - info.begin for info in tensors)
-    return SizeAndLoss("original, float32", n_bytes, _bits(checkpoint, n_bytes), _loss(checkpoint, checkpoint))
+    return _measured("original, float32", n_bytes, checkpoint, checkpoint, loss_on_repeats(checkpoint))
 
 
 def rounded(checkpoint: Checkpoint, n_bits: int) -> SizeAndLoss:
@@ -45,18 +46,16 @@ def rounded(checkpoint: Checkpoint, n_bits: int) -> SizeAndLoss:
         form = IntegerFormat(n_bits, 1, 0 if n_bits == 8 else GROUP)
         changes[info.name] = partial(_values, checkpoint, info.name, form)
         n_bytes += form.n_bits(info.shape) // 8
-    loss = _loss(checkpoint, with_tensors(checkpoint, changes))
-    return SizeAndLoss(f"rounded to {n_bits} bits", n_bytes, _bits(checkpoint, n_bytes), loss)
+    after = with_tensors(checkpoint, changes)
+    return _measured(f"rounded to {n_bits} bits", n_bytes, checkpoint, after, loss_on_repeats(after))
 
 
 def low_rank(checkpoint: Checkpoint, keep: float, out: Path) -> SizeAndLoss:
     """Compress the model to a folder: the QK and OV operator of every head as factors in 4 bits."""
     report = compress(checkpoint.folder.path, out, keep=keep, store=STORE)
-    n_bytes = report.compressed(report.bytes_after)
+    label = f"low rank, {100 * keep:.0f} % of the numbers, in 4 bits"
     (loss,) = (value for name, value in report.quality.items() if name.endswith("after"))
-    return SizeAndLoss(
-        f"low rank, {100 * keep:.0f} % of the numbers, in 4 bits", n_bytes, _bits(checkpoint, n_bytes), loss
-    )
+    return _measured(label, report.compressed(report.bytes_after), checkpoint, open_checkpoint(out), loss)
 
 
 def _values(checkpoint: Checkpoint, name: str, form: IntegerFormat) -> Array:
@@ -67,10 +66,13 @@ def _attention(checkpoint: Checkpoint) -> list[TensorInfo]:
     return [info for layer in range(checkpoint.n_layers) for info in attention_tensors(checkpoint, layer)]
 
 
-def _bits(checkpoint: Checkpoint, n_bytes: int) -> float:
-    return 8 * n_bytes / sum(info.size for info in _attention(checkpoint))
+def _measured(label: str, n_bytes: int, before: Checkpoint, after: Checkpoint, loss: float) -> SizeAndLoss:
+    bits = 8 * n_bytes / sum(info.size for info in _attention(before))
+    return SizeAndLoss(label, n_bytes, bits, _multiplications(after), loss)
 
 
-def _loss(before: Checkpoint, after: Checkpoint) -> float:
-    (loss,) = (value for name, value in measure_quality(before, after).items() if name.endswith("after"))
-    return loss
+def _multiplications(checkpoint: Checkpoint) -> int:
+    """Return the multiplications per token: one for every number of a weight or factor, none for biases."""
+    if checkpoint.factored is None:
+        return sum(info.size for info in _attention(checkpoint) if len(info.shape) == 2)
+    return 2 * checkpoint.sizes.d_model * sum(sum(own.ranks) for own in checkpoint.factored)

@@ -16,7 +16,7 @@ _MODEL = (
 _NEXT = """\
 Next: pip install 'tnlib[torch]'
       tnlib compress IN OUT --calibrate TEXT
-rounds the weights of your model, with fewer bits where its output depends on them less.\
+rounds the weights of your model, with fewer bits for weights that change its output less.\
 """
 _WIDTH = 100
 _MOST_FINDINGS = 4
@@ -24,15 +24,15 @@ _MOST_FINDINGS = 4
 
 def story(demo: Demo) -> list[str]:
     """Return the paragraphs: the model, the compression, its cost beside rounding, the heads, what to open."""
-    n_before, n_after = demo.multiplications
     before, after = demo.original, demo.written
     return [
         _filled(_MODEL),
         _filled(
-            f"Compressed: the attention, {_kb(before)} -> {_kb(after)}, {before.n_bytes / after.n_bytes:.1f} times "
-            f"smaller. {100 * KEEP:.0f} % of its numbers are kept, as low-rank factors of the QK and OV operators, in "
-            f"4 bits. Multiplications per token in its weights: {n_before:,} -> {n_after:,}, "
-            f"{n_before / n_after:.1f} times fewer."
+            f"The compression: only the attention is compressed, {_kb(before)} -> {_kb(after)}, "
+            f"{before.n_bytes / after.n_bytes:.1f} times smaller. {100 * KEEP:.0f} % of its parameters are kept, as "
+            "low-rank factors of the QK and OV operators, rounded to 4 bits. Multiplications per token in its weights: "
+            f"{before.multiplications:,} -> {after.multiplications:,}, "
+            f"{before.multiplications / after.multiplications:.1f} times fewer."
         ),
         _table(demo),
         _filled(f"Conclusion: {verdict(after, demo.rounded)}"),
@@ -73,7 +73,8 @@ def _table(demo: Demo) -> str:
         f"  {point.label:<{width}}  {_kb(point):>8}  {point.bits:4.1f} bits per number  loss {point.loss:.3f}"
         for point in points
     ]
-    return "\n".join(["Cost: loss on held-out sequences, in nats per token; chance is 4.852.", *lines])
+    head = f"Cost: loss on held-out sequences, in nats per token; chance is {demo.chance:.3f}."
+    return "\n".join([head, *lines])
 
 
 def _files(demo: Demo) -> str:

@@ -10,7 +10,9 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.circuits import PatternScores, pattern_scores
-from tnlib_adapters.inspection.head_measurements import HeadKind, effective_rank
+from tnlib_adapters.circuits.arguments import READS, head_name
+from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
+from tnlib_adapters.inspection.head_measurements import effective_rank
 from tnlib_adapters.inspection.measure import Inspection
 
 CLEAR = 0.4  # smallest score, a share of attention, that gives a head its name
@@ -36,8 +38,12 @@ def findings(inspection: Inspection) -> list[Finding]:
 
     Examples
     --------
-    >>> import os, tempfile, tnlib_adapters
-    >>> inspection = tnlib_adapters.inspect(tnlib_adapters.builtin_path(), os.path.join(tempfile.mkdtemp(), "inside"))
+    >>> import tnlib_adapters
+    >>> from pathlib import Path
+    >>> from tnlib_adapters.compression.request import quiet
+    >>> from tnlib_adapters.inspection.measure import measure
+    >>> checkpoint = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> inspection = measure(checkpoint, tokens=None, page=Path("inspect.html"), progress=quiet)
     >>> findings(inspection)[0].text
     'Head 0.3 attends to the previous token: 0.87 of its attention on repeated random tokens, chance 0.04.'
     """
@@ -65,7 +71,7 @@ def _named_heads(inspection: Inspection) -> Iterator[Finding]:
     if not _clear_heads(scores, "induction"):
         (head, score), *_ = scores.largest("induction", 1) or [((0, 0), 0.0)]
         yield Finding(
-            f"No head is an induction head: the largest score is {score:.2f}, of head {_name(head)}.", "heads"
+            f"No head is an induction head: the largest score is {score:.2f}, of head {head_name(head)}.", "heads"
         )
 
 
@@ -78,8 +84,8 @@ def _circuit(inspection: Inspection) -> Iterator[Finding]:
     share = float(induction.lost[head])
     if share >= CLEAR:
         yield Finding(
-            f"Induction depends on head {_name(head)}: without it in the keys of later layers, {100 * share:.0f} % of "
-            "the difference between the loss and that of chance is lost.",
+            f"Induction depends on head {head_name(head)}: if the keys of later layers do not read it, "
+            f"{100 * share:.0f} % of the gap between the loss of chance and the loss on repeated tokens is lost.",
             "heads",
         )
 
@@ -101,7 +107,7 @@ def _first_token(inspection: Inspection) -> Iterator[Finding]:
         if short is None or not np.isfinite(on_text[head]) or on_text[head] >= CLEAR:
             continue
         text = (
-            f"On the text shown, head {_name(head)} gives {100 * sinks[head]:.0f} % of its attention to the first "
+            f"On the text shown, head {head_name(head)} gives {100 * sinks[head]:.0f} % of its attention to the first "
             f"token, although its induction score is {inductive[head]:.2f}."
         )
         if short.induction[head] < CLEAR:
@@ -135,16 +141,15 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
 def _composition(inspection: Inspection) -> Iterator[Finding]:
     """State the strongest pair of heads over all kinds of composition."""
     pairs = [
-        (score.multiple, name, writer, reader)
+        (score.multiple, READS[scores.kind] + name[1:], writer, reader)  # with "at distance 1"
         for name, scores in inspection.compositions.items()
         for writer, reader, score in scores.largest(1)
     ]
     if pairs:
-        multiple, name, writer, reader = max(pairs)
-        read = {"Q": "queries", "K": "keys", "V": "values"}[name[0]] + name[1:]  # with "at distance 1"
+        multiple, read, writer, reader = max(pairs)
         yield Finding(
-            f"Strongest composition: head {_name(reader)} reads the output of head {_name(writer)} by its {read}, "
-            f"{multiple:.2f} times chance.",
+            f"Strongest composition: head {head_name(reader)} reads the output of head {head_name(writer)} by its "
+            f"{read}, with a composition score of {multiple:.2f} times its chance value.",
             "composition",
         )
 
@@ -155,8 +160,9 @@ def _ranks(inspection: Inspection) -> Iterator[Finding]:
     low, high = (_at(ranks, int(k)) for k in (ranks.argmin(), ranks.argmax()))
     if ranks.size > 1:
         yield Finding(
-            f"The effective rank of the OV operators lies between {ranks[low]:.1f} (head {_name(low)}) and "
-            f"{ranks[high]:.1f} (head {_name(high)}), of at most {inspection.spectra.ov.shape[2]}.",
+            f"The effective rank of the OV operators lies between {ranks[low]:.1f} (head {head_name(low)}) and "
+            f"{ranks[high]:.1f} (head {head_name(high)}); the largest possible value is "
+            f"{inspection.spectra.ov.shape[2]}.",
             "spectra",
         )
 
@@ -180,17 +186,13 @@ def _at(values: Array, k: int) -> Head:
     return layer, head
 
 
-def _name(head: Head) -> str:
-    return "{}.{}".format(*head)
-
-
 def _heads(heads: Sequence[Head], *, capital: bool = True) -> str:
     """Return the names of heads as an enumeration.
 
     >>> _heads([(0, 1), (0, 2), (1, 3)])
     'Heads 0.1, 0.2 and 1.3'
     """
-    names = [_name(head) for head in heads[:_MOST_HEADS]]
+    names = [head_name(head) for head in heads[:_MOST_HEADS]]
     if len(heads) > _MOST_HEADS:
         names[-1] = f"{len(heads) - _MOST_HEADS + 1} more"
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

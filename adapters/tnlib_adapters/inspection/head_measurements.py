@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -34,12 +34,12 @@ from tnlib_adapters.circuits import (
     repeat_scores,
     subspace_overlaps,
 )
+from tnlib_adapters.circuits.arguments import Kind
+from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.reference.weights import Weights
 from tnlib_adapters.transforms.gauge_fixing import head_order
 
-HeadKind: TypeAlias = Literal["previous", "duplicate", "induction"]
-Reader: TypeAlias = Literal["Q", "K", "V"]
 _SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
 _MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
@@ -177,9 +177,14 @@ class Readings:
     short_scores: PatternScores | None
     copying: Array | None
     heads: tuple[HeadReading, ...]
-    overlaps: Mapping[Reader, Overlaps]
+    overlaps: Mapping[Kind, Overlaps]
     induction: Induction | None
     notes: tuple[str, ...]
+
+    @property
+    def has_scores(self) -> bool:
+        """True if there are pattern scores or copying scores."""
+        return self.scores is not None or self.copying is not None
 
 
 def read_heads(
@@ -213,7 +218,7 @@ def read_heads(
     chosen = [] if words is None else _choose_heads(checkpoint, len(layers), len(words), scores, compositions)
     heads = tuple(read_head(checkpoint, *head, distance=distance, vocabulary=words) for head in chosen)
     progress("reading tokens", 3, 3)
-    overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Reader) if len(layers) > 1}
+    overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Kind) if len(layers) > 1}
     return Readings(scores, short_scores, copying_scores, heads, overlaps, _induction(checkpoint), tuple(notes))
 
 

@@ -102,7 +102,7 @@ def inspect(
     if text is not None and not isinstance(text, str):
         raise ArgumentTypeError(f"inspect: text must be a string, got {type(text).__name__}; pass the text itself.")
     source_text = text if text_file is None else read_text("inspect", "text_file", text_file)
-    checkpoint = as_one_stream("inspect", open_checkpoint(source))
+    checkpoint = as_one_stream("inspect", open_checkpoint(source), "source")
     check_target("inspect", target, checkpoint.folder.path, force=force)
     tokens = own_tokens(checkpoint) if source_text is None else read_tokens(checkpoint, source_text)
     inspection = measure(checkpoint, tokens, target / PAGE, progress)
@@ -122,7 +122,7 @@ def page_of(inspection: Inspection, progress: Progress) -> str:
 
     name = Path(path_text(inspection.checkpoint.folder.path.resolve())).name
     body = [
-        f"<h1>{html.escape(name)}, inside</h1>",
+        f"<h1>Inside the model {html.escape(name)}</h1>",
         *_findings(inspection),
         _summary(inspection.checkpoint),
         *(f"<p>{html.escape(note)}</p>" for note in inspection.notes),

@@ -6,21 +6,20 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from tnlib import TnlibError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import Compositions, compositions, heat_map
-from tnlib_adapters.circuits.arguments import Kind, has_layer_norm
+from tnlib_adapters.circuits.arguments import Kind, has_layer_norm, head_name
 from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection.head_measurements import (
     GaugeReport,
-    HeadKind,
     Readings,
     Spectra,
     gauge_report,
@@ -88,10 +87,8 @@ class Inspection:
         """Return the heat maps and curves of the page as matplotlib figures, by name."""
         drawn = {f"composition {name}": heat_map(scores) for name, scores in self.compositions.items()}
         drawn |= {"effective ranks": rank_maps(self.spectra), "Schmidt values": schmidt_values(self.spectra)}
-        scores, copying = self.readings.scores, self.readings.copying
-        shares = {} if scores is None else {name: getattr(scores, name) for name in get_args(HeadKind)}
-        if shares or copying is not None:
-            drawn["head scores"] = head_score_maps(shares, copying)
+        if self.readings.has_scores:
+            drawn["head scores"] = head_score_maps(self.readings)
         if self.patterns is not None and self.tokens is not None:
             drawn["patterns"] = pattern_overview(self.patterns)
             panels = (pattern_panels(of_layer, self.tokens.names) for of_layer in self.patterns)
@@ -118,7 +115,7 @@ class Inspection:
         lines = [repr(self.checkpoint), *self.notes]
         for name, scores in self.compositions.items():
             for writer, reader, score in scores.largest(1):
-                heads = "{}.{} to {}.{}".format(*writer, *reader)
+                heads = f"{head_name(writer)} to {head_name(reader)}"
                 lines.append(f"  {name:<18} strongest {heads}, {score.multiple:.2f} times chance")
         return "\n".join([*lines, f"  page               {path_text(self.page)}"])
 

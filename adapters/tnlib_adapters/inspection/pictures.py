@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.compression.report.figures import OV, QK
-from tnlib_adapters.inspection.head_measurements import Spectra, effective_rank
+from tnlib_adapters.inspection.head_measurements import Readings, Spectra, effective_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +30,12 @@ def rank_maps(spectra: Spectra) -> Figure:
     return _maps(ranks, [("viridis", 0.0, float(top), "effective rank")] * len(ranks))
 
 
-def head_score_maps(shares: Mapping[str, Array], copying: Array | None) -> Figure:
-    """Draw attention shares, and copying scores if there are any, layers as rows and heads as columns."""
-    maps = dict(shares)
-    styles = [("Blues", 0.0, 1.0, "share of attention")] * len(shares)
-    if copying is not None:
-        maps["copying"] = copying
+def head_score_maps(readings: Readings) -> Figure:
+    """Draw attention shares and copying scores, as far as measured, layers as rows and heads as columns."""
+    maps = {} if readings.scores is None else {kind: getattr(readings.scores, kind) for kind in get_args(HeadKind)}
+    styles = [("Blues", 0.0, 1.0, "share of attention")] * len(maps)
+    if readings.copying is not None:
+        maps["copying"] = readings.copying
         styles.append(("RdBu_r", -1.0, 1.0, "score"))
     return _maps(maps, styles)
 

@@ -22,8 +22,8 @@ from tnlib_adapters.circuits import (
     model_diagram,
     term_diagram,
 )
+from tnlib_adapters.circuits.arguments import READS, Kind, head_name
 from tnlib_adapters.circuits.paths.attention_terms import NAMES
-from tnlib_adapters.inspection.head_measurements import HeadKind, Reader
 from tnlib_adapters.inspection.measure import Inspection
 from tnlib_adapters.inspection.pictures import (
     head_score_maps,
@@ -40,15 +40,15 @@ Draw: TypeAlias = "Callable[[Figure], str]"
 
 STRONGEST = 5  # pairs of heads in a table
 _MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
-_READERS: Mapping[Reader, str] = {"Q": "queries", "K": "keys", "V": "values"}
 _MOST_PANELS = 200  # largest number of heads with a panel of their own
 
 
 def block(inspection: Inspection, draw: Draw) -> list[str]:
     """Draw the model as one network, and every kind of block, at most 3."""
     parts = [
-        "<p>A bubble is contracted first, then its function is applied. Lines are indices; their width is the "
-        "logarithm of their size.</p>",
+        "<p>Shapes are tensors, lines are their indices, and a line between two shapes is summed over. The width of a "
+        "line is the logarithm of its size. The contents of a bubble are contracted first, then its function is "
+        "applied.</p>",
         "<h3>The whole model</h3><p>The residual stream runs down on the left. Pink nodes are functions of the array "
         "that runs into them; dots copy it.</p>",
         draw(tnlib.draw(model_diagram(inspection.checkpoint)).figure),
@@ -67,8 +67,8 @@ def block(inspection: Inspection, draw: Draw) -> list[str]:
 def frozen(inspection: Inspection, draw: Draw) -> list[str]:
     """Draw a layer with frozen patterns."""
     return [
-        "<p>With the patterns A of a text frozen, a layer is a linear operator: A acts on positions, "
-        "W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product per head.</p>",
+        "<p>If the attention patterns A of a text are held fixed (frozen), a layer is a linear operator: A acts on "
+        "positions, W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product per head.</p>",
         draw(tnlib.draw(frozen_diagram(inspection.checkpoint.attention(0))).figure),
     ]
 
@@ -76,22 +76,23 @@ def frozen(inspection: Inspection, draw: Draw) -> list[str]:
 def composition(inspection: Inspection, draw: Draw) -> list[str]:
     """Return the composition scores: heat maps of all pairs, and a table and diagrams of the strongest pairs."""
     if not inspection.compositions:
-        return ["<p>One layer: no pairs of heads to compose.</p>"]
+        return ["<p>The model has one layer, so there are no pairs of heads.</p>"]
     rows = [
-        [name, *map(_head, (writer, reader)), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
+        [name, *map(head_name, (writer, reader)), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
         for name, compositions in inspection.compositions.items()
         for writer, reader, s in compositions.largest(STRONGEST)
     ]
     return [
-        "<p>Composition score ||L R|| / (||L|| ||R||) of the output of a head with the queries (Q), keys (K) or "
-        "values (V) of a later head, as a multiple of its value for a random rotation between the two.</p>",
+        "<p>The composition score ||L R|| / (||L|| ||R||) measures how much of the output of a head is read by the "
+        "queries (Q), keys (K) or values (V) of a later head. The maps show multiples of its chance value, the score "
+        "for a random rotation between the two heads.</p>",
         '<div class="row">'
         + "".join(
             _titled(name, draw(heat_map(compositions))) for name, compositions in inspection.compositions.items()
         ),
         "</div>",
         "<h3>The strongest pairs</h3>",
-        table(["kind", "writes", "reads", "score", "chance", "multiple"], rows),
+        table(["kind", "writing head", "reading head", "score", "chance", "multiple"], rows),
         "<h3>As diagrams</h3>",
         *(f"<p>{heads}:</p>{draw(tnlib.draw(diagram).figure)}" for heads, diagram in _strongest(inspection)),
         *_terms(inspection, draw),
@@ -100,7 +101,7 @@ def composition(inspection: Inspection, draw: Draw) -> list[str]:
 
 def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
     """Yield caption and diagram of the strongest pair of every kind of composition."""
-    for kind in get_args(Reader):
+    for kind in get_args(Kind):
         pairs = [
             (score.multiple, name, writer, reader)
             for name, scores in inspection.compositions.items()
@@ -111,9 +112,9 @@ def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
             earlier, later = (
                 (inspection.checkpoint.attention(layer).numerator(), head) for layer, head in (writer, reader)
             )
-            heads = f"head {_head(reader)} reads head {_head(writer)}"
+            heads = f"head {head_name(reader)} reads head {head_name(writer)}"
             yield (
-                f"{_READERS[kind].capitalize()}{name[1:]}: {heads}, {multiple:.2f} times chance",
+                f"{READS[kind].capitalize()}{name[1:]}: {heads}, {multiple:.2f} times chance",
                 composition_diagram(kind, later, earlier),
             )
 
@@ -126,9 +127,8 @@ def _terms(inspection: Inspection, draw: Draw) -> list[str]:
     ((writer, reader, _),) = inspection.compositions["K"].largest(1)
     earlier, later = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
     picture = draw(tnlib.draw([term_diagram(name, later, earlier) for name in NAMES]).figure)
-    return [
-        f"<details><summary>All ten terms of heads {_head(writer)} and {_head(reader)}</summary>{picture}</details>"
-    ]
+    pair = f"{head_name(writer)} and {head_name(reader)}"
+    return [f"<details><summary>All ten terms of heads {pair}</summary>{picture}</details>"]
 
 
 def _named(layers: Sequence[int]) -> str:
@@ -146,10 +146,6 @@ def _titled(title: str, picture: str) -> str:
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{picture}</figure>"
 
 
-def _head(head: tuple[int, int]) -> str:
-    return "{}.{}".format(*head)
-
-
 def spectra(inspection: Inspection, draw: Draw) -> list[str]:
     """Return effective ranks and singular values (Schmidt values) of all heads."""
     return [
@@ -157,8 +153,8 @@ def spectra(inspection: Inspection, draw: Draw) -> list[str]:
         "values (Schmidt values) s are the weights. The effective rank, (sum s<sup>2</sup>)<sup>2</sup> / "
         f"sum s<sup>4</sup>, is at most {inspection.spectra.ov.shape[2]}. Biases are included.</p>",
         draw(rank_maps(inspection.spectra)),
-        "<p>Singular values of every head, each line divided by its largest. A line that falls early has a low "
-        "effective rank.</p>",
+        "<p>Every line shows the singular values of one head, divided by the largest of them. A line that falls early "
+        "has a low effective rank.</p>",
         draw(schmidt_values(inspection.spectra)),
     ]
 
@@ -166,29 +162,31 @@ def spectra(inspection: Inspection, draw: Draw) -> list[str]:
 def heads(inspection: Inspection, draw: Draw) -> list[str]:
     """Return head scores, subspace overlaps, and some heads in tokens."""
     readings = inspection.readings
-    maps = {} if readings.scores is None else {name: getattr(readings.scores, name) for name in get_args(HeadKind)}
     parts = []
-    if maps or readings.copying is not None:
+    if readings.has_scores:
         parts += [
-            "<p>On repeated random tokens: attention to the previous token, to earlier occurrences of the same token "
-            "(duplicate), and to the tokens that followed them (induction). The copying score is the sum of the "
-            "eigenvalues of the circuit from tokens to logits over the sum of their moduli: 1 if a head raises the "
-            "logits of the tokens it attends to.</p>",
-            draw(head_score_maps(maps, readings.copying)),
+            "<p>Three scores are the mean attention on repeated random tokens: to the previous token, to earlier "
+            "occurrences of the same token (duplicate), and to the tokens that followed them (induction). The copying "
+            "score is the sum of the eigenvalues of the circuit from tokens to logits, divided by the sum of their "
+            "moduli. It is 1 if a head raises the logits of the tokens that it attends to.</p>",
+            draw(head_score_maps(readings)),
         ]
     if readings.induction is not None:
         parts += [
-            "<p>The induction circuit: patterns, weights, and the fraction of the gap between loss and chance that is "
-            "lost when the keys of later layers do not read a head:</p>",
+            "<p>The table describes the induction circuit by scores from patterns and from weights. The last column is "
+            "the fraction of the gap between loss and chance that is lost if the keys of later layers do not read the "
+            "head.</p>",
             f"<pre>{html.escape(repr(readings.induction))}</pre>",
         ]
     if readings.overlaps:
         parts += [
             "<h3>Subspaces that heads write and read</h3>",
-            "<p>Overlap of the output subspace of a head with the query, key or value subspace of a later head: the "
-            "mean squared cosine of the principal angles, and its distance from that of random subspaces in standard "
-            "deviations.</p>",
-            table(["writes", "reads", "by", "overlap", "chance", "sigma"], _overlap_rows(readings.overlaps)),
+            "<p>The overlap of the output subspace of a head with the query, key or value subspace of a later head is "
+            "the mean squared cosine of their principal angles. Sigma is its distance from the overlap of random "
+            "subspaces (chance) in standard deviations.</p>",
+            table(
+                ["writing head", "reading head", "by", "overlap", "chance", "sigma"], _overlap_rows(readings.overlaps)
+            ),
         ]
     if readings.heads:
         parts.append("<h3>In tokens</h3>")
@@ -215,8 +213,9 @@ def gauge(inspection: Inspection, draw: Draw) -> list[str]:
     return [
         "<p>The model depends on products of weights only: W<sub>Q</sub> G with W<sub>K</sub> G<sup>-T</sup>, and "
         "W<sub>V</sub> H with H<sup>-1</sup> W<sub>O</sub>, compute the same, and some biases cancel in softmax or "
-        "merge with the output bias. <em>Free</em> counts these gauge degrees of freedom. Quotients of norms are 1 in "
-        "the balanced gauge of <code>fix_gauge</code>, which also sorts heads in the order shown.</p>",
+        "merge with the output bias. The column <em>free</em> counts these gauge degrees of freedom. The columns "
+        "<em>queries : keys</em> and <em>values : outputs</em> are quotients of norms, which are 1 in the balanced "
+        "gauge of <code>fix_gauge</code>. It also sorts the heads in the order of the last column.</p>",
         table(head, rows),
     ]
 
@@ -244,7 +243,7 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
         title = _layer_title(layer, len(of_layer))
         parts.append(f"<details{' open' * (layer == 0)}><summary>{title}</summary>{picture}</details>")
     if large < len(inspection.patterns):
-        parts.append(f"<p>Layers from {large} on are in the overview alone.</p>")
+        parts.append(f"<p>Layers from {large} on are shown in the overview only.</p>")
     return parts
 
 
@@ -265,7 +264,7 @@ def _layer_title(layer: int, n_heads: int) -> str:
     )
 
 
-def _overlap_rows(overlaps_by_side: Mapping[Reader, Overlaps]) -> list[list[str]]:
+def _overlap_rows(overlaps_by_side: Mapping[Kind, Overlaps]) -> list[list[str]]:
     """Return the pairs of a head and a head of a later layer with overlaps furthest above chance."""
     rows = []
     for side, overlaps in overlaps_by_side.items():
@@ -275,7 +274,7 @@ def _overlap_rows(overlaps_by_side: Mapping[Reader, Overlaps]) -> list[list[str]
         for at in (np.unravel_index(k, overlaps.overlaps.shape) for k in order):
             if at[0] < at[2]:
                 numbers = f"{overlaps.overlaps[at]:.3f}", f"{overlaps.chance[at]:.3f}", f"{overlaps.sigmas[at]:+.1f}"
-                rows.append([f"{at[0]}.{at[1]}", f"{at[2]}.{at[3]}", _READERS[side], *numbers])
+                rows.append([head_name(at[:2]), head_name(at[2:]), READS[side], *numbers])
     return rows
 
 

@@ -146,8 +146,8 @@ class FitStreams:
 
 
 def n_held_out(n_batches: int) -> int:
-    """Return how many of the batches of a text the factors of a layer are chosen on."""
-    return min(6, max(1, n_batches // 8))
+    """Return how many of the batches of a text the factors of a layer are chosen on: a seventh, and at most 6."""
+    return min(6, max(1, n_batches // 7))
 
 
 def _distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:

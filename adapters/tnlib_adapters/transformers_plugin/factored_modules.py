@@ -19,12 +19,12 @@ from tnlib_adapters.transformers_plugin.factored_linear import (
     FactoredLinear,
     Factors,
     LowRankLinear,
-    TTLinear,
     as_dense,
     no_numbers,
 )
 from tnlib_adapters.transformers_plugin.head_linear import IntoHeads, OutOfHeads
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear
+from tnlib_adapters.transformers_plugin.tt_linear import TTLinear
 from tnlib_adapters.transformers_plugin.tucker_cp_linear import CPLinear, TuckerLinear
 
 STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.layer_fit import Descend
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
-_STEPS = 400  # optimizer steps per layer
 # Losses of unembeddings count twice: the fit of a layer halves its loss (built-in Llama: 0.38 to 0.19 and 0.053 to
 # 0.026 nats a token), and unembeddings are not fitted
 _NOT_FITTED = 2
@@ -152,7 +151,7 @@ def fit_factors(
     streams
         As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
-        Optimizer steps per layer; None for 400, see `fit_steps`.
+        Optimizer steps per layer; None for `steps_of_model`.
     descend_by
         As in `fit_layers`.
     progress
@@ -160,7 +159,7 @@ def fit_factors(
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
+    steps = steps_of_model(model, streams) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
 

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
 
-def fit_steps(most: int, n_batches: int, *, fit_in_memory: bool) -> int:
+STEPS, ROUNDED_STEPS = 400, 200  # optimizer steps of a layer, of factors and of rounded weights
+
+
+def fit_steps(n_batches: int, *, in_bits: bool, fit_in_memory: bool) -> int:
     """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
+    most = ROUNDED_STEPS if in_bits else STEPS
     return most if fit_in_memory else min(most, n_batches)
 
 
-def steps_of_model(model: RunningModel, streams: Streams, most: int) -> int:
+def steps_of_model(model: RunningModel, streams: Streams, *, in_bits: bool = False) -> int:
     """Return `fit_steps` of a running model."""
-    return fit_steps(most, len(streams.batches), fit_in_memory=model.fits_in_memory)
+    return fit_steps(len(streams.batches), in_bits=in_bits, fit_in_memory=model.fits_in_memory)
 
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:

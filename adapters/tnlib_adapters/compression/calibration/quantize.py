@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock
     from tnlib_adapters.instrument.running_model import RunningModel
 
-_STEPS = 200  # optimizer steps per layer
 _NEGLIGIBLE = 1e-8  # squared singular values below this share of the largest have losses of rounding errors
 
 
@@ -99,11 +98,11 @@ def fit_rounded(
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the rounded weights of every layer and matrix after the block-wise reconstruction.
 
-    Parameters are those of `fit_factors`; `n_steps` None is 200.
+    Parameters are those of `fit_factors`.
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    steps = steps_of_model(model, streams, _STEPS) if n_steps is None else n_steps
+    steps = steps_of_model(model, streams, in_bits=True) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:

@@ -12,7 +12,7 @@ from tnlib import ArgumentError, MissingFileError
 from tnlib._validate import as_path
 
 if TYPE_CHECKING:
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.running_model import Batch
 
 _HELD_OUT = 10  # one line in 10 is held out
 
@@ -66,14 +66,3 @@ def check_tokens(function: str, batches: Sequence[Batch], least: int, of: str = 
             f"{function}: the text of calibrate must have at least {least:,} tokens for weights with {least:,} {of}, "
             f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )
-
-
-def calibration_summary(model: RunningModel, text: str, held_out: str) -> dict[str, int]:
-    """Return how a calibration text was read: see `Report.calibration`."""
-    summary = {
-        "tokens": model.longest,
-        "lines": len(text.splitlines()),
-        "held_out": len(held_out.splitlines()),
-        "batches": len(model.batches(text)),
-    }
-    return summary if model.predicts else summary | {"truncated": model.count_truncated(text)}

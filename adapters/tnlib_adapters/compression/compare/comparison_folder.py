@@ -97,9 +97,9 @@ def draw_by_layer(comparison: Comparison) -> Figure:
             (line,) = ax.plot(fractions, mean, "o-", ms=5, label=method, color=TABLE[method].color)
             points = [row.n_after / row.n_before for row in mine], [getattr(row, name) for row in mine]
             ax.plot(*points, ".", ms=4, alpha=0.35, color=line.get_color())
-        ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the numbers kept", ylim=(0, 1.05))
+        ax.set(title=f"{name[:2].upper()} operators", xlabel="fraction of the parameters kept", ylim=(0, 1.05))
         ax.grid(alpha=0.3)
-    axes[0].set_ylabel("relative error: mean, and each layer")
+    axes[0].set_ylabel("relative error (large: mean, small: each layer)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
 from tnlib_adapters.compression.cost.decomposition_timing import time_decompositions, time_gptq, time_layer
@@ -178,7 +179,8 @@ def estimate_cost(
     tokens = tokens_within(tokens, limits)
     fit_in_memory = 4 * shapes.n_parameters <= limits.weights
     times = _times(opened.checkpoint, shapes, request, text, progress, fit_in_memory=fit_in_memory)
-    steps = n_steps(request, math.ceil(tokens.fit / max(1, tokens.batch)), fit_in_memory=fit_in_memory)
+    n_batches = math.ceil(tokens.fit / max(1, tokens.batch))
+    steps = fit_steps(n_batches, in_bits=request.in_bits, fit_in_memory=fit_in_memory) if request.fits_model else 0
     seconds = seconds_by_stage(shapes, request, tokens, times, steps, fit_in_memory=fit_in_memory)
     if request.statistics is not None and request.statistics.exists():
         seconds = {name: value for name, value in seconds.items() if name != "statistics"}
@@ -224,17 +226,6 @@ def limits_of(opened: CheckedSource, request: Request) -> Limits:
     text = None if opened.calibration is None else _Text.of(opened, request)
     tokens = Tokens() if text is None else text.tokens
     return choose_limits(shapes_of(opened.checkpoint, request), request, tokens, resident_memory())
-
-
-def n_steps(request: Request, n_batches: int, *, fit_in_memory: bool) -> int:
-    """Return the steps of the fit of a block on batches of a text; 0 without a fit."""
-    from tnlib_adapters.compression.calibration import calibrate, quantize
-    from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
-
-    if not request.fits_model:
-        return 0
-    most = quantize._STEPS if request.in_bits else calibrate._STEPS
-    return fit_steps(most, n_batches, fit_in_memory=fit_in_memory)
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
     return losses
 
 
-def _loss_on_repeats(checkpoint: Checkpoint) -> float:
+def loss_on_repeats(checkpoint: Checkpoint) -> float:
     """Return the loss in nats on the predictable part of held-out sequences."""
     tokens, repeated = repeated_segments(_SEQUENCES, rng=np.random.default_rng(2_000_000))
     return loss(checkpoint, tokens, repeated)
@@ -258,7 +258,7 @@ def _loss_on_repeats(checkpoint: Checkpoint) -> float:
 
 # model type -> (label, measure)
 _MEASURES: Mapping[str, tuple[str, Callable[[Checkpoint], float]]] = {
-    "tnlib_attention_only": ("loss on repeated segments (nats)", _loss_on_repeats),
+    "tnlib_attention_only": ("loss on repeated segments (nats)", loss_on_repeats),
 }
 
 

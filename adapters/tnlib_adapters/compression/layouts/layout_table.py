@@ -13,7 +13,10 @@ from typing import Any
 
 from tnlib import ArgumentError
 
-LAYOUTS = ("factored", "dense")  # of the original sizes
+LAYOUTS = {  # of the original sizes, with lines for the help of --layout
+    "factored": "the factors; transformers loads them after `import tnlib_adapters.transformers_plugin`",
+    "dense": "the product of the factors under the original names, at the original size; loads without tnlib",
+}
 
 _HERE = __name__.rpartition(".")[0]
 
@@ -50,8 +53,8 @@ class Layout:
 
     @property
     def help(self) -> str:
-        """Line for the help of --layout."""
-        return f"{self.name}: {self.writes}, of {self.takes}"
+        """Lines for the help of --layout."""
+        return f"{self.writes}, for {self.takes}; loads without tnlib; sizes: {', '.join(self.sizes)}"
 
     def resolve(self) -> Any:
         """Return the class."""
@@ -64,7 +67,7 @@ SMALLER_MODELS: Mapping[str, Layout] = {
         Layout(
             name="mimo",
             writes="a MiMoV2FlashForCausalLM with narrower values",
-            takes="Llama, Mistral, Qwen2 and their like without QK norm",
+            takes="Llama, Mistral, Qwen2 and similar models without QK norm",
             sizes=("v_head_dim",),
             make=f"{_HERE}.mimo:MimoModel",
         ),
@@ -79,7 +82,7 @@ SMALLER_MODELS: Mapping[str, Layout] = {
         Layout(
             name="mla",
             writes="a DeepseekV3ForCausalLM with one latent vector for keys and values",
-            takes="Llama, Mistral and their like without biases and QK norm",
+            takes="Llama, Mistral and similar models without biases and QK norm",
             sizes=("kv_lora_rank", "qk_rope_head_dim"),
             make=f"{_HERE}.mla:MlaModel",
             text_required=True,
@@ -101,8 +104,3 @@ def check_layout(layout: str) -> None:
         known = ", ".join((*LAYOUTS, *SMALLER_MODELS))
         instead = f"run {OTHER_COMMANDS[layout]}" if layout in OTHER_COMMANDS else "choose one of them"
         raise ArgumentError(f"compress: layout must be one of {known}, got {layout!r}; {instead}.")
-
-
-def sizes_help() -> str:
-    """Return the sizes of all layouts, for the help of --size."""
-    return "; ".join(f"{row.name}: {', '.join(row.sizes)}" for row in SMALLER_MODELS.values())

@@ -17,14 +17,14 @@ from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF
 from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
 from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.calibration.statistics_files import Spill
-from tnlib_adapters.compression.calibration.text import calibration_summary, check_tokens, sample_batches
+from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.layouts.layout_report import report_layout
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
 from tnlib_adapters.compression.layouts.smaller_model import SmallerLayers, SmallerModel
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
-from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import Report
+from tnlib_adapters.compression.report.report_files import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress
 from tnlib_adapters.compression.source_model import (
     CheckedSource,
@@ -33,13 +33,11 @@ from tnlib_adapters.compression.source_model import (
     open_source,
     request_placement,
 )
-from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_note
+from tnlib_adapters.compression.write import encode_in_range, lazy_entry
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, widest_float
-
-_STEPS = 400  # optimizer steps per layer
 
 
 def write_smaller(
@@ -82,12 +80,8 @@ def write_smaller(
                 reference = Reference(original.original, opened.held_out)
                 evaluation = reference.compare(original.open(written), progress)
             report = report_layout(checkpoint, written, smaller, request, evaluation, started)
-            if opened.calibration is not None:
-                summary = calibration_summary(original.original, opened.calibration, opened.held_out)
-                report = replace(report, calibration=summary)
-            write_note(partial, report)
-            report.write(partial / REPORT)
-            write_page(report, partial / PAGE)
+            report = replace(report, calibration=opened.calibration_summary(original))
+            write_report(report, partial)
             check_target("compress", target, checkpoint.folder.path, force=force)
     return report
 
@@ -110,7 +104,7 @@ def _fitted(
     streams, sample = streams_of_fit(model, batches, spill), sample_batches(batches, TOKENS_OF_STATISTICS)
     places = layers.places(model)
     collect(model, places, sample, progress, components=layers.gated, streams=streams, save=layers.choose)
-    yield from layers.fit(model, streams, steps_of_model(model, streams, _STEPS), progress)
+    yield from layers.fit(model, streams, steps_of_model(model, streams), progress)
 
 
 def _entries(

@@ -108,7 +108,8 @@ def register(method: Method) -> Method:
 for _row in (
     Method(
         name="calibrated",
-        help="components of each weight ranked by their effect on the output, then fitted block by block",
+        help="low-rank factors of each weight; components are ranked by their effect on the output, then fitted block "
+        "by block; requires --calibrate",
         color="#00602b",
         unit="model",
         factorise=f"{_HERE}.calibration.calibrate:factorise_calibrated",
@@ -119,7 +120,8 @@ for _row in (
     ),
     Method(
         name="quantized",
-        help="each weight rounded to integers of 2 to 8 bits, errors compensated, bits allocated by effect on output",
+        help="integers of 2 to 8 bits for each weight; bits are allocated by their effect on the output, and rounding "
+        "errors compensate each other; requires --calibrate",
         color="#d55e00",
         unit="model",
         factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
@@ -130,7 +132,7 @@ for _row in (
     ),
     Method(
         name="heads",
-        help="the QK and OV operator of each head",
+        help="low-rank factors of the QK and OV operator of each head",
         color="#8064a2",
         unit="layer",
         factorise=f"{_HERE}.methods.head_products:Heads",
@@ -140,7 +142,7 @@ for _row in (
     ),
     Method(
         name="matrix",
-        help="each weight matrix",
+        help="low-rank factors of each weight matrix",
         color="#0072b2",
         unit="matrix",
         factorise=f"{_HERE}.methods.matrices:TruncatedSVD",
@@ -162,7 +164,7 @@ for _row in (
     ),
     Method(
         name="tucker",
-        help="each layer as one array (projection, head, d_model, d_head), by a truncated higher-order SVD",
+        help="each attention layer as one array (projection, head, d_model, d_head), by a truncated higher-order SVD",
         color="#c0504d",
         unit="layer",
         factorise=f"{_HERE}.methods.tensor_stacks:TuckerStack",

@@ -87,7 +87,7 @@ def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
     names = ["QK operators", "OV operators"]
     if with_cut:
         lines.append(Line2D([], [], color="black", marker="o", ls="none", ms=3.5))
-        names.append("last one kept")
+        names.append("last value kept")
     return lines, names
 
 

@@ -53,10 +53,11 @@ def write_page(report: Report, file: Path) -> None:
     body = [
         f"<h1>{html.escape(name)}, {html.escape(headline(report) or _size(report))}</h1>",
         *_trade(report),
-        f"<p>Method {report.method}. A {report.model_type} checkpoint from {html.escape(report.source)}; layout "
-        f"{report.layout}"
-        f"{'' if report.store == 'float' else f', factors in {report.store}'}.</p>",
-        f"<p>Load it, <code>folder</code> being its path: <code>{html.escape(report.load)}</code></p>",
+        f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method} "
+        f"and written in layout {report.layout}"
+        f"{'' if report.store == 'float' else f', with factors in {report.store}'}. Its numbers are the entries of "
+        "weights, biases and factors.</p>",
+        f"<p>To load it, put its path in the place of <code>folder</code>: <code>{html.escape(report.load)}</code></p>",
         table(["", "before", "after"], summarise(report)),
         "<h2>Numbers and bytes before and after</h2>",
         svg(size_bars(report), "numbers"),
@@ -81,7 +82,7 @@ def write_page(report: Report, file: Path) -> None:
         ),
         *_matrices(report),
         "<h2>Spectra</h2>",
-        "<p>Singular values of the original operators, each divided by its largest. "
+        "<p>Every line shows the singular values of one original operator, divided by the largest of them. "
         "A head whose line falls early has a low effective rank.</p>",
         svg(spectra(report), "spectra"),
     ]
@@ -128,10 +129,11 @@ def _rounded(report: Report) -> list[str]:
     ]
     return [
         "<h2>Bits of every weight</h2>",
-        "<p>Codes and scales, of a whole weight or, with a rank, of two factors; a rank after a plus sign is that of "
-        "factors added to a whole weight of these bits. A group is the number of entries that share a scale; without "
-        "one, it is a column of the weight (in, out), a component of the factors, or a row of a table of "
-        f"embeddings.{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
+        "<p>A weight without a rank is stored as one matrix of integers with scales. A weight with a rank is stored as "
+        "two such factors of this rank or, with a plus sign, as a matrix to which the product of two factors is added. "
+        "The group is the number of entries that share a scale. If the cell is empty, every column of the weight "
+        "(in, out), every component of the factors, or every row of an embedding table has a scale."
+        f"{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
         table(["weight", "bits", "rank", "group", report.rounded_bytes_label], rows),
     ]
 
@@ -150,14 +152,15 @@ def _curve(report: Report) -> list[str]:
     if not report.curve.get("predicted"):
         return []
     measure = (
-        "The root mean square of the relative errors of the truncated operators and weights"
+        "the root mean square of the relative errors of the truncated operators and weights"
         if report.measure == RELATIVE
-        else f"{report.measure[0].upper()}{report.measure[1:]}, before any fit"
+        else f"{report.measure} before any fit"
     )
     return [
         "<h2>Error against size</h2>",
-        f"<p>{html.escape(measure)}, predicted by the method for every budget from one factorisation; the error "
-        "measured on the written checkpoint; and rounding of the same weights, each at its bytes.</p>",
+        f"<p>The line is {html.escape(measure)}, as the method predicts it for every size from one factorisation. The "
+        "other marks are the error measured on the written checkpoint, and rounding of the same weights, each at its "
+        "bytes.</p>",
         svg(error_curve(report), "curve"),
     ]
 
@@ -166,4 +169,6 @@ def _calibration_note(report: Report) -> str:
     """Return a note on operator errors for a calibrated compression, else an empty string."""
     if report.measure == RELATIVE:
         return ""
-    return " With calibration they are large: they count errors in directions that the text does not use."
+    return (
+        " With calibration data these errors are large, because they include directions that do not occur in the text."
+    )
