@@ -2,24 +2,38 @@
 
 import contextlib
 import doctest
+import os
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "tnlib"
 author = "The tnlib developers"
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "figures", "mathml"]
 html_theme = "furo"
-exclude_patterns = ["pictures", "templates"]
+html_static_path = ["static"]
+html_css_files = ["tnlib.css"]
+html_math_renderer = "mathml"
+exclude_patterns = ["extensions", "pictures", "static", "templates"]
 templates_path = ["templates"]  # of the pages in docs/reference, one for every public name
 autodoc_typehints = "none"  # the docstrings give shapes, which types do not
 napoleon_google_docstring = False
+napoleon_attr_annotations = False
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+# tqdm warns in a notebook without ipywidgets, which the pages do not need
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3  # the gallery is linked by its notions
 
 
@@ -33,6 +47,24 @@ def run_gallery(app: Sphinx) -> None:
             logging.getLogger(__name__).warning("%s: %d of %d examples fail", page.name, *result)
 
 
+def prepare_code(app: Sphinx, doctree: nodes.document) -> None:
+    """Remove the empty line at the end of every example, which doctest needs, and mark short names for the style."""
+    for block in doctree.findall(nodes.literal_block):
+        block[0] = nodes.Text(block.astext().rstrip())
+    for name in doctree.findall(nodes.literal):
+        if len(name.astext()) <= 24:
+            name["classes"].append("short")
+
+
+def break_titles(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Let the titles of the reference, dotted names, break after dots and underscores on narrow screens."""
+    if page.startswith("reference/"):
+        title = re.compile("(?<=<h1>)[^<]+")
+        context["body"] = title.sub(lambda name: re.sub(r"(?<=[._])(?=\w)", "<wbr>", name[0]), context["body"], count=1)
+
+
 def setup(app: Sphinx) -> None:
-    """Run the gallery before its pages are read."""
+    """Run the gallery before the pages are read, prepare the code on them, and break titles."""
     app.connect("builder-inited", run_gallery)
+    app.connect("doctree-read", prepare_code)
+    app.connect("html-page-context", break_titles)

@@ -276,6 +276,15 @@ def is_one_of(value: Any, names: Collection[str]) -> bool:
     return isinstance(value, str) and value in names
 
 
+def check_choice(function: str, parameter: str, value: Any, names: Sequence[str]) -> None:
+    """Raise `ArgumentError` unless `value` is one of these names, at least two."""
+    if not is_one_of(value, names):
+        *most, last = map(repr, names)
+        raise ArgumentError(
+            f"{function}: {parameter} must be {', '.join(most)} or {last}, got {value!r:.80}; choose one."
+        )
+
+
 def plural(count: int, noun: str) -> str:
     """Return "one leg", "3 legs"."""
     return f"one {noun}" if count == 1 else f"{count} {noun}s"

@@ -118,7 +118,7 @@ class Leg:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The points of the line besides nodes: those of `via`, and `end`."""
+        """The points of the line besides nodes, those of `via` and `end`."""
         return self.via if self.end is None else (*self.via, self.end)
 
 
@@ -216,7 +216,7 @@ class Diagram:
 
     @property
     def bounds(self) -> tuple[float, float, float, float]:
-        """Smallest and largest x and y of all points: (x0, x1, y0, y1)."""
+        """Smallest and largest x and y of all points, (x0, x1, y0, y1)."""
         points = [node.position for node in self.nodes]
         points += [point for leg in self.legs for point in leg.points]
         xs, ys = zip(*points, strict=True) if points else ((0.0,), (0.0,))

@@ -254,7 +254,7 @@ class TensorTrain(Train):
 
     @property
     def T(self) -> TensorTrain:
-        """The transpose: legs, and so cores, in reverse order."""
+        """The transpose, its legs and so its cores in reverse order."""
         reverse = tuple(core.transpose(2, 1, 0) for core in reversed(self.cores))  # r n l
         center = None if self.center is None else len(reverse) - 1 - self.center
         return TensorTrain.from_sweep(reverse, center, self.exponent)

@@ -7,8 +7,8 @@ The centre moves to the nearer leg of the gate. There the two cores are contract
     [gate ]
      |    |
 
-and the singular values of theta are those of the whole, so that their truncation is optimal for any gate, unitary or
-not, and its error is the true one.
+and the singular values of theta are the Schmidt values of the whole train at this bond. Their truncation is therefore
+optimal for any gate, unitary or not, and its error is the true one.
 """
 
 from __future__ import annotations
@@ -45,27 +45,34 @@ def apply_gate(
     rtol: float | None = None,
     max_rank: int | None = None,
 ) -> Fit[TensorTrain]:
-    """Return the train with `gate` on one or two legs: norm(gate tt - fit.value) <= rtol * norm(gate tt).
+    """Apply `gate` to one or two legs of a train such that norm(gate tt - fit.value) <= rtol * norm(gate tt).
 
     Parameters
     ----------
     tt
-        A TensorTrain. If its centre is one of the legs, this costs one SVD of a matrix (r n, n' r').
+        A TensorTrain, real or complex, 32 or 64 bits a component. If its centre is one of the legs, the cost is one SVD
+        of a matrix (l m, m' r), with l and r the ranks on the left and on the right of both legs.
     gate
-        On one leg of size n a matrix (m, n), applied as in `gate @ x`. On two legs a matrix (n n', n n'), the first of
-        `legs` the slower index, or an array (m, m', n, n'). It need not be unitary.
+        For one leg of size n, a matrix (m, n), applied as `gate @ x`. For two legs of sizes n and n', a matrix
+        (n n', n n') whose slower index belongs to the first of `legs`, or an array (m, m', n, n'). It need not be
+        unitary.
     legs
-        One leg, or two neighbouring ones in either order. For distant legs, make the gate a TTMatrix with
+        One leg, or two neighbouring legs in either order. For distant legs, convert the gate to a TTMatrix with
         `tnlib.ttm_svd` and use `tnlib.apply`.
     rtol, max_rank
-        Relative Frobenius error, and cap on the bond between the two legs; the smaller rank wins. Neither: the
-        numerical rank. A gate on one leg changes no bond.
+        Relative Frobenius error of the whole tensor, and maximal rank of the bond between the two legs; the smaller
+        rank is used. If both are None, the numerical rank. A gate on one leg changes no rank.
 
     Returns
     -------
-    Fit
-        The train in the common dtype of `tt` and `gate`, not normalized, with its centre at the gate, for two legs at
-        the right one.
+    Fit[TensorTrain]
+        In the common dtype of `tt` and `gate`, not normalized. The centre is the leg of the gate, for two legs the
+        right one; the bond between them is in the basis of left singular vectors, with fixed signs.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the legs are not neighbours, the shape of `gate` does not fit them, or an argument is invalid.
 
     References
     ----------

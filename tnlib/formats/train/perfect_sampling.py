@@ -26,21 +26,28 @@ _BATCH = 1 << 20  # numbers in the candidates of one batch of samples
 
 @single_threaded_blas
 def sample(tt: TensorTrain, n_samples: int, *, rng: np.random.Generator | int | None = None) -> Array:
-    """Return `n_samples` independent index tuples (n_samples, d), drawn with probabilities abs(entry)^2 / norm(tt)^2.
+    """Return independent samples (n_samples, d) of the indices of `tt`, with probabilities abs(entry)^2 / norm(tt)^2.
 
     Parameters
     ----------
     tt
-        A non-zero TensorTrain of any norm and gauge: the amplitudes of a state, or square roots of probabilities.
+        A non-zero TensorTrain of shape (n[0], ..., n[d-1]), of any norm and gauge. Its entries are the amplitudes of a
+        state, or square roots of probabilities.
     n_samples
-        Number of tuples. With the same `rng`, the first tuples do not depend on this number.
+        Number of samples. With the same `rng`, the first samples do not depend on this number.
     rng
         A numpy random generator, or a seed; None stands for a fixed seed.
 
     Returns
     -------
     Array
-        Integers (n_samples, d), each between 0 and n[k] - 1. `tnlib.entries(tt, samples)` are their amplitudes.
+        One sample per row, (n_samples, d), int64, column k between 0 and n[k] - 1. Their amplitudes are
+        `tnlib.entries(tt, samples)`.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If all entries of `tt` are zero, or an argument is invalid.
 
     References
     ----------

@@ -12,10 +12,23 @@ from tnlib.formats.train.format import TensorTrain
 
 
 def product_state(vectors: Sequence[npt.ArrayLike] | Array) -> TensorTrain:
-    """Return the outer product of `vectors`, vector k of shape (n[k],), as a train of ranks 1.
+    """Return the outer product of vectors as a TensorTrain of ranks 1.
 
-    The rows of a matrix (d, n) are vectors too: `np.eye(2)[[0, 1, 0, 1]]` gives a basis state of four qubits. Vectors
-    are not normalized.
+    Parameters
+    ----------
+    vectors
+        Vectors (n[0],), ..., (n[d-1],), real or complex, or the rows of a matrix (d, n): `np.eye(2)[[0, 1, 0, 1]]` for
+        a basis state of four qubits. They are not normalized.
+
+    Returns
+    -------
+    TensorTrain
+        Of shape (n[0], ..., n[d-1]), in the common dtype of the vectors. Core k is vector k, without a centre.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If there is no vector, or one is empty, not finite, or not 1-dimensional.
 
     Examples
     --------
