@@ -21,7 +21,7 @@ import numpy as np
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.methods.components import Moments
+    from tnlib_adapters.compression.methods.components import Inputs
     from tnlib_adapters.factors.projections import Sizes
 
 KINDS = ("heads, plain", "heads, whitened", "calibrated")
@@ -52,11 +52,11 @@ def minilm() -> Callable[[], list[tuple]]:
     return lambda: [(checkpoint.projections(k), checkpoint.sizes, seen) for k in range(checkpoint.n_layers)]
 
 
-def _seen(rng: np.random.Generator, sizes: Sizes) -> Moments:
-    from tnlib_adapters.compression.methods.components import Moments
+def _seen(rng: np.random.Generator, sizes: Sizes) -> Inputs:
+    from tnlib_adapters.compression.methods.components import Inputs
 
     wide = _moments(rng, sizes.d_model + 1)
-    return Moments(wide, wide[:-1, :-1], dict.fromkeys("qkvo", wide[:-1, :-1]))
+    return Inputs(wide, wide[:-1, :-1])
 
 
 def _moments(rng: np.random.Generator, size: int) -> Array:
@@ -67,7 +67,8 @@ def _moments(rng: np.random.Generator, size: int) -> Array:
 def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None:
     """Factorise all layers, share the budget out, and make the factors."""
     from tnlib_adapters.compression.calibration.whitening import Whitened
-    from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
+    from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases, with_bias_row
+    from tnlib_adapters.compression.methods.components import components
     from tnlib_adapters.compression.methods.factorisation import Factorisation
     from tnlib_adapters.compression.methods.head_products import Heads
 
@@ -79,7 +80,11 @@ def factorise(kind: str, layers: Callable[[], list[tuple]], keep: float) -> None
         elif kind == "heads, whitened":
             found.append(Whitened("heads", projections, sizes, seen, turned=False))
         else:
-            found.append(CalibratedLayer(fold_biases(projections, sizes, keys=True), seen))
+            folded = fold_biases(projections, sizes, keys=True)
+            weights = {name: with_bias_row(folded, name) for name in "qkvo"}
+            slopes = seen.y  # of the same width
+            of_weights = {n: components(w, seen.reads(n, len(w)), slopes) for n, w in weights.items()}
+            found.append(CalibratedLayer(folded, of_weights))
     Factorisation("heads", {str(k): one for k, one in enumerate(found)}, n_before).plan(keep)
 
 

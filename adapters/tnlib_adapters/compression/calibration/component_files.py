@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ _NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
 
 
 class ComponentFile:
-    """Components of the weights of one group, in a file or about to be saved.
+    """Components of the weights of one group in a file.
 
     Parameters
     ----------
@@ -27,28 +27,26 @@ class ComponentFile:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file, self._computed = file, dict[str, Components]()
+        self._file = file
         self._stored: Mapping[str, TensorInfo] = {}
         if file is not None and file.exists() and is_as_written(file):
             self._stored = read_header(file)[0]
 
-    def get(self, key: str, compute: Callable[[], Components]) -> Components:
-        """Return the components of a weight: those that are saved, or computed."""
-        if f"{key}.losses" in self._stored:
-            return Components(*(self._read(f"{key}.{part}") for part in _PARTS))
-        self._computed[key] = compute()
-        return self._computed[key]
-
-    def save(self) -> None:
-        """Save what was computed."""
-        if self._file is not None and self._computed:
-            arrays = {f"{key}.{part}": getattr(own, part) for key, own in self._computed.items() for part in _PARTS}
+    def get(
+        self, keys: Collection[str], compute: Callable[[], Iterable[tuple[str, Components]]]
+    ) -> Mapping[str, Components]:
+        """Return the components of these weights, by their keys: those that are saved, or computed and saved."""
+        if all(f"{key}.losses" in self._stored for key in keys):
+            return {key: Components(*(self._read(f"{key}.{part}") for part in _PARTS)) for key in keys}
+        computed = dict(compute())
+        if self._file is not None and computed:
+            arrays = {f"{key}.{part}": getattr(own, part) for key, own in computed.items() for part in _PARTS}
             entries = [
                 Entry(name + _TRANSPOSED, _NAMES[a.dtype], a.T) if by_columns(a) else Entry(name, _NAMES[a.dtype], a)
                 for name, a in arrays.items()
             ]
             write_digested(self._file, {}, entries)
-        self._computed = {}
+        return computed
 
     def _read(self, name: str) -> Array:
         if name in self._stored:

@@ -142,19 +142,20 @@ def _packed(part: Any, name: str, block: RoundedBlock) -> list[FactoredMatrix]:
 def _layer(checkpoint: Checkpoint, group: GroupCalibration, forms: Mapping[str, Any]) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
     k, folded, layer = group.index, cast(Projections, group.projections), cast(CalibratedLayer, group.layer)
-    moments = group.statistics.of_layer(k)
-    weights, means = {}, {}
+    statistics, weights, means = group.statistics, dict[str, QuantizedWeight](), dict[str, Array]()
     for name in NAMES:
-        weight, slopes = folded.weights[name], moments.slopes[name]
-        reads = moments.reads(name, len(weight))
+        weight, slopes = folded.weights[name], statistics.slopes[f"{k}.{name}"]
+        reads = statistics.reads_of_projection(k, name, len(weight))
         if name != "o" and name in folded.biases:
             # a change of the mean output goes into the bias, so that only the covariance of the inputs counts
-            count, sums = moments.x[-1, -1], moments.x[:-1, -1]
+            of_inputs = statistics.reads[f"{k}.x"]
+            count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
             means[name] = sums / count
             reads = reads - np.outer(sums, sums) / count
-        components, gates = layer.components[name], group.statistics.gates[f"{k}.{name}"]
+        components, gates = layer.components[name], statistics.gates[f"{k}.{name}"]
         biased = with_bias_row(folded, name)  # the components are those of this matrix
-        scale = _loss_per_error(components, gates, biased, moments.reads(name, len(biased)), slopes)
+        of_biased = statistics.reads_of_projection(k, name, len(biased))
+        scale = _loss_per_error(components, gates, biased, of_biased, slopes)
         weights[name] = QuantizedWeight(weight, reads, slopes, scale, **forms)
     return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.component_files import ComponentFile
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases
-from tnlib_adapters.compression.methods.components import Components
+from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases, with_bias_row
+from tnlib_adapters.compression.methods.components import Components, WeightOnText
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of, read_matrix
-from tnlib_adapters.factors.projections import Projections, put_together, take_apart
+from tnlib_adapters.compression.methods.other_matrices import (
+    Matrix,
+    matrix_of,
+    names_of,
+    read_weight,
+    table_decomposition,
+)
+from tnlib_adapters.factors.projections import NAMES, Projections, put_together, take_apart
 
 if TYPE_CHECKING:
     import torch
@@ -99,20 +105,44 @@ class SelectedWeights:
         """
         from tnlib_adapters.compression.methods.device_components import components_on
 
-        how = partial(components_on, device), file.get
-        checkpoint, projections, layer, module = self.checkpoint, None, None, ""
+        checkpoint, wiring, projections, layer, module = self.checkpoint, self.checkpoint.wiring, None, None, ""
+        on_text, tables = dict[str, WeightOnText](), dict[str, Callable[[], Components]]()
         if group in self.layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
-            layer = CalibratedLayer(projections, moments.of_layer(group), *how)
-            module = checkpoint.wiring.attention_modules[group]
-        own = [name for name in self.names if places[name].group == group]
-        matrices = {name: read_matrix(checkpoint, name, moments.reads, moments.slopes, *how) for name in own}
-        file.save()
+            on_text |= {name: _projection_on_text(projections, name, moments, group) for name in NAMES}
+            module = wiring.attention_modules[group]
+        weights = {name: read_weight(checkpoint, name) for name in self.names if places[name].group == group}
+        for name, (weight, _) in weights.items():
+            if table := table_decomposition(wiring, name, weight, moments.reads, moments.slopes):
+                tables[name] = table
+            else:
+                on_text[name] = WeightOnText(
+                    weight, partial(moments.reads.__getitem__, name), partial(moments.slopes.__getitem__, name)
+                )
+
+        def compute() -> Iterator[tuple[str, Components]]:
+            yield from components_on(device, on_text)
+            yield from ((name, decompose()) for name, decompose in tables.items())
+
+        found = file.get([*on_text, *tables], compute)
+        if projections is not None:
+            layer = CalibratedLayer(projections, {name: found[name] for name in NAMES})
+        matrices = {name: matrix_of(wiring, name, *read, found[name]) for name, read in weights.items()}
         return GroupCalibration(group, module, moments, projections, layer, matrices)
 
     @property
     def _drops_keys(self) -> bool:
         return not has_rotary_or_norms(self.checkpoint)
+
+
+def _projection_on_text(folded: Projections, name: str, moments: Statistics, k: int) -> WeightOnText:
+    """Return a projection of the k-th layer with its bias row, and its moments."""
+    weight = with_bias_row(folded, name)
+    return WeightOnText(
+        weight,
+        lambda: moments.reads_of_projection(k, name, len(weight)),
+        lambda: moments.slopes[f"{k}.{name}"],
+    )
 
 
 def components_of(layers: Mapping[int, CalibratedLayer], matrices: Sequence[Matrix] = ()) -> dict[str, Components]:

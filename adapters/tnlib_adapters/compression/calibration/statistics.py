@@ -15,10 +15,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.moment_sums import MomentSums, add_to, on_host, second_moments_on_device
-from tnlib_adapters.compression.methods.components import Components, Moments
+from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, Stage, quiet
-from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.files.process_memory import release_free_memory
 
 if TYPE_CHECKING:
@@ -54,9 +53,10 @@ class Statistics:
     slopes: Mapping[str, Array] = field(default_factory=dict)
     gates: Mapping[str, Array] = field(default_factory=dict)
 
-    def of_layer(self, k: int) -> Moments:
-        """Return the moments of the attention of one layer."""
-        return Moments(self.reads[f"{k}.x"], self.reads[f"{k}.y"], {n: self.slopes[f"{k}.{n}"] for n in NAMES})
+    def reads_of_projection(self, k: int, name: str, rows: int) -> Array:
+        """Return the input moments of a projection of layer k with so many rows: a bias is the last, of input 1."""
+        moments = self.reads[f"{k}.y" if name == "o" else f"{k}.x"]
+        return moments[:rows, :rows]
 
 
 # group index and its moments -> components of its weights, by key

@@ -93,7 +93,7 @@ def _decompose(weight: Array, reads: Array, slopes: Array, whole: Shape) -> None
     from tnlib_adapters.compression.methods.device_components import in_single_precision
 
     if is_large(whole) and reads.ndim > 1:
-        in_single_precision(torch.device("cpu"), weight, reads, slopes)
+        in_single_precision(torch.device("cpu"), [weight], [reads], [slopes])
     else:
         components(weight, reads, slopes)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import Components, Moments, Saved, components, computed
+from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.interpolative import pack
 from tnlib_adapters.factors.projections import NAMES, Products, Projections, Sizes
@@ -21,24 +20,22 @@ class CalibratedLayer:
 
     All heads of a weight share its components, so rotary embeddings and norms may act between queries and keys.
     Biases are rows of their weights, except those that `fold_biases` has set to 0.
+
+    Parameters
+    ----------
+    folded
+        Projections with folded biases.
+    components
+        Of `with_bias_row` of every projection.
     """
 
     fixed = 0
 
-    def __init__(
-        self,
-        folded: Projections,
-        moments: Moments,
-        decompose: Callable[[Array, Array, Array], Components] = components,
-        saved: Saved = computed,
-    ) -> None:
+    def __init__(self, folded: Projections, components: Mapping[str, Components]) -> None:
         self._weights = {name: with_bias_row(folded, name) for name in NAMES}
         self._biased, self._output_bias = frozenset(folded.biases), folded.biases.get("o")
         self._dtype = folded.weights["q"].dtype
-        self.components: Mapping[str, Components] = {
-            name: saved(name, partial(decompose, weight, moments.reads(name, len(weight)), moments.slopes[name]))
-            for name, weight in self._weights.items()
-        }
+        self.components = components
 
     def weigh(self, losses: Mapping[str, Array]) -> None:
         """Replace squared singular values by losses from gates."""

@@ -30,7 +30,7 @@ a probability, and the errors of all logits meet in the softmax.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -65,13 +65,6 @@ class Inputs:
         """Return the moments of the input of a projection with `rows` rows: a bias is one more row, with input 1."""
         moments = self.y if name == "o" else self.x
         return moments[:rows, :rows]
-
-
-@dataclass(frozen=True)
-class Moments(Inputs):
-    """Input moments, and for "q", "k", "v" and "o" in `slopes` the moments of the gradient at the output."""
-
-    slopes: Mapping[str, Array]
 
 
 def second_moments(x: Array) -> Array:
@@ -136,13 +129,23 @@ class Components:
         return self.left[:, :rank], self.right[:rank]
 
 
-# key of a weight, and function that decomposes it -> its components, which may be saved
-Saved = Callable[[str, Callable[[], Components]], Components]
+@dataclass(frozen=True)
+class WeightOnText:
+    """A weight, and functions that read its second moments on a text when it is decomposed.
 
+    Parameters
+    ----------
+    weight
+        (m, n), acting on rows; its components have its dtype.
+    reads
+        Returns second moments of the inputs, (m, m), or (m,) if they are diagonal.
+    slopes
+        Returns second moments of the gradients at the output, (n, n).
+    """
 
-def computed(_: str, decompose: Callable[[], Components]) -> Components:
-    """Save nothing."""
-    return decompose()
+    weight: Array
+    reads: Callable[[], Array]
+    slopes: Callable[[], Array]
 
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:

@@ -7,6 +7,7 @@ gauge freedom, those of the plain methods as published.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,14 +15,7 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import (
-    Components,
-    Saved,
-    components,
-    computed,
-    moments_of_rows,
-    table_components,
-)
+from tnlib_adapters.compression.methods.components import Components, moments_of_rows, table_components
 from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
@@ -182,27 +176,29 @@ def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
     return weight, 0 if bias is None else bias.size
 
 
-def read_matrix(
-    checkpoint: Checkpoint,
-    name: str,
-    reads: Mapping[str, Array],
-    slopes: Mapping[str, Array],
-    decompose: Callable[[Array, Array, Array], Components] = components,
-    saved: Saved = computed,
-) -> Matrix:
-    """Decompose a module's weight into components, by the statistics of its inputs and of gradients (`Statistics`)."""
-    wiring, (weight, n_bias) = checkpoint.wiring, read_weight(checkpoint, name)
+def table_decomposition(
+    wiring: Wiring, name: str, weight: Array, reads: Mapping[str, Array], slopes: Mapping[str, Array]
+) -> Callable[[], Components] | None:
+    """Return the function that decomposes a table that makes predictions, by `Statistics`; None for other weights."""
 
-    def of_weight() -> Components:
-        if wiring.is_unembedding(name):
-            table = table_components(weight.T, [(slopes[name], reads[name])])
-            return Components(table.right.T, table.left.T, table.losses)
-        if not wiring.is_embedding(name) or wiring.tied_key is None:
-            return decompose(weight, reads[name], slopes[name])
-        predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
+    def of_unembedding() -> Components:
+        table = table_components(weight.T, [(slopes[name], reads[name])])
+        return Components(table.right.T, table.left.T, table.losses)
+
+    def of_tied_table(tied_key: str) -> Components:
+        predicts = slopes[tied_key], reads[tied_key]
         return table_components(weight, [(moments_of_rows(weight, reads[name]), slopes[name]), predicts])
 
+    if wiring.is_unembedding(name):
+        return of_unembedding
+    if wiring.is_embedding(name) and wiring.tied_key is not None:
+        return partial(of_tied_table, wiring.tied_key)
+    return None
+
+
+def matrix_of(wiring: Wiring, name: str, weight: Array, n_bias: int, weight_components: Components) -> Matrix:
+    """Return a module's weight by its components."""
     # an embedding is not gauged: a look-up needs all rows of the left factor
     is_table = wiring.is_embedding(name)
     looked_up = is_table and wiring.tied_key is None
-    return Matrix(name, weight, n_bias, saved(name, of_weight), gauged=not is_table, looked_up=looked_up)
+    return Matrix(name, weight, n_bias, weight_components, gauged=not is_table, looked_up=looked_up)
