@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.component_files import ComponentFile
-from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect
-from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
-from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
+from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
+from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration, SelectedWeights
+from tnlib_adapters.compression.activation_statistics.statistics import Statistics, collect
+from tnlib_adapters.compression.activation_statistics.statistics_files import (
+    Spill,
+    StatisticsFiles,
+    digest_of_tokens,
+    origin_of,
+)
 from tnlib_adapters.compression.cluster.chunk_statistics import StatisticsJob
 from tnlib_adapters.compression.cluster.collection import Collection
 from tnlib_adapters.compression.cluster.connection import Cluster
@@ -24,6 +28,7 @@ from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:
     import torch

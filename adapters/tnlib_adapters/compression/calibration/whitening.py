@@ -20,8 +20,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import collect_reads
-from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
+from tnlib_adapters.compression.activation_statistics.statistics import collect_reads
 from tnlib_adapters.compression.cluster.chunk_inputs import collect_inputs
 from tnlib_adapters.compression.methods.components import (
     Inputs,
@@ -37,6 +36,7 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes, stack
 
