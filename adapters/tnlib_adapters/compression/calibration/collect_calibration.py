@@ -19,6 +19,7 @@ from tnlib_adapters.compression.activation_statistics.statistics_files import (
     origin_of,
 )
 from tnlib_adapters.compression.cluster.chunk_statistics import StatisticsJob
+from tnlib_adapters.compression.cluster.cluster_workspace import cluster_of
 from tnlib_adapters.compression.cluster.collection import Collection
 from tnlib_adapters.compression.cluster.connection import Cluster
 from tnlib_adapters.compression.cluster.factorised_parts import stored_part
@@ -186,7 +187,7 @@ class _Run:
     @property
     def cluster(self) -> Cluster | None:
         """The workers."""
-        return self.workspace.cluster
+        return cluster_of(self.workspace)
 
 
 class _Groups:
@@ -242,6 +243,7 @@ def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) 
 
 def spill_of(folder: Path | None, workspace: Workspace | None) -> Spill:
     """Return the folder of a run; without one a temporary folder, which the workers see if there are any."""
-    if folder is None and workspace is not None and workspace.cluster is not None:
-        folder = workspace.cluster.folder / "spill"
+    cluster = cluster_of(workspace)
+    if folder is None and cluster is not None:
+        folder = cluster.folder / "spill"
     return Spill(folder)
