@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import collect
-from tnlib_adapters.compression.calibration.text import sample_batches
+from tnlib_adapters.compression.activation_statistics.statistics import collect
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight
+from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.running_model import find_matrix, open_running
 from tnlib_adapters.instrument.weight_inputs import find_places, read

@@ -65,10 +65,10 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration.calibrate import fit_factors, weighed_parts
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
-        from tnlib_adapters.compression.calibration.text import sample_batches
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.sizes import count_attention
+        from tnlib_adapters.compression.text import sample_batches
         from tnlib_adapters.factors.expansion import expand
         from tnlib_adapters.instrument.block import install
         from tnlib_adapters.instrument.block_passes import Streams
@@ -99,7 +99,7 @@ def stage(*, refit: bool) -> Run:
 def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
     """Compress as `compress` does, then tune from end to end on the same sentences."""
     import tnlib_adapters
-    from tnlib_adapters.compression.calibration.text import hold_out
+    from tnlib_adapters.compression.text import hold_out
 
     from benchmarks.tuned import tune_folder
 

@@ -174,7 +174,7 @@ def compressed(source: str, out: str, arguments: str) -> None:
 
 def forward_pass(source: str, text: str) -> None:
     """Print the seconds of a forward pass over the calibration part of a text, block by block, and of the processor."""
-    from tnlib_adapters.compression.calibration.text import hold_out
+    from tnlib_adapters.compression.text import hold_out
     from tnlib_adapters.instrument.block_passes import Frame, Streams, forward
     from tnlib_adapters.instrument.running_model import open_running
 

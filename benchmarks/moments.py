@@ -33,10 +33,10 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     """Return batches, a plain forward pass, and every collection of `COLLECTED`."""
     import torch
     from tnlib_adapters import open_checkpoint
+    from tnlib_adapters.compression.activation_statistics.selected_weights import components_of
+    from tnlib_adapters.compression.activation_statistics.statistics import collect, collect_reads
     from tnlib_adapters.compression.calibration.calibrate import calibrated_parts
-    from tnlib_adapters.compression.calibration.selected_weights import components_of
-    from tnlib_adapters.compression.calibration.statistics import collect, collect_reads
-    from tnlib_adapters.compression.calibration.text import sample_batches
+    from tnlib_adapters.compression.text import sample_batches
     from tnlib_adapters.instrument.running_model import open_running
     from tnlib_adapters.instrument.weight_inputs import find_places
 

@@ -127,7 +127,7 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
         from tnlib_adapters.compression.compress import compress as run
 
         report = run(_folder(source), out, sizes=dict(sizes), **options, progress=progress)
-    from tnlib_adapters.compression.report.terminal import show_report
+    from tnlib_adapters.compression.terminal import show_report
 
     show_report(report, out)
 
@@ -145,7 +145,7 @@ def plan(source: str, **options: Any) -> None:
         from tnlib_adapters.compression.cost.estimate import estimate_cost
 
         cost = estimate_cost(_folder(source), **options, progress=progress)
-    from tnlib_adapters.compression.report.terminal import show_cost
+    from tnlib_adapters.compression.terminal import show_cost
 
     show_cost(cost)
 
@@ -174,7 +174,7 @@ def compare(source: str, keeps: tuple[float, ...], out: Path, **options: Any) ->
         from tnlib_adapters.compression.compare.comparison_folder import write_comparison
 
         comparison = write_comparison(_folder(source), out, keeps=keeps, **options, progress=progress)
-    from tnlib_adapters.compression.report.terminal import show_comparison
+    from tnlib_adapters.compression.terminal import show_comparison
 
     show_comparison(comparison, out)
 
@@ -196,7 +196,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
 
         evaluation = run(_folder(source), out, text, **options, progress=progress)
-    from tnlib_adapters.compression.report.terminal import show_evaluation
+    from tnlib_adapters.compression.terminal import show_evaluation
 
     show_evaluation(evaluation)
 
@@ -236,7 +236,7 @@ def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
         from tnlib_adapters.compression.adapter.extract_adapter import extract_adapter
 
         extracted = extract_adapter(_folder(base), _folder(tuned), out, **options, progress=progress)
-    from tnlib_adapters.compression.report.terminal import show_adapter
+    from tnlib_adapters.compression.terminal import show_adapter
 
     show_adapter(extracted, out)
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.statistics import collect_reads  # noqa: E402
+from tnlib_adapters.compression.activation_statistics.statistics import collect_reads  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
 from tnlib_adapters.compression.compare.on_text import compare_on_text  # noqa: E402
 from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402

@@ -20,9 +20,8 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.activation_statistics.selected_weights import components_of  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.calibration.selected_weights import components_of  # noqa: E402
-from tnlib_adapters.compression.calibration.text import hold_out  # noqa: E402
 from tnlib_adapters.compression.compare.comparison_folder import write_comparison  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods import device_components  # noqa: E402
@@ -30,6 +29,7 @@ from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias
 from tnlib_adapters.compression.methods.components import Components  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
+from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402

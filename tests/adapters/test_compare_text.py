@@ -19,9 +19,9 @@ from oracles import refused
 from quick_compressions import few_steps
 from running_models import made_up_text, save_with_tokenizer
 from tnlib_adapters import cli, evaluate, open_checkpoint
-from tnlib_adapters.compression.calibration.text import hold_out
 from tnlib_adapters.compression.compare.comparison_folder import draw_on_text
 from tnlib_adapters.compression.compare.on_text import ROUNDED, compare_on_text, comparison_rows
+from tnlib_adapters.compression.text import hold_out
 
 from tnlib import ArgumentError
 

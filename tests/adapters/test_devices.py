@@ -19,7 +19,7 @@ import tnlib_adapters  # noqa: E402
 from quick_compressions import few_steps  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration import moment_sums, statistics  # noqa: E402
+from tnlib_adapters.compression.activation_statistics import moment_sums, statistics  # noqa: E402
 from tnlib_adapters.compression.methods.components import Components  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402

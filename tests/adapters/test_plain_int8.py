@@ -37,8 +37,8 @@ from tnlib_adapters.compression.report.report import (  # noqa: E402
     summarise,
     verdict,
 )
-from tnlib_adapters.compression.report.terminal import show_report  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
+from tnlib_adapters.compression.terminal import show_report  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -27,9 +27,9 @@ import tnlib_adapters  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
-from tnlib_adapters.compression.calibration.text import sample_batches  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
 from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
+from tnlib_adapters.compression.text import sample_batches  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.instrument.block import Block, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402

@@ -19,7 +19,7 @@ from tnlib import FileFormatError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tnlib_adapters.compression.calibration.statistics import collect  # noqa: E402
+from tnlib_adapters.compression.activation_statistics.statistics import collect  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate_running  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402

@@ -273,7 +273,7 @@ def test_a_large_table_is_decomposed_in_blocks_of_rows(monkeypatch: pytest.Monke
 def test_gates_of_a_tied_table_act_on_both_uses(name: str, folders: Any, text: Path) -> None:
     """The gates of all components together are a factor of the table: its derivative is found by automatic
     differentiation of the drawn log-probabilities with respect to the table, whatever uses it."""
-    from tnlib_adapters.compression.calibration.statistics import collect
+    from tnlib_adapters.compression.activation_statistics.statistics import collect
     from tnlib_adapters.instrument.running_model import draw_probe
     from tnlib_adapters.instrument.weight_inputs import find_places
 

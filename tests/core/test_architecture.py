@@ -113,8 +113,24 @@ def roots_imported(modules: dict[str, Path]) -> list[str]:
     ]
 
 
-def find_cycle(modules: dict[str, Path]) -> list[str]:
-    graph = {n: [i for i in dict.fromkeys(ours(n, p, modules)) if i in modules and i != n] for n, p in modules.items()}
+def import_graph(modules: dict[str, Path]) -> dict[str, list[str]]:
+    return {n: [i for i in dict.fromkeys(ours(n, p, modules)) if i in modules and i != n] for n, p in modules.items()}
+
+
+def folder_graph(modules: dict[str, Path], package: str) -> dict[str, list[str]]:
+    """Imports between the folders of a package; files beside the folders do not count."""
+    depth = package.count(".") + 2
+    graph: dict[str, list[str]] = {
+        name: [] for name, path in modules.items() if path.name == "__init__.py" and name.rpartition(".")[0] == package
+    }
+    for name, others in import_graph(modules).items():
+        own, *found = (".".join(module.split(".")[:depth]) for module in (name, *others))
+        if own in graph:
+            graph[own] += [other for other in found if other in graph and other != own]
+    return graph
+
+
+def find_cycle(graph: dict[str, list[str]]) -> list[str]:
     done: set[str] = set()
 
     def visit(name: str, trail: list[str]) -> list[str]:
@@ -181,7 +197,12 @@ def test_no_module_imports_the_root_of_its_package() -> None:
 
 
 def test_no_cycle() -> None:
-    assert find_cycle(MODULES) == []
+    assert find_cycle(import_graph(MODULES)) == []
+
+
+@pytest.mark.parametrize("package", ["tnlib_adapters.attention", "tnlib_adapters.compression"])
+def test_no_cycle_of_folders(package: str) -> None:
+    assert find_cycle(folder_graph(MODULES, package)) == []
 
 
 def test_no_module_hides_a_public_name() -> None:
@@ -328,8 +349,31 @@ def test_cycles_and_roots_are_found(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     modules = find_modules({"tnlib": tmp_path})
-    assert sorted(set(find_cycle(modules))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
+    assert sorted(set(find_cycle(import_graph(modules)))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
     assert roots_imported(modules) == ["tnlib.linalg.c imports tnlib"]
+
+
+def test_a_cycle_of_folders_is_found(tmp_path: Path) -> None:
+    texts = {
+        "linalg/__init__": "",
+        "linalg/a/__init__": "",
+        "linalg/a/x": "def f():\n    from tnlib.linalg.b import y",
+        "linalg/a/z": "from tnlib.linalg import c",
+        "linalg/b/__init__": "",
+        "linalg/b/y": "from tnlib.linalg import c",
+        "linalg/b/w": "from tnlib.linalg.a import z",
+        "linalg/c": "from tnlib.linalg.d import e",
+        "linalg/d/__init__": "",
+        "linalg/d/e": "",
+    }
+    for name, text in texts.items():
+        file = tmp_path / "tnlib" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    modules = find_modules({"tnlib": tmp_path})
+    assert find_cycle(import_graph(modules)) == []
+    assert sorted(set(find_cycle(folder_graph(modules, "tnlib.linalg")))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
+    assert find_cycle(folder_graph(modules, "tnlib")) == []
 
 
 def test_a_module_that_hides_a_public_name_is_found(tmp_path: Path) -> None:

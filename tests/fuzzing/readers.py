@@ -138,8 +138,8 @@ def tenpy(folder: Path, outside: Path) -> Reader:
 
 def statistics(folder: Path, outside: Path) -> Reader:
     import torch
-    from tnlib_adapters.compression.calibration.statistics import Statistics
-    from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, origin_of
+    from tnlib_adapters.compression.activation_statistics.statistics import Statistics
+    from tnlib_adapters.compression.activation_statistics.statistics_files import Spill, StatisticsFiles, origin_of
     from tnlib_adapters.files.tokenizer import MAX_TOKENS
     from tnlib_adapters.instrument.running_model import Batch
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.activation_statistics.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.cluster.cluster_workspace import workspace_with
 from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
@@ -22,7 +23,6 @@ from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.layouts.write_smaller import write_smaller
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
-from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.report.report_files import write_report
@@ -233,7 +233,7 @@ def _plan(
     """Return the plan of a request, made by its workers if it names any."""
     with open_cluster(request, scratch, original.checkpoint.folder.path) as cluster:
         _check_finite(original.checkpoint, request, progress)
-        return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, cluster))
+        return make_plan(original, request, calibration, progress, workspace_with(cluster, cache_bytes, scratch))
 
 
 def measured_report(

@@ -15,6 +15,7 @@ from tnlib_adapters.compression.calibration.whitening import (
     factorise_weight_on,
     inputs_of_text,
 )
+from tnlib_adapters.compression.cluster.cluster_workspace import cluster_of
 from tnlib_adapters.compression.cluster.factorised_parts import factorise_parts
 from tnlib_adapters.compression.methods.components import Inputs
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, Plan, measure_of_text
@@ -166,8 +167,8 @@ def _factorised_parts(
     progress: Progress,
 ) -> dict[str, Factorised]:
     """Return the factorised weights by module, made one after the other or by workers."""
-    if workspace.cluster is not None:
-        return factorise_parts(workspace.cluster, checkpoint, make, workspace, progress)
+    if (cluster := cluster_of(workspace)) is not None:
+        return factorise_parts(cluster, checkpoint, make, workspace, progress)
     parts = dict[str, Factorised]()
     for done, (module, own) in enumerate(make.items()):
         progress("factorising", done, len(make))

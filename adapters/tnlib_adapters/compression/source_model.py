@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.statistics_files import check_spill_folder, check_statistics_file
-from tnlib_adapters.compression.calibration.text import hold_out, read_text
+from tnlib_adapters.compression.activation_statistics.statistics_files import check_spill_folder, check_statistics_file
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.request import Progress, Request
+from tnlib_adapters.compression.text import hold_out, read_text
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS

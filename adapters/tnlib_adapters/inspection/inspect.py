@@ -12,10 +12,10 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._validate import as_path
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream, open_checkpoint
-from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.report.html import page as html_page
 from tnlib_adapters.compression.report.html import svg
 from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.text import read_text
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection import PAGE

@@ -1,4 +1,4 @@
-"""Calibration: texts, activation statistics, and methods that use them."""
+"""Calibrated methods: whitening, ranks by the effect on the model output, rounding, block-wise reconstruction."""
 
 from __future__ import annotations
 

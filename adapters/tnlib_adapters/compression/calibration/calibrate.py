@@ -11,10 +11,10 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, spill_of, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
-from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of

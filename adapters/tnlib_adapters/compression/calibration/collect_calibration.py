@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.component_files import ComponentFile
-from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect
-from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles, digest_of_tokens, origin_of
-from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
+from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
+from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration, SelectedWeights
+from tnlib_adapters.compression.activation_statistics.statistics import Statistics, collect
+from tnlib_adapters.compression.activation_statistics.statistics_files import (
+    Spill,
+    StatisticsFiles,
+    digest_of_tokens,
+    origin_of,
+)
 from tnlib_adapters.compression.cluster.chunk_statistics import StatisticsJob
+from tnlib_adapters.compression.cluster.cluster_workspace import cluster_of
 from tnlib_adapters.compression.cluster.collection import Collection
 from tnlib_adapters.compression.cluster.connection import Cluster
 from tnlib_adapters.compression.cluster.factorised_parts import stored_part
@@ -24,6 +29,7 @@ from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:
     import torch
@@ -181,7 +187,7 @@ class _Run:
     @property
     def cluster(self) -> Cluster | None:
         """The workers."""
-        return self.workspace.cluster
+        return cluster_of(self.workspace)
 
 
 class _Groups:
@@ -237,6 +243,7 @@ def streams_of_fit(model: RunningModel, batches: Sequence[Batch], spill: Spill) 
 
 def spill_of(folder: Path | None, workspace: Workspace | None) -> Spill:
     """Return the folder of a run; without one a temporary folder, which the workers see if there are any."""
-    if folder is None and workspace is not None and workspace.cluster is not None:
-        folder = workspace.cluster.folder / "spill"
+    cluster = cluster_of(workspace)
+    if folder is None and cluster is not None:
+        folder = cluster.folder / "spill"
     return Spill(folder)

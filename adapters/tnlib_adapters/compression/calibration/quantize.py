@@ -11,10 +11,10 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, spill_of, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
-from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product

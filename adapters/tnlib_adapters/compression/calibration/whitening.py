@@ -20,9 +20,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import collect_reads
-from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
+from tnlib_adapters.compression.activation_statistics.statistics import collect_reads
 from tnlib_adapters.compression.cluster.chunk_inputs import collect_inputs
+from tnlib_adapters.compression.cluster.cluster_workspace import cluster_of
 from tnlib_adapters.compression.methods.components import (
     Inputs,
     moment_roots,
@@ -37,6 +37,7 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
 from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes, stack
 
@@ -195,7 +196,7 @@ def inputs_of_text(
     check_tokens(model.function, batches, widest_input(checkpoint, what))
     names = names_of(checkpoint, what, with_text=True)
     sample = sample_batches(batches, _TOKENS)
-    if workspace is not None and workspace.cluster is not None:
-        return collect_inputs(workspace.cluster, checkpoint, model, sample, what, progress)
+    if (cluster := cluster_of(workspace)) is not None:
+        return collect_inputs(cluster, checkpoint, model, sample, what, progress)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
     return collect_reads(model, places, sample, progress, workspace)

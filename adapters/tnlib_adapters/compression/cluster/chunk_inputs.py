@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import moments_by_group
+from tnlib_adapters.compression.activation_statistics.statistics import moments_by_group
 from tnlib_adapters.compression.cluster.connection import Cluster, Task
 from tnlib_adapters.compression.cluster.running_chunks import TextJob
 from tnlib_adapters.compression.cluster.stored_objects import ArraysInFiles

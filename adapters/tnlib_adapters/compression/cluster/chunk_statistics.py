@@ -13,14 +13,14 @@ from typing import Any
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration
-from tnlib_adapters.compression.calibration.statistics import (
+from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
+from tnlib_adapters.compression.activation_statistics.statistics import (
     Statistics,
     mean_gates,
     sum_gates,
     sum_moments,
 )
-from tnlib_adapters.compression.calibration.statistics_files import Spill, StatisticsFiles
+from tnlib_adapters.compression.activation_statistics.statistics_files import Spill, StatisticsFiles
 from tnlib_adapters.compression.cluster.factorised_parts import store_part
 from tnlib_adapters.compression.cluster.running_chunks import TextJob
 from tnlib_adapters.compression.methods.components import Components

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tnlib_adapters.compression.calibration.statistics import mean_tokens
+from tnlib_adapters.compression.activation_statistics.statistics import mean_tokens
 from tnlib_adapters.compression.cluster.chunk_statistics import (
     StatisticsJob,
     factorise_group,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.calibration.component_files import ComponentFile
-from tnlib_adapters.compression.calibration.selected_weights import GroupCalibration, SelectedWeights
-from tnlib_adapters.compression.calibration.statistics import Observations, Statistics
+from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
+from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration, SelectedWeights
+from tnlib_adapters.compression.activation_statistics.statistics import Observations, Statistics
 from tnlib_adapters.compression.cluster.factorised_parts import Job
 from tnlib_adapters.compression.cluster.stored_objects import ArraysInFiles, write_in_place
 from tnlib_adapters.compression.methods.out_of_core import named_entries
@@ -20,7 +20,7 @@ from tnlib_adapters.files.process_memory import reuse_free_memory
 from tnlib_adapters.files.tensor_file import read_header
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.statistics import Observed
+    from tnlib_adapters.compression.activation_statistics.statistics import Observed
     from tnlib_adapters.instrument.block_passes import Call, Frame
     from tnlib_adapters.instrument.chunked_streams import ChunkedStreams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel

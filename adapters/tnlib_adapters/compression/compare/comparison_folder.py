@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.compare.by_layer import Comparison, Row, compare
 from tnlib_adapters.compression.compare.on_text import DEFAULT_BITS, TextComparison, compare_on_text
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.text import read_text
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 
 if TYPE_CHECKING:

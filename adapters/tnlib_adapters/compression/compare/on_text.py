@@ -14,7 +14,6 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.text import hold_out
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text
 from tnlib_adapters.compression.compare.trials import Candidate, Table, Trial, grouped, run_trials, write_rows
 from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, gptq_model, plain_bytes, round_weights
@@ -36,6 +35,7 @@ from tnlib_adapters.compression.request import (
 )
 from tnlib_adapters.compression.sizes import plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import hold_out
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import put_together

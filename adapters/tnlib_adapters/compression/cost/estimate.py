@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
-from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
 from tnlib_adapters.compression.cost.decomposition_timing import time_decompositions, time_gptq, time_layer
 from tnlib_adapters.compression.cost.memory import peak_memory_of, spill_bytes, temporary_bytes
@@ -24,6 +23,7 @@ from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_component, widest_input
 from tnlib_adapters.compression.request import STORES, Progress, Request, quiet
 from tnlib_adapters.compression.source_model import CheckedSource, open_source
+from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.files.process_memory import resident_memory
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 

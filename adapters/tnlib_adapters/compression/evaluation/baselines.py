@@ -14,7 +14,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.selected_weights import fold_biases_of
+from tnlib_adapters.compression.activation_statistics.selected_weights import fold_biases_of
 from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.source_model import SourceModel

@@ -14,7 +14,6 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.adapter.adapted_checkpoint import is_adapter, open_adapted
-from tnlib_adapters.compression.calibration.text import read_text
 from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
 from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
 from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
@@ -23,6 +22,7 @@ from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
 from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import read_text
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
 

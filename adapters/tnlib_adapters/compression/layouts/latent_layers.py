@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.activation_statistics.statistics import Statistics
 from tnlib_adapters.compression.layouts.latent_factors import (
     KeyMoments,
     LatentFactors,

@@ -15,7 +15,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import ComponentsOf, Statistics
+from tnlib_adapters.compression.activation_statistics.statistics import ComponentsOf, Statistics
 from tnlib_adapters.compression.layouts.neurons import choose_neurons
 from tnlib_adapters.compression.layouts.rotary_planes import RotaryPlanes, choose_planes
 from tnlib_adapters.compression.layouts.value_basis import truncate_values

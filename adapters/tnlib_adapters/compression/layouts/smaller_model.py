@@ -12,7 +12,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import AttentionWiring, LayerWiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.statistics import ComponentsOf, Statistics
+from tnlib_adapters.compression.activation_statistics.statistics import ComponentsOf, Statistics
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Products

@@ -13,11 +13,10 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.activation_statistics.statistics import collect
+from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF_STATISTICS, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
-from tnlib_adapters.compression.calibration.statistics import collect
-from tnlib_adapters.compression.calibration.statistics_files import Spill
-from tnlib_adapters.compression.calibration.text import check_tokens, sample_batches
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.layouts.layout_report import report_layout
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
@@ -33,6 +32,7 @@ from tnlib_adapters.compression.source_model import (
     open_source,
     request_placement,
 )
+from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.compression.write import encode_in_range, lazy_entry
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder

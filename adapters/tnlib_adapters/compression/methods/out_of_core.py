@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -21,16 +21,13 @@ from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.cluster.connection import Cluster
-
 CACHE_BYTES = 2**29
 _SMALL = 2**10  # bytes up to which an array of a part stays in memory
 _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
 class Workspace:
-    """Limit of the memory for factors that are not in use, the folder of those beyond it, and the workers.
+    """Limit of the memory for factors that are not in use, and the folder of those beyond it.
 
     Parameters
     ----------
@@ -39,17 +36,10 @@ class Workspace:
     folder
         Function that returns a temporary folder, called when the limit is reached first. None: parts beyond the limit
         are made again when they are used, and plans stay in memory.
-    cluster
-        Workers that share the work; None for none.
     """
 
-    def __init__(
-        self,
-        max_bytes: float = CACHE_BYTES,
-        folder: Callable[[], Path] | None = None,
-        cluster: Cluster | None = None,
-    ) -> None:
-        self._max_bytes, self._folder, self.cluster = max_bytes, folder, cluster
+    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
+        self._max_bytes, self._folder = max_bytes, folder
         self._n_held = self._n_files = 0
 
     def admits(self, holder: Any, n_bytes: int) -> bool:

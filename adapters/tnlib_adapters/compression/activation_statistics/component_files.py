@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.calibration.digested_file import is_as_written, write_digested
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import by_columns
+from tnlib_adapters.files.digested_file import is_as_written, write_digested
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header
 
 _PARTS, _TRANSPOSED = ("left", "right", "losses"), ".T"

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.calibration.moment_sums import MomentSums, add_to, on_host, second_moments_on_device
+from tnlib_adapters.compression.activation_statistics.moment_sums import (
+    MomentSums,
+    add_to,
+    on_host,
+    second_moments_on_device,
+)
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, Stage, quiet

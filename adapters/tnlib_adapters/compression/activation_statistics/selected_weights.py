@@ -8,8 +8,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.component_files import ComponentFile
-from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
+from tnlib_adapters.compression.activation_statistics.statistics import Statistics
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases, with_bias_row
 from tnlib_adapters.compression.methods.components import Components, WeightOnText
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
