@@ -183,19 +183,20 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
     "cp3": (f"compression to the Tucker core of ranks R only: {_TUCKER_WORDS}", _tucker_cost),
     "svd": ("read twice; one product with r random vectors and one projection (4r flops per entry)", _svd_cost),
     "round": (
-        "read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one sweep of truncations "
-        "(2 n r R^2 + 2 n r^2 R)",
+        "read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one sweep of "
+        "truncations (2 n r R^2 + 2 n r^2 R)",
         _round_cost,
     ),
     "inner": ("both operands read once; two products per core (4 n r^3 flops)", _inner_cost),
     "add": (
-        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one sweep of truncations "
-        "(2 n r R^2 + 2 n r^2 R)",
+        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one sweep of "
+        "truncations (2 n r R^2 + 2 n r^2 R)",
         _round_cost,
     ),
     "apply": (
         "both operands read once; two sweeps that multiply r vectors by a core of the operator and a core of the "
-        "train (2 n R r (r + n R/r) flops, R = 4 r), and one triangular factor of an n r x R matrix per core (2 n^2 r^2 R)",
+        "train (2 n R r (r + n R/r) flops, R = 4 r), and one triangular factor of an n r x R matrix per core "
+        "(2 n^2 r^2 R)",
         _apply_cost,
     ),
     "cross": ("n r^2 entries of every core read once; one factorisation of each (2 n r^3 flops)", _cross_cost),
