@@ -165,11 +165,11 @@ def _composition_cost(case: Case) -> tuple[float, float]:
 
 
 _TRAIN_WORDS = (
-    "read twice; Gram matrix of blocks of width 4r (4r flops per entry, by symmetry) and projection on r of them (2r); "
+    "read twice; Gram matrix of blocks of width 4r (4r flops per entry, by symmetry) and projection on r vectors (2r); "
     "each step leaves a quarter of the entries, a factor of 4/3 in all"
 )
 _TUCKER_WORDS = (
-    "read twice; Gram matrix of the first mode (n flops per entry, by symmetry) and projection on r of n (2r); "
+    "read twice; Gram matrix of the first mode (n flops per entry, by symmetry) and projection on r of n vectors (2r); "
     "each mode leaves r/n of the entries, a factor of 1/(1 - r/n) in all"
 )
 
@@ -183,19 +183,20 @@ FORMULAS: dict[str, tuple[str, Callable[[Case], tuple[float, float]]]] = {
     "cp3": (f"compression to the Tucker core of ranks R only: {_TUCKER_WORDS}", _tucker_cost),
     "svd": ("read twice; one product with r random vectors and one projection (4r flops per entry)", _svd_cost),
     "round": (
-        "read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one of truncation "
-        "(2 n r R^2 + 2 n r^2 R)",
+        "read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one sweep of "
+        "truncations (2 n r R^2 + 2 n r^2 R)",
         _round_cost,
     ),
     "inner": ("both operands read once; two products per core (4 n r^3 flops)", _inner_cost),
     "add": (
-        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one of truncation "
-        "(2 n r R^2 + 2 n r^2 R)",
+        "the sum read twice; one sweep of Gram matrices (3 n R^3 flops per core of bonds R) and one sweep of "
+        "truncations (2 n r R^2 + 2 n r^2 R)",
         _round_cost,
     ),
     "apply": (
-        "both operands read once; two sweeps that multiply r vectors with a core of each (2 n R r (r + n R/r) flops, "
-        "R = 4 r) and one triangular factor of n r by R per core (2 n^2 r^2 R)",
+        "both operands read once; two sweeps that multiply r vectors by a core of the operator and a core of the "
+        "train (2 n R r (r + n R/r) flops, R = 4 r), and one triangular factor of an n r x R matrix per core "
+        "(2 n^2 r^2 R)",
         _apply_cost,
     ),
     "cross": ("n r^2 entries of every core read once; one factorisation of each (2 n r^3 flops)", _cross_cost),

@@ -103,8 +103,8 @@ CAPTIONS = {  # alternative text and caption
     ),
     "states": (
         "Relative error against stored parameters for the ground states of two spin chains",
-        "Lower and further to the left is better. The tensor train needs the fewest parameters, by the largest factor "
-        "in the Ising chain; in the Heisenberg chain the SVD of two halves comes close at small errors.",
+        "Lower and further to the left is better. In the Ising chain the tensor train needs the fewest parameters; in "
+        "the Heisenberg chain it does at large errors, and at small ones the SVD of two halves needs slightly fewer.",
     ),
 }
 
@@ -198,7 +198,9 @@ def _bounds(results: Results) -> Iterator[str]:
         return
     yield from ("### Bounds", "")
     yield "The bound of a case is the time of reading plus the time of arithmetic, at the rates at the top of this"
-    yield "page, of the following work:"
+    yield "page, of the following work, where n is the size of a leg or mode, r the rank of the result (of the"
+    yield "operands of `inner`, of the terms of `sum`), R the bond of the input (of `apply`: of the product), and d the"
+    yield "number of features:"
     yield ""
     formulas = dict.fromkeys(FORMULAS[case][0] for case in results.timed)
     for formula in formulas:

@@ -263,11 +263,11 @@ Details and limits:
   `qk_tensor(head, distances)` returns several distances in Tucker form, and `plane=` selects one frequency. Variants:
   default, linear, dynamic, YaRN with its attention factor, Llama 3, longrope. If frequencies depend on the sequence
   length (dynamic, longrope), pass `length=`; the default is for sequences no longer than the training context.
-- Relative biases (T5) add a learned number per binned distance to a score. They add one to the rank, as ALiBi does. All
-  bins of a decoder are on one side.
+- Relative biases (T5) add a learned number per binned distance to a score. They add one to the rank, as ALiBi does. In
+  a decoder all bins are for keys before the query.
 - In a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: self-attention,
   then cross-attention. The queries of cross-attention read the stream of the decoder; its keys and values read the
-  output of the encoder. It has no positions. `scores(x, memory)` takes both inputs, and `qk` and `ov` are bilinear
+  output of the encoder, without positional terms. `scores(x, memory)` takes both inputs, and `qk` and `ov` are bilinear
   forms of both. `run` takes `decoder_tokens`. Both streams share one embedding, and `rotate` rotates both. Functions
   that follow one stream from layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse a T5
   with a decoder and accept its encoder alone.
