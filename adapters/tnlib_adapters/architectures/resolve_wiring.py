@@ -126,14 +126,14 @@ class _Resolver:
 
     def wiring(self) -> Wiring:
         """Return the wiring of the model."""
-        row, encoder, last = self.row, None, self  # the stack that ends in the unembedding
+        row, last = self.row, self  # the stack that ends in the unembedding
         decoder = row.decoder if row.decoder is not None and self.settings["is_encoder_decoder"] else None
         if decoder is None:
             layers = self.layers(self.sizes.n_layers)
         else:
             n_encoder, last = self.settings[row.n_layers], replace(self, row=decoder.stack)
             encoder = EncoderWiring(n_encoder, self.norm(by_config(row.final_norm, self.settings), "pre"))
-            decoder_layers = last.decoder_layers(decoder, (self.sizes.n_layers - n_encoder) // 2)
+            decoder_layers = last.decoder_layers(decoder, encoder, (self.sizes.n_layers - n_encoder) // 2)
             layers = (*self.layers(n_encoder), *decoder_layers)
         unembedding = last.unembedding(None if decoder is None else decoder.scaled_logits)
         return Wiring(
@@ -143,7 +143,6 @@ class _Resolver:
             sizes=self.sizes,
             embedding=self.embedding(),
             layers=layers,
-            encoder=encoder,
             final_norm=self.norm(by_config(last.row.final_norm, self.settings), "pre" if unembedding else "final"),
             unembedding=unembedding,
             masked_head=self.masked_head(),
@@ -261,11 +260,12 @@ class _Resolver:
         """Return the layers of a stack of `n` blocks."""
         return tuple(self.layer(k) for k in range(n))
 
-    def decoder_layers(self, decoder: Decoder, n: int) -> tuple[LayerWiring, ...]:
+    def decoder_layers(self, decoder: Decoder, encoder: EncoderWiring, n: int) -> tuple[LayerWiring, ...]:
         """Return the layers of a decoder of `n` blocks, two of each."""
         blocks = self.layers(n)
         own = (replace(block, feed_forward=None, experts=None) for block in blocks)
-        crossed = (replace(block, attention=self.cross_attention(decoder, k)) for k, block in enumerate(blocks))
+        attention = (self.cross_attention(decoder, encoder, k) for k in range(n))
+        crossed = (replace(block, attention=cross) for block, cross in zip(blocks, attention, strict=True))
         return tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair)
 
     def layer(self, k: int) -> LayerWiring:
@@ -309,7 +309,7 @@ class _Resolver:
             scale=row.scale(settings, k, sizes.d_head),
             softcap=None if row.softcap is None else settings[row.softcap],
             causal=row.causal,
-            cross=False,
+            encoder=None,
             window=None if row.window is None else row.window(settings, k),
             alibi=None if row.alibi is None else row.alibi(settings, sizes.n_heads, sizes.d_head),
             relative_bias=None if row.relative_bias is None else self.relative_bias(row.relative_bias),
@@ -318,11 +318,11 @@ class _Resolver:
             frequencies=functools.partial(read_frequencies, row, settings, sizes.d_head, layer=k),
         )
 
-    def cross_attention(self, decoder: Decoder, k: int) -> AttentionWiring:
-        """Return the attention of block k of a decoder to the output of the encoder."""
+    def cross_attention(self, decoder: Decoder, encoder: EncoderWiring, k: int) -> AttentionWiring:
+        """Return the attention of block k of a decoder to the output of its encoder."""
         row = replace(self.row, attention=decoder.cross_attention, attention_norm=decoder.cross_norm)
         of_cross = replace(self, row=row)
-        return replace(of_cross.attention(k), causal=False, relative_bias=None, cross=True)
+        return replace(of_cross.attention(k), causal=False, relative_bias=None, encoder=encoder)
 
     def relative_bias(self, bias: RelativeBias) -> RelativeBiasWiring:
         """Return the relative bias of all layers."""

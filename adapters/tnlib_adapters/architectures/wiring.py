@@ -120,6 +120,14 @@ class RelativeBiasWiring:
 
 
 @dataclass(frozen=True)
+class EncoderWiring:
+    """Encoder of a model with a decoder: the first layers, whose output the cross-attention of the others reads."""
+
+    n_layers: int
+    final_norm: NormWiring | None
+
+
+@dataclass(frozen=True)
 class AttentionWiring:
     """Attention of one layer: its tensors, and the numbers of its scores."""
 
@@ -134,7 +142,7 @@ class AttentionWiring:
     scale: float
     softcap: float | None
     causal: bool
-    cross: bool  # keys and values read the output of the encoder
+    encoder: EncoderWiring | None  # whose output keys and values read, in cross-attention
     window: int | None  # in positions, the query's own included
     alibi: tuple[float, ...] | None  # slope of every head
     relative_bias: RelativeBiasWiring | None
@@ -142,6 +150,11 @@ class AttentionWiring:
     pairs: bool  # rotary embeddings rotate adjacent columns, not the two halves of a head
     # (sequence length or None, calling function) -> frequencies of rotary embeddings, None without rotation
     frequencies: Callable[[int | None, str], Frequencies | None] = field(compare=False)
+
+    @property
+    def cross(self) -> bool:
+        """Whether keys and values read the output of the encoder."""
+        return self.encoder is not None
 
     @property
     def pre_norm(self) -> NormWiring | None:
@@ -277,14 +290,6 @@ class EmbeddingWiring:
 
 
 @dataclass(frozen=True)
-class EncoderWiring:
-    """Encoder of a model with a decoder: the first layers, whose output the cross-attention of the others reads."""
-
-    n_layers: int
-    final_norm: NormWiring | None
-
-
-@dataclass(frozen=True)
 class UnembeddingWiring:
     """Unembedding, the map from the final stream to logits.
 
@@ -321,7 +326,6 @@ class Wiring:
     sizes: Sizes
     embedding: EmbeddingWiring
     layers: tuple[LayerWiring, ...]
-    encoder: EncoderWiring | None  # None for a model of one stack, which is all layers
     final_norm: NormWiring | None
     unembedding: UnembeddingWiring | None  # None for a model that ends in hidden states
     masked_head: str | None  # module of a head that predicts masked tokens by the embeddings, if it is stored
@@ -336,6 +340,11 @@ class Wiring:
     def context(self) -> int | None:
         """Largest number of positions stated in the config."""
         return self.layers[0].attention.context
+
+    @property
+    def encoder(self) -> EncoderWiring | None:
+        """Encoder of a model with a decoder; None for a model of one stack, which is all layers."""
+        return self.layers[-1].attention.encoder
 
     @property
     def attention_modules(self) -> list[str]:

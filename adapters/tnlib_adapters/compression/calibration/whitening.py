@@ -41,7 +41,7 @@ from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes, stack
 
-_TOKENS = 65_536
+TOKENS_OF_INPUTS = 65_536
 
 
 class Whitened:
@@ -195,7 +195,7 @@ def inputs_of_text(
     batches = model.batches(text)
     check_tokens(model.function, batches, widest_input(checkpoint, what))
     names = names_of(checkpoint, what, with_text=True)
-    sample = sample_batches(batches, _TOKENS)
+    sample = sample_batches(batches, TOKENS_OF_INPUTS)
     if (cluster := cluster_of(workspace)) is not None:
         return collect_inputs(cluster, checkpoint, model, sample, what, progress)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))

@@ -249,7 +249,7 @@ class _Text:
             check_tokens("compress", batches, widest_component(opened.checkpoint, request.what), "components")
         else:
             check_tokens("compress", batches, widest_input(opened.checkpoint, request.what))
-        n_statistics = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening._TOKENS
+        n_statistics = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening.TOKENS_OF_INPUTS
         statistics = sample_batches(batches, n_statistics)
         fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT) if request.fits_model else []
         held_out = model.batches(opened.held_out)
