@@ -23,7 +23,7 @@ from tnlib_adapters.circuits import (
     read_vocabulary,
     singular_vectors,
 )
-from tnlib_adapters.circuits.heads.effective_head import stream_head
+from tnlib_adapters.circuits.effective_head import stream_head
 from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.weights import Weights, read_weights
 from transformers_models import random_model

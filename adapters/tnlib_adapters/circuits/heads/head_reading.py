@@ -11,7 +11,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
-from tnlib_adapters.circuits.heads.effective_head import stream_head
+from tnlib_adapters.circuits.effective_head import stream_head
 from tnlib_adapters.circuits.heads.singular_vectors import Maximum, SingularVectors, form_maximum, singular_vectors
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import Copying, circuit_copying
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary

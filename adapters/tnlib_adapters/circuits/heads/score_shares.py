@@ -26,7 +26,7 @@ from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.heads.effective_head import (
+from tnlib_adapters.circuits.effective_head import (
     TokenPositionParts,
     as_length,
     split_queries_and_keys,

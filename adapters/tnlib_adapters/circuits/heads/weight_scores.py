@@ -30,7 +30,7 @@ from tnlib._typing import Array
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
-from tnlib_adapters.circuits.heads.effective_head import (
+from tnlib_adapters.circuits.effective_head import (
     StreamHead,
     TokenPositionParts,
     as_length,

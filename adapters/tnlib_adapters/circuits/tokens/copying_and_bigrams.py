@@ -21,7 +21,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, to_numpy
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
-from tnlib_adapters.circuits.heads.effective_head import StreamHead, stream_head
+from tnlib_adapters.circuits.effective_head import StreamHead, stream_head
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 
 _CELLS = 1 << 23  # logits in memory at a time
