@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.reference.layers import Affine, Experts, FeedForward
+from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, rows_product
 from tnlib_adapters.reference.weights import Branch
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
@@ -224,7 +224,7 @@ def _local_map(layer: FeedForward, x: Array, weights: Array | None, local_map: L
         hidden = np.multiply(opened, u, out=u)
     down, bias = layer.down.weight, layer.down.bias
     bias = None if bias is None else _scaled(bias, factor)
-    output = hidden @ down  # n [d_ff] d
+    output = rows_product(hidden, down)  # n [d_ff] d
     if bias is not None:
         output += bias
     return _LocalValues(
