@@ -20,7 +20,7 @@ def rows_product(x: Array, weight: Array) -> Array:
     BLAS is up to a quarter faster in this order for the few rows of a sequence: it keeps a packed block of them in the
     cache and packs every block of the weight just before use.
     """
-    rows = np.matmul(x.reshape(-1, x.shape[-1]), weight, order="F")  # (...) [in] out
+    rows: Array = np.matmul(x.reshape(-1, x.shape[-1]), weight, order="F")  # (...) [in] out
     return rows.reshape(*x.shape[:-1], weight.shape[1])
 
 
