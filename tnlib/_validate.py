@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import numbers
@@ -105,6 +106,18 @@ def refuse_infinite(function: str, parameter: str, a: Array) -> None:
         raise ArgumentError(
             f"{function}: {parameter} must be finite, got {a[index]} at index {index}; replace NaN and inf first."
         )
+
+
+def as_real_dtype(function: str, dtype: Any) -> np.dtype[Any]:
+    """Return the precision float32 or float64."""
+    given: np.dtype[Any] | None = None
+    with contextlib.suppress(TypeError, ValueError):  # not a name of a dtype
+        given = np.dtype(dtype)
+    if given is None or given not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ArgumentError(
+            f"{function}: dtype must be float32 or float64, got {dtype!r}; pass numpy.float32 or numpy.float64."
+        )
+    return given
 
 
 def as_rtol(function: str, rtol: Any) -> float | None:

@@ -74,6 +74,14 @@ def test_a_folder_is_no_checkpoint(function: Callable[..., Any], arguments: tupl
         function(builtin_path(), *arguments)
 
 
+@pytest.mark.parametrize("dtype", [int, "abc", np.float16, complex, ">f4"])
+def test_a_precision_is_single_or_double(model: Checkpoint, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    monkeypatch.setattr(Checkpoint, "read", None)  # refused before any tensor is read
+    for function in (circuits.find_induction, read_weights):
+        with refused(ValueError, f"{function.__name__}: dtype must be float32 or float64, got {dtype!r}"):
+            function(model, dtype=dtype)
+
+
 def test_paths_are_tuples_of_heads(model: Checkpoint, seen: Forward) -> None:
     paths = circuits.Paths(freeze(model, [patterns[0] for patterns in seen.patterns]))
     for path in ((0, 3), 0, "0.3", ((0, 3, 1),)):

@@ -207,7 +207,7 @@ def test_tables(llama: Checkpoint) -> None:
     table = repr(circuits.logit_contributions(frozen, 9))
     assert "on all paths" in table
     assert "remainders" in table
-    assert "experts" in repr(FrozenFeedForward((None, None), None, None, (2, 3), None))  # type: ignore[arg-type]
+    assert "experts" in repr(FrozenFeedForward((None, None), None, None, np.zeros((2, 3)), None))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

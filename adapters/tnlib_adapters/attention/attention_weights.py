@@ -205,8 +205,8 @@ class AttentionWeights:
     def output_of_values(self, values: Array) -> Array:
         """Return the output (n, d_model) for weighted values (heads, n, d_value), the output bias included."""
         rows = values.transpose(1, 0, 2).reshape(values.shape[1], -1)  # n (h dh)
-        out: Array = rows @ self.W_O.reshape(-1, self.W_O.shape[-1])  # n [h dh] d_model
-        return out if self.b_O is None else out + self.b_O
+        out: Array = np.matmul(rows, self.W_O.reshape(-1, self.W_O.shape[-1]), order="F")  # n [h dh] d_model
+        return out if self.b_O is None else np.add(out, self.b_O, out=out)
 
     def value_divisors(self, x: Array) -> Array | None:
         """Return what the values of x (n, d_model) are divided by, (n,), None unless latent vectors are normalised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -12,24 +12,13 @@ from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, check_choice
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer, as_one_stream
+from tnlib_adapters.circuits.head_names import Kind
 from tnlib_adapters.reference.weights import read_norm
 from tnlib_adapters.transforms.folding import fold
 
 AttentionHead = tuple[Attention, int]
-Kind = Literal["Q", "K", "V"]
-READS: dict[Kind, str] = {"Q": "queries", "K": "keys", "V": "values"}  # what a head computes from its input
-
-
-def head_name(head: Head) -> str:
-    """Return the name of a head, "layer.head".
-
-    >>> head_name((1, 3))
-    '1.3'
-    """
-    return "{}.{}".format(*head)
 
 
 def as_kind(function: str, kind: Any) -> Kind:

@@ -34,7 +34,7 @@ from tnlib_adapters.circuits import (
     repeat_scores,
     subspace_overlaps,
 )
-from tnlib_adapters.circuits.arguments import Kind
+from tnlib_adapters.circuits.head_names import Kind
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.reference.weights import Weights

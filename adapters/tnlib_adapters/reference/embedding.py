@@ -138,6 +138,10 @@ class PatchEmbedding:
         patches_and_first = np.concatenate([first, x], axis=1)
         return {"patches": patches_and_first, "positions": np.broadcast_to(self.positions, patches_and_first.shape)}
 
+    def parts_of_stream(self, images: Array) -> dict[str, Array]:
+        """Return the stream as a sum: `parts`, which no norm follows."""
+        return self.parts(images)
+
     def check(self, function: str, images: Array, context: int | None) -> Array:
         """Return images (batch, channels, height, width) in float64, validated."""
         a = as_array(function, "images", images).astype(np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.reference.layers import normed, softmax
+from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.weights import Block
 
 
@@ -54,16 +54,12 @@ def run_last_positions(
         None without earlier positions.
     """
     attentions: list[CachedAttention] = []
-    added = np.zeros_like(x)
-    for branch in block.branches:
-        read = normed(branch.before, x)
-        if isinstance(branch.layer, Attention):
-            attentions.append(_attend(branch.layer, read, first, cache[len(attentions)] if cache else None))
-            written = attentions[-1].written
-        else:
-            written = branch.layer(read)
-        added += normed(branch.behind, written)
-    return normed(block.after, x + added), attentions
+
+    def attend(layer: Attention, read: Array) -> Array:
+        attentions.append(_attend(layer, read, first, cache[len(attentions)] if cache else None))
+        return attentions[-1].written
+
+    return block.run(x, attend), attentions
 
 
 def _attend(layer: Attention, x: Array, first: int, cache: CachedAttention | None) -> CachedAttention:

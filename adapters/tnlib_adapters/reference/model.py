@@ -127,13 +127,15 @@ class _Record(NamedTuple):
 
 def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _Record) -> Array:
     """Return the stream (batch, n, d_model) after these blocks, which record their attention."""
+
+    def attend_and_record(layer: Attention, read: Array) -> Array:
+        patterns, written = attend(layer, read, memory)
+        for arrays, array in zip(record, (patterns, x, read, written), strict=True):
+            arrays.append(array)
+        return written
+
     for block in blocks:
-        residual, (x, attentions) = x, run_block(block, x, memory)
-        for pattern, read, written in attentions:
-            record.patterns.append(pattern)
-            record.residuals.append(residual)
-            record.inputs.append(read)
-            record.outputs.append(written)
+        x = block.run(x, attend_and_record)
     return x
 
 
@@ -197,25 +199,11 @@ def check_mask(function: str, mask: Array, tokens: Array) -> Array:
     return targets
 
 
-def run_block(block: Block, x: Array, memory: Array | None = None) -> tuple[Array, list[tuple[Array, Array, Array]]]:
-    """Return the stream (batch, n, d_model) behind a block; and pattern, input and output of each attention layer.
+def attend(layer: Attention, x: Array, memory: Array | None = None) -> tuple[Array, Array]:
+    """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model) of attention on its input x.
 
-    `memory` (batch, n', d_model) is the output of the encoder, which cross-attention reads.
+    In cross-attention, which reads the output of the encoder, `memory` (batch, n', d_model), patterns are (..., n, n').
     """
-    added, attentions = np.zeros_like(x), []
-    for branch in block.branches:
-        read = normed(branch.before, x)
-        if isinstance(branch.layer, Attention):
-            pattern, written = _attend(branch.layer, read, memory)
-            attentions.append((pattern, read, written))
-        else:
-            written = branch.layer(read)
-        added += normed(branch.behind, written)
-    return normed(block.after, x + added), attentions
-
-
-def _attend(layer: Attention, x: Array, memory: Array | None) -> tuple[Array, Array]:
-    """Return patterns (batch, heads, n, n) and outputs (batch, n, d_model); in cross-attention (..., n, n')."""
     read = memory if layer.cross and memory is not None else None
     visible = layer.mask(x.shape[1], None if read is None else read.shape[1])
     patterns, written = np.empty((len(x), layer.n_heads, *visible.shape), x.dtype), np.empty_like(x)

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
+from tnlib._validate import as_real_dtype
 from tnlib_adapters.architectures.wiring import (
     AttentionWiring,
     ExpertsWiring,
@@ -23,7 +24,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, two_streams
 from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.embedding import Padding, PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding
+from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding, normed
 
 Shape = tuple[int | None, ...]
 
@@ -43,6 +44,15 @@ class Block:
 
     branches: tuple[Branch, ...]
     after: Norm | None
+
+    def run(self, x: Array, attend: Callable[[Attention, Array], Array]) -> Array:
+        """Return the stream after the block, same shape as x; `attend` returns the output of attention on its input."""
+        added = np.zeros_like(x)
+        for branch in self.branches:
+            read, layer = normed(branch.before, x), branch.layer
+            written = attend(layer, read) if isinstance(layer, Attention) else layer(read)
+            added += normed(branch.behind, written)
+        return normed(self.after, x + added)
 
 
 def named_blocks(blocks: Iterable[Block]) -> Iterator[tuple[Block, tuple[str, ...]]]:
@@ -120,7 +130,8 @@ def read_weights(
     Raises
     ------
     ArgumentError
-        If the activation function in its config is unknown, or `length` exceeds the context of the model.
+        If the activation function in its config is unknown, `length` exceeds the context of the model, or `dtype` is
+        neither float32 nor float64.
     FileFormatError
         If a tensor is missing, has an impossible shape, or holds NaN or inf.
 
@@ -131,7 +142,7 @@ def read_weights(
     Weights(tnlib_attention_only, vocab 128, context 96)
     """
     wiring = as_checkpoint("read_weights", checkpoint).wiring
-    tensors = _Tensors(checkpoint, np.dtype(dtype))
+    tensors = _Tensors(checkpoint, as_real_dtype("read_weights", dtype))
     n_encoder = 0 if wiring.encoder is None else wiring.encoder.n_layers
 
     def blocks(layers: Sequence[int]) -> Sequence[Block]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.reference.layers import Affine, Experts, FeedForward
+from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, rows_product
 from tnlib_adapters.reference.weights import Branch
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
@@ -92,7 +92,7 @@ class LocalFeedForward:
 class FrozenFeedForward:
     """A feed-forward layer on one sequence as an affine map of the residual stream, norms around it included.
 
-    The output for the sequence itself is linear(x) + constant + remainder.
+    Its output for the sequence itself is linear(x) + constant + remainder.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ class FrozenFeedForward:
         One linear map, or one for every expert.
     before, behind
         Norms of the input and of the output, or None.
-    shape
-        (n, d_model), of the stream.
+    output
+        (n, d_model): what the layer adds to the stream of the sequence.
     remainder
         (n, d_model): the part of the output that the linear map and the biases leave; None for the secant, where it is
         zero.
@@ -110,11 +110,11 @@ class FrozenFeedForward:
     parts: tuple[LocalFeedForward, ...]
     before: FrozenNorm | None
     behind: FrozenNorm | None
-    shape: tuple[int, int]
+    output: Array
     remainder: Array | None
 
     def __repr__(self) -> str:
-        n, d = self.shape
+        n, d = self.output.shape
         parts = f"{len(self.parts)} experts" if len(self.parts) > 1 else "one linear map per position"
         ends = "" if self.remainder is None else ", and a remainder"
         return f"FrozenFeedForward({parts} on {n} positions x {d} features, a constant{ends})"
@@ -122,7 +122,7 @@ class FrozenFeedForward:
     @cached_property
     def constant(self) -> Array:
         """(n, d_model): contribution of all biases."""
-        like = np.zeros(self.shape, self.parts[0].down.dtype)
+        like = np.zeros_like(self.output)
         constant = _scattered(self.parts, [part.biases(self._bias) for part in self.parts], like)
         return constant if self.behind is None else self.behind.apply(constant)
 
@@ -156,9 +156,8 @@ class FrozenFeedForward:
         here = slice(position, position + 1)
         before, behind = (None if norm is None else norm.at(here) for norm in (self.before, self.behind))
         parts = tuple(part.at(np.array([position])) for part in self.parts)
-        return FrozenFeedForward(
-            parts, before, behind, (1, self.shape[1]), None if self.remainder is None else self.remainder[here]
-        )
+        remainder = None if self.remainder is None else self.remainder[here]
+        return FrozenFeedForward(parts, before, behind, self.output[here], remainder)
 
     def apply(self, x: Array) -> Array:
         """Return linear(x) + constant + remainder for x (n, d_model)."""
@@ -170,8 +169,8 @@ def _rows(part: LocalFeedForward, x: Array) -> Array:
     return x if part.positions is None else x[..., part.positions, :]
 
 
-def freeze_feed_forward(branch: Branch, stream: Array, local_map: LocalMap) -> tuple[FrozenFeedForward, Array]:
-    """Return a feed-forward layer or experts at the values of one stream (n, d_model), and the output, norms included.
+def freeze_feed_forward(branch: Branch, stream: Array, local_map: LocalMap) -> FrozenFeedForward:
+    """Return a feed-forward layer or experts at the values of one stream (n, d_model), norms included.
 
     Routing weights of experts are frozen too.
     """
@@ -183,7 +182,7 @@ def freeze_feed_forward(branch: Branch, stream: Array, local_map: LocalMap) -> t
     if local_map == "jacobian":
         remainder = _scattered(parts, [np.asarray(value.remainder) for value in values], x)
         remainder = remainder if behind is None else behind.linear(remainder)
-    return FrozenFeedForward(parts, before, behind, (len(x), x.shape[1]), remainder), output
+    return FrozenFeedForward(parts, before, behind, output, remainder)
 
 
 class _LocalValues(NamedTuple):
@@ -225,7 +224,7 @@ def _local_map(layer: FeedForward, x: Array, weights: Array | None, local_map: L
         hidden = np.multiply(opened, u, out=u)
     down, bias = layer.down.weight, layer.down.bias
     bias = None if bias is None else _scaled(bias, factor)
-    output = hidden @ down  # n [d_ff] d
+    output = rows_product(hidden, down)  # n [d_ff] d
     if bias is not None:
         output += bias
     return _LocalValues(

@@ -19,7 +19,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.reference.layers import softmax
+from tnlib_adapters.reference.layers import Norm, softmax
 from tnlib_adapters.reference.weights import Branch
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
@@ -32,8 +32,10 @@ class FrozenHeads:
     ----------
     layer
         The attention layer, which reads the output of the norm `before`.
-    before, behind
-        Norms of the stream and of the output, or None.
+    before
+        Norm of the stream, or None.
+    norm_behind
+        Norm of the output, without its divisors, or None.
     input
         (n, d_model), what the layer reads.
     patterns
@@ -44,10 +46,29 @@ class FrozenHeads:
 
     layer: Attention
     before: FrozenNorm | None
-    behind: FrozenNorm | None
+    norm_behind: Norm | None
     input: Array
     patterns: Array
     weighted_values: Array
+
+    @property
+    def behind(self) -> FrozenNorm | None:
+        """Norm of the output, or None."""
+        return self._behind_and_output[0]
+
+    @property
+    def output(self) -> Array:
+        """(n, d_model): what the layer adds to the stream of the sequence, norms and biases included."""
+        return self._behind_and_output[1]
+
+    @cached_property
+    def _behind_and_output(self) -> tuple[FrozenNorm | None, Array]:
+        return FrozenNorm.of(self.norm_behind, self.layer.output_of_values(self.weighted_values))
+
+    def at(self, position: int) -> FrozenHeads:
+        """Return the layer with one query, for readouts of its output at one position."""
+        here = slice(position, position + 1)
+        return replace(self, patterns=self.patterns[:, here], weighted_values=self.weighted_values[:, here])
 
     @cached_property
     def weights(self) -> Array:
@@ -64,9 +85,8 @@ class FrozenHeads:
     @cached_property
     def output_weights(self) -> Array:
         """(heads, d_value, d_model): W_O, followed by the centring and the weight of the norm behind."""
-        if self.behind is None:
-            return self.layer.W_O
-        return np.asarray(self.behind.norm.centre(self.layer.W_O) * self.behind.norm.weight)
+        norm = self.norm_behind
+        return self.layer.W_O if norm is None else np.asarray(norm.centre(self.layer.W_O) * norm.weight)
 
     @cached_property
     def constant(self) -> Array:
@@ -82,31 +102,30 @@ class FrozenHeads:
         """The layer as an affine map of the stream, norms included."""
         before, W_V = self.before, self.layer.W_V
         if before is not None:
-            W_V = before.norm.weight[:, None] * W_V
-            W_V = W_V - W_V.mean(axis=1, keepdims=True) if before.norm.centred else W_V
+            W_V = before.norm.centre(before.norm.weight * W_V.swapaxes(1, 2)).swapaxes(1, 2)
         left = self.weights if self.behind is None else self.weights / self.behind.divisors
         divisors = None if before is None else before.divisors[:, 0]
         operator = frozen_heads(W_V, self.output_weights, None, None, left, divisors, context=None)
         return replace(operator, constant=self.constant)
 
-    def contributions(self, readout: Array, values: Array, at: slice) -> tuple[Array, float]:
-        """Return <readout, output> of every head, (heads,), and of the biases, for a readout of the positions `at`.
+    def contributions(self, readout: Array, values: Array) -> tuple[Array, float]:
+        """Return <readout, output> of every head, (heads,), and of the biases, for a readout (n, d_model).
 
         `values` are those of `value_readouts`.
         """
         of_biases = 0.0
         if self.behind is not None:
             of_biases += 0.0 if self.behind.bias is None else float(readout.sum(axis=0) @ self.behind.bias)
-            readout = self.behind.at(at).adjoint(readout)
+            readout = self.behind.adjoint(readout)
         if self.layer.b_O is not None:
             of_biases += float(readout.sum(axis=0) @ self.layer.b_O)
         if self._value_bias is not None:
-            of_biases += float((values * self._bias_values(self._value_bias)[:, at]).sum())
-        return (values * self.linear_values[:, at]).sum(axis=(1, 2)), of_biases
+            of_biases += float((values * self._bias_values(self._value_bias)).sum())
+        return (values * self.linear_values).sum(axis=(1, 2)), of_biases
 
-    def value_readouts(self, readout: Array, at: slice) -> Array:
-        """Return the readout (positions, d_model) pulled back to the weighted values, (heads, positions, d_value)."""
-        y = readout if self.behind is None else self.behind.at(at).adjoint(readout)
+    def value_readouts(self, readout: Array) -> Array:
+        """Return the readout (n, d_model) pulled back to the weighted values, (heads, n, d_value)."""
+        y = readout if self.behind is None else self.behind.adjoint(readout)
         heads, width, d = self.layer.W_O.shape
         values = y @ self.layer.W_O.reshape(-1, d).T  # n [d] (h dh)
         return np.asarray(values.reshape(-1, heads, width).transpose(1, 0, 2))
@@ -135,10 +154,8 @@ class FrozenHeads:
         return np.asarray(self.weights.sum(axis=2, keepdims=True) * by_head[:, None])
 
 
-def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> tuple[FrozenHeads, Array]:
-    """Return an attention layer with the patterns and divisors of one stream (n, d_model), and the output."""
+def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> FrozenHeads:
+    """Return an attention layer with the patterns and divisors of one stream (n, d_model)."""
     before, x = FrozenNorm.of(branch.before, stream)
     patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf)).astype(x.dtype, copy=False)
-    values = layer.weighted_values(patterns, x)
-    behind, output = FrozenNorm.of(branch.behind, layer.output_of_values(values))
-    return FrozenHeads(layer, before, behind, x, patterns, values), output
+    return FrozenHeads(layer, before, branch.behind, x, patterns, layer.weighted_values(patterns, x))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +14,8 @@ from tnlib._html import facts, heat_image
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.layer import FrozenAttention
-from tnlib_adapters.reference.embedding import TokenEmbedding
-from tnlib_adapters.reference.layers import Unembedding
-from tnlib_adapters.reference.weights import Branch, Weights, named_blocks
+from tnlib_adapters.reference.layers import Norm, Unembedding
+from tnlib_adapters.reference.weights import Block, Weights, named_blocks
 from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward, LocalMap, freeze_feed_forward
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads, freeze_heads
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
@@ -30,35 +29,90 @@ FrozenLayer = FrozenAttention | FrozenFeedForward
 class FrozenBlock:
     """Layers that read the same stream x, on one sequence: x -> after(x + sum of the layers).
 
+    Values are computed when they are read, so that patterns of the last layer do not need what comes after them.
+
     Parameters
     ----------
-    branches
-        Attention and feed-forward layers, norms around them included.
+    block
+        The layers and the norm of their sum.
     names
         Of every layer: "3" for attention 3, "mlp 3".
-    after
-        Norm of the sum, or None.
-    stream
-        (n, d_model), the stream before the block.
-    outputs
-        Of every layer, (n, d_model): what it adds to this stream, biases and remainder included.
+    local_map
+        Linear map of feed-forward layers.
+    previous
+        The block before, or the stream (n, d_model) before this block.
+    branches_at
+        The layers at the one position of `previous`; None to freeze them on its stream.
     """
 
-    branches: tuple[FrozenHeads | FrozenFeedForward, ...]
+    block: Block
     names: tuple[str, ...]
-    after: FrozenNorm | None
-    stream: Array
-    outputs: tuple[Array, ...]
+    local_map: LocalMap
+    previous: FrozenBlock | Array
+    branches_at: tuple[FrozenHeads | FrozenFeedForward, ...] | None = None
+
+    @cached_property
+    def stream(self) -> Array:
+        """(n, d_model), the stream before the block."""
+        return self.previous.stream_after if isinstance(self.previous, FrozenBlock) else self.previous
+
+    @property
+    def stream_after(self) -> Array:
+        """(n, d_model), the stream after the block."""
+        return self._norm_and_stream_after[1]
+
+    @property
+    def after(self) -> FrozenNorm | None:
+        """Norm of the sum, or None."""
+        return None if self.block.after is None else self._norm_and_stream_after[0]
+
+    @cached_property
+    def _norm_and_stream_after(self) -> tuple[FrozenNorm | None, Array]:
+        return FrozenNorm.of(self.block.after, self.stream + sum(self.outputs))
+
+    @cached_property
+    def heads(self) -> tuple[FrozenHeads | None, ...]:
+        """Of every layer the attention with its patterns; None for feed-forward layers."""
+        return tuple(
+            freeze_heads(branch.layer, branch, self.stream) if isinstance(branch.layer, Attention) else None
+            for branch in self.block.branches
+        )
+
+    @cached_property
+    def branches(self) -> tuple[FrozenHeads | FrozenFeedForward, ...]:
+        """Attention and feed-forward layers, norms around them included."""
+        if self.branches_at is not None:
+            return self.branches_at
+        return tuple(
+            freeze_feed_forward(branch, self.stream, self.local_map) if heads is None else heads
+            for heads, branch in zip(self.heads, self.block.branches, strict=True)
+        )
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """Of every layer, (n, d_model): what it adds to the stream, biases and remainder included."""
+        return tuple(branch.output for branch in self.branches)
+
+    @property
+    def has_attention(self) -> bool:
+        """True if a layer is attention."""
+        return any(isinstance(branch.layer, Attention) for branch in self.block.branches)
+
+    def at(self, position: int, previous: FrozenBlock | Array) -> FrozenBlock:
+        """Return the block at one position, behind `previous` there.
+
+        Feed-forward layers after the last attention layer are computed there alone, unless they are known.
+        """
+        if "stream" in vars(self):
+            previous = self.stream[position : position + 1]
+        is_known = self.has_attention or "branches" in vars(self)
+        branches = tuple(branch.at(position) for branch in self.branches) if is_known else None
+        return FrozenBlock(self.block, self.names, self.local_map, previous, branches)
 
     @cached_property
     def layers(self) -> tuple[FrozenLayer, ...]:
         """Every layer as an affine map of the stream."""
         return tuple(branch.operator if isinstance(branch, FrozenHeads) else branch for branch in self.branches)
-
-    @property
-    def heads(self) -> tuple[FrozenHeads | None, ...]:
-        """Of every layer the attention with its patterns; None for feed-forward layers."""
-        return tuple(branch if isinstance(branch, FrozenHeads) else None for branch in self.branches)
 
     def linear(self, x: Array) -> Array:
         """Return the linear part for x (n, d_model)."""
@@ -92,8 +146,8 @@ class FrozenModel:
         (n, d_model), the stream before the first block.
     embedding_parts
         The same as a sum of named parts: "tokens", "positions" where they are learned, "segment", "norm embedding".
-    final_norm
-        Norm of the final stream, or None.
+    norm
+        Norm of the final stream, without its divisors, or None.
     unembed
         Map of the normed final stream to logits, or None.
     tokens
@@ -103,14 +157,14 @@ class FrozenModel:
     blocks: tuple[FrozenBlock, ...]
     embedding: Array
     embedding_parts: Mapping[str, Array]
-    final_norm: FrozenNorm | None
+    norm: Norm | None
     unembed: Unembedding | None
     tokens: Array
 
     def __repr__(self) -> str:
         n, d = self.embedding.shape
-        branches = [branch for block in self.blocks for branch in block.branches]
-        heads = [str(branch.layer.n_heads) for branch in branches if isinstance(branch, FrozenHeads)]
+        branches = [branch.layer for block in self.blocks for branch in block.block.branches]
+        heads = [str(layer.n_heads) for layer in branches if isinstance(layer, Attention)]
         shown = ", ".join(heads if len(heads) < 8 else [*heads[:3], "...", heads[-1]])
         others = len(branches) - len(heads)
         share = max(self.remainders.values(), default=0.0)
@@ -123,7 +177,7 @@ class FrozenModel:
     def _repr_html_(self) -> str:
         n, d = self.embedding.shape
         attentions = [heads for block in self.blocks for heads in block.heads if heads is not None]
-        n_layers = sum(len(block.branches) for block in self.blocks)
+        n_layers = sum(len(block.names) for block in self.blocks)
         rows = {
             "attention layers": str(len(attentions)),
             "feed-forward layers": str(n_layers - len(attentions)),
@@ -140,11 +194,12 @@ class FrozenModel:
     @property
     def stream(self) -> Array:
         """The final stream of the model, (n, d_model), before the final norm."""
-        if not self.blocks:
-            return self.embedding
-        last = self.blocks[-1]
-        y: Array = last.stream + sum(last.outputs)
-        return y if last.after is None else last.after.apply(y)
+        return self.blocks[-1].stream_after if self.blocks else self.embedding
+
+    @cached_property
+    def final_norm(self) -> FrozenNorm | None:
+        """Norm of the final stream, or None."""
+        return None if self.norm is None else FrozenNorm.on(self.norm, self.stream)
 
     @property
     def remainders(self) -> dict[str, float]:
@@ -155,6 +210,18 @@ class FrozenModel:
             for layer, name, output in zip(block.branches, block.names, block.outputs, strict=True)
             if isinstance(layer, FrozenFeedForward) and layer.remainder is not None
         }
+
+    def at(self, position: int) -> FrozenModel:
+        """Return the model at one position of the residual stream, for readouts that stay there.
+
+        Attention layers keep the patterns of this query; feed-forward layers act on this position alone.
+        """
+        here = slice(position, position + 1)
+        embedding, blocks = self.embedding[here], list[FrozenBlock]()
+        for block in self.blocks:
+            blocks.append(block.at(position, blocks[-1] if blocks else embedding))
+        parts = {name: part[here] for name, part in self.embedding_parts.items()}
+        return replace(self, blocks=tuple(blocks), embedding=embedding, embedding_parts=parts)
 
     def apply(self, x: Array) -> Array:
         """Return the final stream for an initial stream x (n, d_model): for `embedding`, that of the model."""
@@ -175,26 +242,10 @@ def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: Loca
     checked = weights.embedding.check(function, tokens, weights.context)
     if len(checked) != 1:
         raise ArgumentError(f"{function}: tokens must be one sequence, got {len(checked)}; pass one at a time.")
-    parts = _embedded(weights, checked)
-    x = embedding = np.asarray(sum(parts.values()))
-    blocks = []
+    parts = {name: part[0] for name, part in weights.embedding.parts_of_stream(checked).items()}
+    embedding, blocks = np.asarray(sum(parts.values())), list[FrozenBlock]()
     for block, names in named_blocks(weights.blocks):
-        branches, outputs = zip(*(_freeze_branch(branch, x, local_map) for branch in block.branches), strict=True)
-        before, (after, x) = x, FrozenNorm.of(block.after, x + sum(outputs))
-        blocks.append(FrozenBlock(branches, names, after, before, outputs))
-    final = None if weights.final_norm is None else FrozenNorm.on(weights.final_norm, x)
-    return FrozenModel(tuple(blocks), embedding, parts, final, weights.unembed, checked[0])
-
-
-def _embedded(weights: Weights, tokens: Array) -> dict[str, Array]:
-    """Return the embedding of one sequence (1, n) as named parts, (n, d_model) each, behind its norm if it has one."""
-    embedding = weights.embedding
-    parts = embedding.parts_of_stream(tokens) if isinstance(embedding, TokenEmbedding) else embedding.parts(tokens)
-    return {name: part[0] for name, part in parts.items()}
-
-
-def _freeze_branch(branch: Branch, x: Array, local_map: LocalMap) -> tuple[FrozenHeads | FrozenFeedForward, Array]:
-    """Return a layer frozen on the stream x (n, d_model), and what it adds to the stream."""
-    if isinstance(branch.layer, Attention):
-        return freeze_heads(branch.layer, branch, x)
-    return freeze_feed_forward(branch, x, local_map)
+        blocks.append(FrozenBlock(block, names, local_map, blocks[-1] if blocks else embedding))
+        if blocks[-1].has_attention:
+            _ = blocks[-1].stream  # computed from first to last: from last to first is a deep recursion
+    return FrozenModel(tuple(blocks), embedding, parts, weights.final_norm, weights.unembed, checked[0])

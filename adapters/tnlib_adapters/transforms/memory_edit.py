@@ -27,7 +27,7 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.reference.layers import FeedForward
-from tnlib_adapters.reference.model import run_block
+from tnlib_adapters.reference.model import attend
 from tnlib_adapters.reference.weights import Block, read_weights
 
 _BATCH = 16  # sequences whose streams are in memory at once
@@ -186,5 +186,5 @@ def _keys_of_batch(blocks: Sequence[Block], x: Array, layer: int) -> Array:
         for branch in block.branches:
             if isinstance(branch.layer, FeedForward) and n_attentions == layer + 1:
                 return branch.layer.hidden(x if branch.before is None else branch.before(x))
-        x, _ = run_block(block, x)
+        x = block.run(x, lambda attention, read: attend(attention, read)[1])
     raise AssertionError  # `_memory` has found the layer

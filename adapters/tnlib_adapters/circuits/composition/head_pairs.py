@@ -27,16 +27,10 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
-from tnlib_adapters.circuits.arguments import (
-    Kind,
-    as_kind,
-    as_layers,
-    fold_norms_before_heads,
-    has_layer_norm,
-    head_name,
-)
+from tnlib_adapters.circuits.arguments import as_kind, as_layers, fold_norms_before_heads, has_layer_norm
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
 from tnlib_adapters.circuits.data_frames import data_frame
+from tnlib_adapters.circuits.head_names import Kind, head_name
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.reference.weights import read_norm
 

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, DTypeLike
 import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng
+from tnlib._validate import as_array, as_count, as_real_dtype, as_rng
 from tnlib.interop import quimb
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
@@ -265,7 +265,8 @@ def find_induction(
     Raises
     ------
     ArgumentError
-        If the model has one layer or no unembedding, its context is too short, or the text is shorter than a segment.
+        If the model has one layer or no unembedding, its context is too short, the text is shorter than a segment, or
+        `dtype` is neither float32 nor float64.
 
     References
     ----------
@@ -282,7 +283,7 @@ def find_induction(
     (True, True)
     """
     n, generator = as_count("find_induction", "n", n, least=2), as_rng("find_induction", rng)
-    weights = _checked(model, dtype)
+    weights = _checked(model, as_real_dtype("find_induction", dtype))
     if model.wiring.is_attention_only and length is None and text is None:
         tokens, repeated = random_segments("find_induction", weights, n, generator)
         distance = None

@@ -23,7 +23,8 @@ from tnlib._validate import as_array, as_flag, check_choice, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
-from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
+from tnlib_adapters.circuits.arguments import as_directions, as_kind, check_self_attention
+from tnlib_adapters.circuits.head_names import Kind
 from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, softmax_attributions
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.layers import softmax

@@ -27,6 +27,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
 from tnlib_adapters.circuits.data_frames import data_frame
+from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 from tnlib_adapters.transforms.frozen_model import FrozenModel
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
@@ -104,23 +105,22 @@ class LogitContributions:
     @cached_property
     def total(self) -> float:
         """The logit of the model, before a soft cap."""
-        stream = self.model.stream[self._at]
-        hidden = stream if self.model.final_norm is None else self.model.final_norm.at(self._at).apply(stream)
+        hidden = normed(self.model.norm, self._at_position.stream)
         return float(hidden[0] @ self.vector) + self.bias
 
     @cached_property
     def _direct(self) -> _Contributions:
-        return _pulled_back(self.model, self.vector[None], self._at, self.bias, all_paths=False)
+        return _pulled_back(self._at_position, self.vector[None], self.bias, all_paths=False)
 
     @cached_property
     def _on_all_paths(self) -> _Contributions:
         readout = np.zeros_like(self.model.embedding, dtype=self.vector.dtype)
         readout[self.position] = self.vector
-        return _pulled_back(self.model, readout, slice(None), self.bias, all_paths=True)
+        return _pulled_back(self.model, readout, self.bias, all_paths=True)
 
-    @property
-    def _at(self) -> slice:
-        return slice(self.position, self.position + 1)
+    @cached_property
+    def _at_position(self) -> FrozenModel:
+        return self.model.at(self.position)
 
     def __repr__(self) -> str:
         largest = np.argsort(-np.abs(self.direct), kind="stable")[:_SHOWN]
@@ -211,45 +211,42 @@ class _Contributions(NamedTuple):
     readout: Array  # positions d
 
 
-def _pulled_back(model: FrozenModel, readout: Array, at: slice, bias: float, *, all_paths: bool) -> _Contributions:
-    """Return contributions to a readout (positions, d_model) of the normed stream at some positions.
+def _pulled_back(model: FrozenModel, readout: Array, bias: float, *, all_paths: bool) -> _Contributions:
+    """Return contributions to a readout (positions, d_model) of the normed stream.
 
-    On all paths, which takes a readout of all positions; else along the residual stream only.
+    On all paths, which takes a model on all positions; else along the residual stream only.
     """
     components: list[tuple[str, float]] = []
     sources: list[tuple[str, float]] = [("final bias", bias)]
-    readout = _through_norm(model.final_norm, "norm final", readout, at, sources)
+    readout = _through_norm(model.final_norm, "norm final", readout, sources)
     for block in reversed(model.blocks):
-        readout = pulled = _through_norm(block.after, f"norm after {block.names[-1]}", readout, at, sources)
-        for branch, name, output in reversed(list(zip(block.branches, block.names, block.outputs, strict=True))):
+        readout = pulled = _through_norm(block.after, f"norm after {block.names[-1]}", readout, sources)
+        for branch, name in reversed(list(zip(block.branches, block.names, strict=True))):
             if isinstance(branch, FrozenHeads):
-                values = branch.value_readouts(readout, at)
-                by_head, of_biases = branch.contributions(readout, values, at)
+                values = branch.value_readouts(readout)
+                by_head, of_biases = branch.contributions(readout, values)
                 components += [(f"{name}.{h}", float(value)) for h, value in reversed(list(enumerate(by_head)))]
                 sources.append((f"{name}.bias", of_biases))
                 added = branch.adjoint(values) if all_paths else None
             else:
-                layer = branch if all_paths else branch.at(at.start)
-                added, of_biases = layer.pull_back(readout)
-                remainder = 0.0 if layer.remainder is None else float((readout * layer.remainder).sum())
-                components.append((name, float((readout * output[at]).sum()) - of_biases - remainder))
+                added, of_biases = branch.pull_back(readout)
+                remainder = 0.0 if branch.remainder is None else float((readout * branch.remainder).sum())
+                components.append((name, float((readout * branch.output).sum()) - of_biases - remainder))
                 sources.append((f"{name} bias", of_biases))
-                sources += [] if layer.remainder is None else [(f"{name} remainder", remainder)]
+                sources += [] if branch.remainder is None else [(f"{name} remainder", remainder)]
             if all_paths:
                 pulled = pulled + added
         readout = pulled
     return _Contributions(dict(components[::-1]), dict(sources[::-1]), readout)
 
 
-def _through_norm(
-    norm: FrozenNorm | None, name: str, readout: Array, at: slice, sources: list[tuple[str, float]]
-) -> Array:
+def _through_norm(norm: FrozenNorm | None, name: str, readout: Array, sources: list[tuple[str, float]]) -> Array:
     """Return the readout of the stream before a norm; append the contribution of its bias."""
     if norm is None:
         return readout
     if norm.bias is not None:
         sources.append((name, float(readout.sum(axis=0) @ norm.bias)))
-    return norm.at(at).adjoint(readout)
+    return norm.adjoint(readout)
 
 
 def _direction(model: FrozenModel, token: Any, direction: Any) -> tuple[Array, float]:
