@@ -19,6 +19,7 @@ import click
 import numpy as np
 from tnlib_adapters import Attention, circuits, freeze, open_model
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
+from tnlib_adapters.reference.layers import rows_product
 from tnlib_adapters.reference.weights import read_weights
 
 from benchmarks.frozen_models import random_gpt2
@@ -28,16 +29,13 @@ VOCAB = 50257
 
 
 class Case(NamedTuple):
-    """A quantity, the number of tokens and of runs, and two functions of the tokens that return it.
-
-    `theirs` is None for work that only one of them is timed on.
-    """
+    """A quantity, the number of tokens and of runs, and two functions of the tokens that return it."""
 
     name: str
     n: int
     runs: int
     ours: Callable[[np.ndarray], np.ndarray]
-    theirs: Callable[[np.ndarray], np.ndarray] | None
+    theirs: Callable[[np.ndarray], np.ndarray]
 
 
 def bridge() -> Any:
@@ -130,19 +128,24 @@ def cases() -> Iterator[Case]:
             scores[layer] = (eigenvalues.sum(-1).real / eigenvalues.abs().sum(-1)).numpy()
         return scores
 
+    matrices = []
+    for layer in (branch.layer for block in weights.blocks for branch in block.branches):
+        if isinstance(layer, Attention):
+            by_head = (layer.W_Q, layer.W_K, layer.W_V, layer.W_O.transpose(0, 2, 1))
+            matrices += [np.ascontiguousarray(weight.transpose(1, 0, 2)).reshape(768, -1) for weight in by_head]
+        else:
+            matrices += [layer.up.weight, layer.down.weight]
+
     def products(tokens: np.ndarray) -> np.ndarray:
-        x, hidden = (np.ones((len(tokens), width), np.float32) for width in (768, 3072))
-        for layer in (branch.layer for block in weights.blocks for branch in block.branches):
-            if isinstance(layer, Attention):
-                for weight in (layer.W_Q, layer.W_K, layer.W_V):
-                    _ = x @ weight
-                _ = x @ layer.W_O.reshape(-1, 768)
-            else:
-                _ = x @ layer.up.weight, hidden @ layer.down.weight
-        return x
+        inputs = {width: np.ones((len(tokens), width), np.float32) for width in (768, 3072)}
+        return np.hstack([rows_product(inputs[len(matrix)], matrix)[:, :1] for matrix in matrices])
+
+    def their_products(tokens: np.ndarray) -> np.ndarray:
+        inputs = {width: torch.ones(len(tokens), width) for width in (768, 3072)}
+        return torch.hstack([(inputs[len(matrix)] @ torch.from_numpy(matrix))[:, :1] for matrix in matrices]).numpy()
 
     for n in (64, 128):
-        yield Case("matrix products of the layers alone", n, 9, products, None)
+        yield Case("matrix products of the layers alone, by numpy and torch", n, 9, products, their_products)
         yield Case("attention patterns of all heads", n, 9, patterns, their_patterns)
         for name, on_all_paths in (("direct", False), ("direct, and ours on all paths", True)):
             ours = functools.partial(contributions, on_all_paths=on_all_paths)
@@ -154,7 +157,7 @@ def cases() -> Iterator[Case]:
 
 def measure(case: Case) -> str:
     """Return the row of a comparison: medians of the CPU seconds of alternating runs, and the relative difference."""
-    functions = [case.ours] if case.theirs is None else [case.ours, case.theirs]
+    functions = (case.ours, case.theirs)
     seconds: list[list[float]] = [[] for _ in functions]
     values: list[np.ndarray] = []
     for run in range(case.runs + (case.runs > 1)):
@@ -166,8 +169,6 @@ def measure(case: Case) -> str:
             times.append(time.process_time() - start)
     medians = [statistics.median(times[case.runs > 1 :]) for times in seconds]  # the first run warms up
     begin = f"| {case.name} | {case.n or '-'} | {medians[0]:.2f} |"
-    if case.theirs is None:
-        return f"{begin} - | - | - |"
     difference = np.linalg.norm(values[0] - values[1]) / np.linalg.norm(values[1])
     return f"{begin} {medians[1]:.2f} | {medians[0] / medians[1]:.2f} | {difference:.0e} |"
 

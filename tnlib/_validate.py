@@ -110,14 +110,14 @@ def refuse_infinite(function: str, parameter: str, a: Array) -> None:
 
 def as_real_dtype(function: str, dtype: Any) -> np.dtype[Any]:
     """Return the precision float32 or float64."""
-    given: np.dtype[Any] | None = None
+    precision: np.dtype[Any] | None = None
     with contextlib.suppress(TypeError, ValueError):  # not a name of a dtype
-        given = np.dtype(dtype)
-    if given is None or given not in (np.dtype(np.float32), np.dtype(np.float64)):
+        precision = np.dtype(dtype)
+    if precision is None or precision not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ArgumentError(
             f"{function}: dtype must be float32 or float64, got {dtype!r}; pass numpy.float32 or numpy.float64."
         )
-    return given
+    return precision
 
 
 def as_rtol(function: str, rtol: Any) -> float | None:

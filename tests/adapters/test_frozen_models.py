@@ -183,6 +183,32 @@ def test_what_a_part_writes_reaches_the_end_on_all_paths(name: str, saved: Any, 
                 assert found.direct[at] == pytest.approx(at_the_end(k, written, paths=False), rel=1e-8)
 
 
+@pytest.mark.parametrize("local_map", LOCAL_MAPS)
+@pytest.mark.parametrize("name", ["gpt2_lm", "gpt_neox", "gemma2", "bert_masked", "mixtral"])
+def test_contributions_at_one_position_need_no_other_output_of_the_last_layers(
+    name: str, local_map: Any, saved: Any, recorded: Any
+) -> None:
+    model = freeze(open_checkpoint(saved(name)[1]), recorded(name).tokens[0], feed_forward=local_map)
+    vector = normal((model.embedding.shape[1],), seed=4)
+    first = circuits.logit_contributions(model, direction=vector, position=4)
+    values = first.direct, first.direct_sources, first.total
+    if not model.blocks[-1].has_attention:
+        assert "branches" not in vars(model.blocks[-1])
+    assert len(model.stream) == len(model.embedding)  # computes all outputs
+    second = circuits.logit_contributions(model, direction=vector, position=4)
+    for one, other in zip(values, (second.direct, second.direct_sources, second.total), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_patterns_need_nothing_behind_the_last_attention_layer(llama: Checkpoint) -> None:
+    model = freeze(llama, [5, 6, 7, 8])
+    patterns = [heads.patterns for block in model.blocks for heads in block.heads if heads is not None]
+    assert "branches" in vars(model.blocks[-3])
+    assert not any("branches" in vars(block) for block in model.blocks[-2:])
+    for one, other in zip(patterns, run(llama, [5, 6, 7, 8]).patterns, strict=True):
+        np.testing.assert_allclose(one, other[0], rtol=1e-12, atol=1e-14)
+
+
 def test_direct_contributions_are_those_of_the_split_stream(llama: Checkpoint) -> None:
     tokens, parts = [5, 6, 7, 8], circuits.split_stream(llama, [5, 6, 7, 8])
     found = circuits.logit_contributions(freeze(llama, tokens), 9)
