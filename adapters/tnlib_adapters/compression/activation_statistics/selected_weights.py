@@ -124,10 +124,10 @@ class SelectedWeights:
             yield from components_on(device, on_text)
             yield from ((name, decompose()) for name, decompose in tables.items())
 
-        found = file.get([*on_text, *tables], compute)
+        by_key = file.get([*on_text, *tables], compute)
         if projections is not None:
-            layer = CalibratedLayer(projections, {name: found[name] for name in NAMES})
-        matrices = {name: matrix_of(wiring, name, *read, found[name]) for name, read in weights.items()}
+            layer = CalibratedLayer(projections, {name: by_key[name] for name in NAMES})
+        matrices = {name: matrix_of(wiring, name, *read, by_key[name]) for name, read in weights.items()}
         return GroupCalibration(group, module, moments, projections, layer, matrices)
 
     @property
