@@ -24,6 +24,7 @@ from tnlib_adapters.reference.weights import read_weights
 
 from benchmarks.frozen_models import random_gpt2
 
+OPENED = 3  # runs of the cases that open the model
 TOKEN = 5  # whose logit is attributed
 VOCAB = 50257
 
@@ -38,45 +39,44 @@ class Case(NamedTuple):
     theirs: Callable[[np.ndarray], np.ndarray]
 
 
-def bridge() -> Any:
-    """Return the model as TransformerLens runs it, with its weight processing."""
+def bridge(model: Any, folder: str) -> Any:
+    """Return a model, saved in a folder too, as TransformerLens runs it, with its weight processing in place."""
     from transformer_lens.model_bridge import TransformerBridge
 
-    model = random_gpt2()
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        found = TransformerBridge.boot_transformers(folder, hf_model=model, load_weights=False)
+    found = TransformerBridge.boot_transformers(folder, hf_model=model, load_weights=False)
     found.enable_compatibility_mode()
     return found
 
 
-def cases() -> Iterator[Case]:
-    """Yield all comparisons."""
+def cases(folder: str) -> Iterator[Case]:
+    """Yield all comparisons of the model, which is saved in the folder."""
     import torch
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    model, lens = random_gpt2(), bridge()
+    model = random_gpt2()
+    model.save_pretrained(folder)
+    lens = bridge(random_gpt2(), folder)
     checkpoint = open_model(model)
     weights = read_weights(checkpoint, dtype=np.float32)
     table = model.lm_head.weight.numpy()
     direction = table[TOKEN] - table.mean(axis=0)  # TransformerLens centres the unembedding
 
-    def patterns(tokens: np.ndarray) -> np.ndarray:
-        frozen = freeze(weights, tokens)
+    def patterns(tokens: np.ndarray, model: Any = weights) -> np.ndarray:
+        frozen = freeze(model, tokens)
         return np.stack([heads.patterns for block in frozen.blocks for heads in block.heads if heads is not None])
 
-    def their_patterns(tokens: np.ndarray) -> np.ndarray:
+    def their_patterns(tokens: np.ndarray, lens: Any = lens) -> np.ndarray:
         _, cache = lens.run_with_cache(torch.from_numpy(tokens)[None], names_filter=lambda name: "hook_pattern" in name)
         return torch.stack([cache["pattern", layer][0] for layer in range(12)]).numpy()
 
-    def contributions(tokens: np.ndarray, *, on_all_paths: bool) -> np.ndarray:
-        found = circuits.logit_contributions(freeze(weights, tokens), direction=direction)
+    def contributions(tokens: np.ndarray, model: Any = weights, *, on_all_paths: bool = False) -> np.ndarray:
+        found = circuits.logit_contributions(freeze(model, tokens), direction=direction)
         if on_all_paths:
             _ = found.through
         return np.array([v for name, v in zip(found.names, found.direct, strict=True) if "mlp" not in name])
 
-    def their_direct(tokens: np.ndarray) -> np.ndarray:
+    def their_direct(tokens: np.ndarray, lens: Any = lens) -> np.ndarray:
         _, cache = lens.run_with_cache(torch.from_numpy(tokens)[None])
         parts, labels = cache.get_full_resid_decomposition(
             expand_neurons=False, apply_ln=False, pos_slice=-1, return_labels=True
@@ -144,6 +144,20 @@ def cases() -> Iterator[Case]:
         inputs = {width: torch.ones(len(tokens), width) for width in (768, 3072)}
         return torch.hstack([(inputs[len(matrix)] @ torch.from_numpy(matrix))[:, :1] for matrix in matrices]).numpy()
 
+    unopened = [random_gpt2() for _ in range(2 * (OPENED + 1))]  # TransformerLens changes the weights of each
+
+    def opening(function: Callable[..., np.ndarray], tokens: np.ndarray) -> np.ndarray:
+        return function(tokens, read_weights(open_model(model), dtype=np.float32))
+
+    def their_opening(function: Callable[..., np.ndarray], tokens: np.ndarray) -> np.ndarray:
+        return function(tokens, bridge(unopened.pop(), folder))
+
+    for name, ours, theirs in (
+        ("attention patterns of all heads", patterns, their_patterns),
+        ("contributions to a logit, direct", contributions, their_direct),
+    ):
+        both = functools.partial(opening, ours), functools.partial(their_opening, theirs)
+        yield Case(f"model in memory opened, then {name}", 64, OPENED, *both)
     for n in (64, 128):
         yield Case("matrix products of the layers alone, by numpy and torch", n, 9, products, their_products)
         yield Case("attention patterns of all heads", n, 9, patterns, their_patterns)
@@ -180,8 +194,9 @@ def main() -> None:
         raise click.ClickException("set OMP_NUM_THREADS=1, so that both libraries run on one thread")
     print("| quantity | tokens | tnlib | TransformerLens | ratio | relative difference |")
     print("|---|---|---|---|---|---|", flush=True)
-    for case in cases():
-        print(measure(case), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases(folder):
+            print(measure(case), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,20 +20,11 @@ pytest.importorskip("sentencepiece", reason="the converter of llama.cpp is not i
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engines.sentencepiece_llama import train  # noqa: E402
+from engines.trained_llama import train  # noqa: E402
 from tnlib_adapters import compress  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 
-# For DeepSeek the converter takes only the byte-level vocabularies of published models: it is given that of the test.
-CONVERT = """
-import sys
-sys.path.insert(1, sys.argv.pop(1))
-from conversion.deepseek import DeepseekV2Model
-DeepseekV2Model.set_vocab = DeepseekV2Model._set_vocab_sentencepiece
-from convert_hf_to_gguf import main
-main()
-"""
 GENERATE = """
 import json, sys
 import llama_cpp
@@ -49,9 +40,9 @@ COUNT = 64
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained Llama with a tokenizer that the converter knows, and the text that it was trained on beside it."""
+    """A trained Llama with a tokenizer that the converter knows, and some of its text beside it."""
     folder = tmp_path_factory.mktemp("trained") / "model"
-    train(folder)
+    train(folder, LLAMA_CPP)
     return folder
 
 
@@ -79,9 +70,8 @@ def converted(folder: Path) -> Path:
     config = json.loads((copy / "config.json").read_text())
     if "q_lora_rank" in config:  # null in transformers; llama.cpp asks for a number, and takes 0 as none
         (copy / "config.json").write_text(json.dumps(config | {"q_lora_rank": 0}))
-    options = [str(copy), "--outfile", str(file), "--outtype", "f32"]
-    command = [sys.executable, "-c", CONVERT, str(LLAMA_CPP), *options]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    command = [sys.executable, str(LLAMA_CPP / "convert_hf_to_gguf.py"), str(copy)]
+    subprocess.run([*command, "--outfile", str(file), "--outtype", "f32"], check=True, capture_output=True, text=True)
     return file
 
 
