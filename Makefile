@@ -89,6 +89,8 @@ study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.calibrated --model llama --what mlp --what all --write
 	$(BIN)/python -m benchmarks.bits --what attention --what all --write
 	$(BIN)/python -m benchmarks.bits --model llama --what attention --what all --write
+	$(BIN)/python -m benchmarks.bits --method quantized --bits 3 --range --write
+	$(BIN)/python -m benchmarks.bits --model llama --method quantized --bits 3 --range --write
 	$(BIN)/python -m benchmarks.study_picture
 
 clean:
