@@ -9,7 +9,7 @@ import pytest
 
 import tnlib
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "physics.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "physics.md"
 KEYWORDS = ("cap on bonds", "tolerance")
 
 

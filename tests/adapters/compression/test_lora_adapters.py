@@ -313,7 +313,7 @@ def test_the_fine_tuned_llama(tmp_path: Path) -> None:
     """The built-in Llama, its inner weights tuned on licences for a few steps, as an adapter of stated error."""
     model = transformers.AutoModelForCausalLM.from_pretrained(builtin_path("llama"), dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(builtin_path("llama"))
-    lines = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
+    lines = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
     ids = torch.tensor(tokenizer(lines, verbose=False)["input_ids"])
     windows = ids[: len(ids) // 128 * 128].reshape(-1, 128)
     model.save_pretrained(tmp_path / "base")

@@ -20,7 +20,7 @@ import tnlib
 
 h5py = pytest.importorskip("h5py")
 
-JULIA = Path(__file__).resolve().parents[3] / "shared" / "data" / "itensor" / "testfilev0.1.41.h5"
+JULIA = Path(__file__).resolve().parents[4] / "shared" / "data" / "itensor" / "testfilev0.1.41.h5"
 
 # ------------------------------------------------------------------------------------------------- a file from Julia
 

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 models = pytest.importorskip("transformers_models")
 
-PYTHON_TEXT = Path(__file__).parents[2] / "adapters/training/python_text.py"
+PYTHON_TEXT = Path(__file__).parents[3] / "adapters/training/python_text.py"
 LLAMA = builtin_path("llama")
 WINDOW = 256
 

@@ -428,7 +428,7 @@ def test_other_models_of_the_container_are_refused(
 def test_the_built_in_llama(tmp_path: Path) -> None:
     """A licence as text: half of the values, then half of the heads, beside the truncation by SVD."""
     text, source = tmp_path / "text.txt", builtin_path("llama")
-    shutil.copy(Path(__file__).parents[2] / "LICENSE", text)
+    shutil.copy(Path(__file__).parents[3] / "LICENSE", text)
     compress(source, tmp_path / "plain", layout="mimo", keep=0.5)
     compress(source, tmp_path / "mimo", layout="mimo", keep=0.5, calibrate=text)
     compress(source, tmp_path / "narrow", layout="narrow", sizes={"head_dim": 8}, calibrate=text)
