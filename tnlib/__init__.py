@@ -9,11 +9,6 @@ from __future__ import annotations
 
 import lazy_loader
 
-from tnlib._deprecation import alias_old_modules
-from tnlib._moved import MOVED
-
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-alias_old_modules(MOVED)

@@ -1,7 +1,5 @@
 from . import drawing as drawing
-from . import experimental as experimental
 from . import interop as interop
-from . import network as network
 from . import random as random
 from ._errors import ArgumentError as ArgumentError
 from ._errors import ArgumentTypeError as ArgumentTypeError

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"tnlib": ROOT, "tnlib_adapters": ROOT / "adapters"}
 
-# The registry finds formats by the names of their packages, and old names stand for new modules: both lie above.
-NAMES_PACKAGES = ("tnlib._registry", "tnlib._moved", "tnlib.experimental", "tnlib_adapters._moved")
+# The registry finds formats by the names of their packages, which lie above.
+NAMES_PACKAGES = ("tnlib._registry",)
 
 LAYERS = [
-    ["tnlib._errors", "tnlib._typing", "tnlib._moved"],
-    ["tnlib._validate", "tnlib._deprecation", "tnlib._keywords", "tnlib._files", "tnlib._html"],
+    ["tnlib._errors", "tnlib._typing"],
+    ["tnlib._validate", "tnlib._keywords", "tnlib._files", "tnlib._html"],
     ["tnlib._fit", "tnlib._registry"],
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],
@@ -32,9 +32,8 @@ LAYERS = [
     ["tnlib.ops", "tnlib.random"],
     ["tnlib.io"],
     ["tnlib.interop"],
-    ["tnlib.network", "tnlib.experimental"],
     ["tnlib"],
-    ["tnlib_adapters._moved", "tnlib_adapters.data", "tnlib_adapters.interop"],
+    ["tnlib_adapters.data", "tnlib_adapters.interop"],
     ["tnlib_adapters.architectures"],
     ["tnlib_adapters.files"],
     ["tnlib_adapters.factors"],

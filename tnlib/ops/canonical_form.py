@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._format import Format
 from tnlib._registry import require
 from tnlib.formats.degenerate import Groups
@@ -14,7 +13,6 @@ from tnlib.linalg.threads import single_threaded_blas
 F = TypeVar("F", bound=Format)
 
 
-@renamed_arguments(value="t")
 @single_threaded_blas
 def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> F:
     """Return the same tensor in a gauge that depends on the tensor alone, at its numerical ranks.

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import LinearFormat
 from tnlib._registry import require
@@ -32,7 +31,6 @@ def contract(t: F, other: Mapping[int, npt.ArrayLike], legs: None = None) -> F |
 def contract(
     t: TensorTrain, other: TensorTrain, legs: int | Sequence[int] | None = None
 ) -> TensorTrain | TTMatrix | float | complex: ...
-@renamed_arguments(value="t")
 @single_threaded_blas
 def contract(
     t: LinearFormat, other: Mapping[int, npt.ArrayLike] | TensorTrain, legs: int | Sequence[int] | None = None
@@ -89,7 +87,6 @@ def contract(
     return _times_power("contract", contract_trains(a, b, chosen))  # type: ignore[no-any-return]
 
 
-@renamed_arguments(value="t", legs="axis")
 @single_threaded_blas
 def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | complex:
     """Return `t` summed over some or all legs: a format of the same class, or a number if no leg remains.

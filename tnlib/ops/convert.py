@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentTypeError
 from tnlib._fit import wrong_type
 from tnlib._format import Format
@@ -29,7 +28,6 @@ _DECOMPOSITIONS = {
 }
 
 
-@renamed_arguments(value="t")
 @single_threaded_blas
 def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None) -> F:
     """Return `t` as a `kind`, equal to roundoff; raise ArgumentTypeError if there is no exact conversion.

@@ -8,7 +8,6 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit
 from tnlib._format import Format
@@ -30,7 +29,6 @@ from tnlib.linalg.threads import single_threaded_blas
 def degenerate_groups(t: TensorTrain | TTMatrix | Tucker, *, rtol: float | None = None) -> list[Groups]: ...
 @overload
 def degenerate_groups(t: SVD | LowRank | npt.ArrayLike, *, rtol: float | None = None) -> Groups: ...
-@renamed_arguments(value="t")
 @single_threaded_blas
 def degenerate_groups(t: Format | npt.ArrayLike, *, rtol: float | None = None) -> Groups | list[Groups]:
     """Return the groups of equal singular values of `t`, as slices; simple values are in no group.
@@ -100,7 +98,6 @@ def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
     return bases.group_basis_change(columns, as_groups("canonical_basis", groups, columns.shape[1])).columns(columns)
 
 
-@renamed_arguments(value="t")
 @single_threaded_blas
 def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | None = None) -> float:
     """Return the distance from 0 to 1 of the canonical basis of `t` to its nearest discontinuity.

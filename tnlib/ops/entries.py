@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import wrong_type
 from tnlib._format import Format
@@ -22,7 +21,6 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib.ops.convert import convert
 
 
-@renamed_arguments(value="t")
 @single_threaded_blas
 def entries(t: Format, indices: npt.ArrayLike) -> Array:
     """Return the entries (...) of `t` at indices (..., d), in its dtype, without forming other entries.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
@@ -64,15 +63,6 @@ class Checkpoint:
     def n_layers(self) -> int:
         """Number of attention layers."""
         return self.sizes.n_layers
-
-    @property
-    def pieces(self) -> list[list[dict[str, Any]]] | None:
-        """Entries of config.json on the attention of every layer; deprecated, use `factored`."""
-        warnings.warn("Checkpoint.pieces is deprecated; use Checkpoint.factored.", DeprecationWarning, stacklevel=2)
-        if self.factored is None:
-            return None
-        layers = self.wiring.attention_modules
-        return [[entry.to_json() for entry in self.factored if entry.of and entry.module == layer] for layer in layers]
 
     def __repr__(self) -> str:
         s = self.sizes

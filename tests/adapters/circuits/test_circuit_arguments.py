@@ -250,35 +250,6 @@ def test_what_a_vocabulary_reads_has_its_width(model: Checkpoint) -> None:
             words.name(token)  # type: ignore[arg-type]
 
 
-def test_names_of_version_0_1_keep_working(model: Checkpoint) -> None:
-    tokens = np.array([5, 6, 7, 5, 6, 7])
-    terms, words = circuits.ten_terms(model, tokens), circuits.read_vocabulary(model)
-    circuit = circuits.find_circuit(model, tokens, np.arange(6) > 3, loss_increase=9.0)
-    scores, forward = circuits.repeat_scores(model, n_sequences=1, length=4), run(model, tokens)
-    columns = np.ones((65, 1))
-    with pytest.warns(DeprecationWarning, match="TenTerms.remainder"):
-        assert terms.rest is terms.remainder
-    with pytest.warns(DeprecationWarning, match="Circuit.effects"):
-        assert circuit.worth is circuit.effects
-    with pytest.warns(DeprecationWarning, match="Vocabulary.read_by_source"):
-        np.testing.assert_array_equal(words.read_apart(columns, None)[0], words.read_by_source(columns, None)[0])
-    with pytest.warns(DeprecationWarning, match="largest: doing= is deprecated; use kind="):
-        assert scores.largest(doing="previous", n=1) == scores.largest("previous", 1)
-    with pytest.warns(DeprecationWarning, match="stream_moments: seen= is deprecated; use forward="):
-        assert len(circuits.stream_moments(seen=forward)) == 2
-    with pytest.warns(DeprecationWarning, match="heat_map: found= is deprecated; use compositions="):
-        circuits.heat_map(found=circuits.compositions(model, "K"))
-    for old, new in (
-        ("Features", "SingularVectors"),
-        ("singular_features", "singular_vectors"),
-        ("TokenFeature", "TokenVectors"),
-    ):
-        with pytest.warns(DeprecationWarning, match=f"circuits.{old} is deprecated; use"):
-            assert getattr(circuits, old) is getattr(circuits, new)
-    with pytest.warns(DeprecationWarning, match="read_head: features= is deprecated; use n_vectors="):
-        assert len(circuits.read_head(model, 1, 2, features=2).qk_tokens) == 2
-
-
 @pytest.mark.parametrize(
     ("function", "arguments"),
     OF_ONE_STREAM,

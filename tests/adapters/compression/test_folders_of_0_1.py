@@ -110,8 +110,6 @@ def test_descriptions_are_written_back_as_they_were(folder: tuple[Path, dict[str
     assert checkpoint.factored is not None
     entries = [one.to_json() for one in checkpoint.factored]
     assert entries == [*SECTION["layers"][0], *SECTION["modules"].values()]
-    with pytest.warns(DeprecationWarning, match="Checkpoint.factored"):
-        assert checkpoint.pieces == SECTION["layers"]
 
 
 def test_transformers_computes_the_same_as_numpy(folder: tuple[Path, dict[str, np.ndarray]]) -> None:

@@ -258,8 +258,3 @@ def test_what_is_wrong_is_said() -> None:
     for call in (tnlib.canonical_form, lambda cp: tnlib.match(cp, cp)):
         with oracles.refused(ValueError, "weights", "finite"):
             call(large)
-
-
-def test_the_old_name_of_the_first_argument_works() -> None:
-    with pytest.warns(DeprecationWarning, match="canonical_form: value= is deprecated; use t="):
-        tnlib.canonical_form(value=tnlib.svd(np.eye(2)).value)  # type: ignore[call-arg]

@@ -133,15 +133,6 @@ def test_summing_over_no_leg_changes_nothing(value: Any) -> None:
         oracles.assert_close(out.full(), value.full(), factor=100)
 
 
-def test_the_old_keywords_work() -> None:
-    with pytest.warns(DeprecationWarning, match="sum_legs: legs= is deprecated; use axis="):
-        assert tnlib.sum_legs(T, legs=0).shape == (3,)  # type: ignore[call-arg]
-    with pytest.warns(DeprecationWarning, match="contract: value= is deprecated; use t="):
-        assert tnlib.contract(value=T, other={0: np.ones(2)}).shape == (3,)  # type: ignore[call-overload]
-    with oracles.refused(TypeError, "sum_legs: axis must be passed once", "legs="):
-        tnlib.sum_legs(T, axis=0, legs=0)  # type: ignore[call-arg]
-
-
 def test_axes_in_any_order() -> None:
     t = train((2, 3, 4), 2)
     oracles.assert_close(tnlib.sum_legs(t, (2, 0)).full(), t.full().sum(axis=(2, 0)), factor=200)

@@ -99,11 +99,6 @@ def test_no_indices_have_no_entries() -> None:
         assert tnlib.entries(value, np.empty((0, 2), int)).shape == (0,)
 
 
-def test_the_old_name_of_the_first_argument_works() -> None:
-    with pytest.warns(DeprecationWarning, match="entries: value= is deprecated; use t="):
-        assert tnlib.entries(value=T, indices=[0, 0]) == 3.0  # type: ignore[call-arg]
-
-
 def test_a_fit_is_not_its_value() -> None:
     with oracles.refused(TypeError, "entries: t must be a format, got a Fit", "pass fit.value"):
         tnlib.entries(tnlib.svd(np.eye(2)), [0, 0])  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError
 from tnlib._fit import wrong_type
 from tnlib._typing import Array
@@ -29,7 +28,6 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import noise_level, numerical_rank
 
 
-@renamed_arguments(value="t")
 @single_threaded_blas
 def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
     """Return the same product with the factors U S^power and S^(1 - power) V^H of its SVD.

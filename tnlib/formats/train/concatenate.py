@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tnlib._deprecation import renamed_arguments
 from tnlib._errors import ArgumentError
 from tnlib._validate import as_list, as_position
 from tnlib.formats.train.arguments import as_train
@@ -12,7 +11,6 @@ from tnlib.formats.train.cores import add_cores, with_common_exponent
 from tnlib.formats.train.format import TensorTrain
 
 
-@renamed_arguments(leg="axis", values="trains")
 def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
     """Return trains concatenated along one leg, as numpy.concatenate does for arrays; ranks add up.
 

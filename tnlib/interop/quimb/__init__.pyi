@@ -1,7 +1,3 @@
-from .array_factories import delta as delta
-from .array_factories import flattening as flattening
-from .array_factories import identity as identity
-from .array_factories import swap as swap
 from .belief_propagation import Gauged as Gauged
 from .belief_propagation import gauge_loops as gauge_loops
 from .contraction import contract as contract

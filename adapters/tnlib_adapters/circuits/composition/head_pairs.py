@@ -17,7 +17,6 @@ import numpy as np
 
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
-from tnlib._deprecation import renamed_arguments
 from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, is_list
@@ -210,7 +209,6 @@ def compositions(
     return Compositions(kind, scores, by_chance, notes)
 
 
-@renamed_arguments(seen="forward")
 def stream_moments(forward: Forward) -> list[Array]:
     """Return per layer the mean of x~^T x~, x~ = [x, 1], over the attention inputs, (d_model + 1, d_model + 1).
 

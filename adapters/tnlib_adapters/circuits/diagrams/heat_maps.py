@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._deprecation import renamed_arguments
 from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution
 from tnlib_adapters.circuits.composition.head_pairs import Compositions
 
@@ -21,7 +20,6 @@ _MOST_WRITERS = 14  # largest number of writers named on an axis
 _MOST_LEVEL = 12  # largest number of names written horizontally
 
 
-@renamed_arguments(found="compositions")
 def heat_map(compositions: Compositions | PairAttribution) -> Figure:
     """Draw composition scores or attributions of scores.
 

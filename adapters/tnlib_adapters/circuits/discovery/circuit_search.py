@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -57,12 +56,6 @@ class Circuit:
     full_loss: float
     loss: float
     metric: Metric = "loss"
-
-    @property
-    def worth(self) -> Array:
-        """Deprecated name of `effects`."""
-        warnings.warn("Circuit.worth is deprecated; use Circuit.effects.", DeprecationWarning, stacklevel=2)
-        return self.effects
 
     def to_frame(self) -> Any:
         """Return a pandas.DataFrame of all terms, the kept ones first: term, is_kept, effect, loss after its removal.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnlib._deprecation import renamed_arguments, renamed_names
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.linalg.threads import single_threaded_blas
@@ -186,7 +185,6 @@ class HeadReading:
 
 
 @accepts_models
-@renamed_arguments(features="n_vectors")
 @single_threaded_blas
 def read_head(
     model: Checkpoint,
@@ -253,6 +251,3 @@ def read_head(
         vocabulary=words,
         notes=(*effective.notes, *words.notes),
     )
-
-
-__getattr__ = renamed_names(__name__, {"TokenFeature": "TokenVectors"})

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._deprecation import renamed_arguments
 from tnlib._html import facts, heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list, to_numpy
@@ -49,7 +48,6 @@ class PatternScores:
     induction: Array
     chance: dict[HeadKind, float]
 
-    @renamed_arguments(doing="kind")
     def largest(self, kind: HeadKind, n: int) -> list[tuple[Head, float]]:
         """Return the n heads with the highest scores of a kind, as ((layer, head), score)."""
         check_choice("PatternScores.largest", "kind", kind, get_args(HeadKind))

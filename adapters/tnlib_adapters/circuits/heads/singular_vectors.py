@@ -22,7 +22,6 @@ import numpy as np
 
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
-from tnlib._deprecation import renamed_names
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rtol
 from tnlib.linalg.canonical_basis import leading_phases
@@ -302,6 +301,3 @@ def _orthogonal_to(q: Array) -> Array:
     for _ in range(2):  # project twice for orthogonality to roundoff
         axis = axis - q @ (q.T @ axis)
     return np.asarray(axis / np.linalg.norm(axis))
-
-
-__getattr__ = renamed_names(__name__, {"Features": "SingularVectors", "singular_features": "singular_vectors"})

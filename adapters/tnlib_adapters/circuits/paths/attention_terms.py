@@ -10,7 +10,6 @@ of the scores so that they add up with softmax, see `softmax_attributions`.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -278,12 +277,6 @@ class TenTerms:
     by_pair: Array
     writers: tuple[str, ...]
     remainder: Array
-
-    @property
-    def rest(self) -> Array:
-        """Deprecated name of `remainder`."""
-        warnings.warn("TenTerms.rest is deprecated; use TenTerms.remainder.", DeprecationWarning, stacklevel=2)
-        return self.remainder
 
     def __getitem__(self, name: str) -> Array:
         if not is_one_of(name, self.names):

@@ -11,7 +11,6 @@ unembedding u_t, up to the division of that norm and a shift common to all logit
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -138,15 +137,6 @@ class Vocabulary:
             divisor = np.sqrt(self._mean_squares(norm).mean() + norm.eps)
             by, shift = by * divisor, shift / divisor
         return of_tokens / by + shift + constant, None if positions is None else positions @ main / by  # i [d] r
-
-    def read_apart(
-        self, columns: Array, norm: Norm | None, count: int | None = None, *, average: bool = False
-    ) -> tuple[Array, Array | None]:
-        """Call `read_by_source` by its deprecated name."""
-        warnings.warn(
-            "Vocabulary.read_apart is deprecated; use Vocabulary.read_by_source.", DeprecationWarning, stacklevel=2
-        )
-        return self.read_by_source(columns, norm, count, average=average)
 
     def second_moments(self, norm: Norm | None) -> Array:
         """Return the mean over tokens of x~^T x~ with x~ = [n(e_t), 1], (d_model + 1, d_model + 1)."""

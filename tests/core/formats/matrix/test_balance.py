@@ -124,5 +124,3 @@ def test_what_is_wrong_is_said() -> None:
             tnlib.balance(low, power=wrong)
     with oracles.refused(TypeError, "balance", "power", "'left'"):
         tnlib.balance(low, power="left")  # type: ignore[arg-type]
-    with pytest.warns(DeprecationWarning, match="balance: value= is deprecated; use t="):
-        tnlib.balance(value=low)  # type: ignore[call-arg]

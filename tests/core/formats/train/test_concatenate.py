@@ -56,8 +56,3 @@ REFUSED = [
 def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
     with oracles.refused(kind, "got", *words):
         call()
-
-
-def test_the_old_keywords_work() -> None:
-    with pytest.warns(DeprecationWarning, match="concatenate: leg= is deprecated; use axis="):
-        assert tnlib.concatenate([T, T], leg=1).shape == (2, 6)  # type: ignore[call-arg]
