@@ -41,7 +41,6 @@ Examples:
   tnlib plan IN --calibrate TEXT
   tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
-  tnlib adapter BASE TUNED OUT --rank 16
   tnlib export-onnx IN OUT
   tnlib decompose X.npy OUT.safetensors --rtol 1e-6
   tnlib info OUT.safetensors
@@ -189,8 +188,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
 
     For embedding models, it prints the cosine similarity of the two embeddings of every line; lines are truncated at
     256 tokens. For language models, it prints the perplexity of both models and the KL divergence of their predictions
-    in nats per token, in windows of 256 tokens. OUT may be an adapter from `tnlib adapter`. Needs torch and
-    transformers.
+    in nats per token, in windows of 256 tokens. Needs torch and transformers.
     """
     with command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
@@ -215,30 +213,6 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 
         page = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
     click.echo(page)
-
-
-@main.command()
-@click.argument("base", metavar="BASE")
-@click.argument("tuned", metavar="TUNED")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--rank", type=int, metavar="R", help="Rank of the difference of every weight.")
-@click.option("--max-error", type=float, metavar="E",
-              help="Instead of --rank: largest relative Frobenius error of the difference of all weights; every weight "
-              "has its own rank.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
-def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
-    """Write the difference of the checkpoints TUNED and BASE to OUT, as a LoRA adapter in the format of PEFT.
-
-    The differences of the weights of attention and feed-forward layers are truncated by their singular values. If BASE
-    holds rounded weights of TUNED, the adapter corrects the rounding.
-    """
-    with command() as progress:
-        from tnlib_adapters.compression.adapter.extract_adapter import extract_adapter
-
-        extracted = extract_adapter(_folder(base), _folder(tuned), out, **options, progress=progress)
-    from tnlib_adapters.compression.terminal import show_adapter
-
-    show_adapter(extracted, out)
 
 
 @main.command()

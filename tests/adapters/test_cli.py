@@ -361,10 +361,6 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no fraction": ([], ("--keep",)),
     "unknown method": (["--keep", "0.5", "--method", "fourier"], ("fourier", *METHODS)),
     "unknown layout": (["--keep", "0.5", "--layout", "sparse"], ("sparse", *LAYOUTS)),
-    "adapter": (
-        ["--layout", "peft"],
-        ("'peft' is not a layout", "--layout dense`, then `tnlib adapter"),
-    ),
     "ONNX graph": (["--layout", "onnx"], ("'onnx' is not a layout", "tnlib export-onnx SMALL OUT")),
     "unknown option": (["--keep", "0.5", "--kep", "1"], ("--kep",)),
 }

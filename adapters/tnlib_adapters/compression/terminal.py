@@ -14,7 +14,6 @@ from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.adapter.extract_adapter import Adapter
     from tnlib_adapters.compression.compare.by_layer import Comparison
     from tnlib_adapters.compression.compare.on_text import TextComparison
     from tnlib_adapters.compression.cost.estimate import Cost
@@ -60,16 +59,6 @@ def show_evaluation(evaluation: Evaluation) -> None:
         click.echo("bytes of the KV cache per token   {:,} -> {:,}".format(*evaluation.cache_bytes))
     if evaluation.tokens_per_second is not None:
         click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
-
-
-def show_adapter(adapter: Adapter, out: Path) -> None:
-    """Print ranks, size and error, and the tensors that the adapter does not hold."""
-    ranks = adapter.ranks.values()
-    click.echo(f"ranks of {len(ranks)} weights   {min(ranks)} to {max(ranks)}, {adapter.n_numbers:,} numbers")
-    click.echo(f"relative error of the difference   {adapter.error:.4g}")
-    for name, share in adapter.outside.items():
-        click.echo(f"without {name}: {share:.4g} of the difference")
-    click.echo(f"written to {path_text(out)}; load it with: peft.PeftModel.from_pretrained(model, {path_text(out)!r})")
 
 
 def show_comparison(comparison: Comparison | TextComparison, out: Path) -> None:

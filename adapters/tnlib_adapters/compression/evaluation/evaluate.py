@@ -13,7 +13,6 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.adapter.adapted_checkpoint import is_adapter, open_adapted
 from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
 from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
 from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
@@ -110,8 +109,7 @@ def evaluate(
     ----------
     before, after
         Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
-        widths of heads and of feed-forward layers. `after` may be an adapter from `extract_adapter`, which is merged
-        with its base.
+        widths of heads and of feed-forward layers.
     text
         File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
         tokens.
@@ -130,7 +128,7 @@ def evaluate(
 
     placement = placement_of("evaluate", device, dtype)
     words = read_text("evaluate", "text", text)
-    checkpoints = [open_checkpoint(before), open_adapted(after) if is_adapter(after) else open_checkpoint(after)]
+    checkpoints = [open_checkpoint(before), open_checkpoint(after)]
     for checkpoint in checkpoints:
         check_reads_text("evaluate", checkpoint, text_required=True)
     paths = [checkpoint.folder.path for checkpoint in checkpoints]

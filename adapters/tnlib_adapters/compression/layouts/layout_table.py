@@ -93,7 +93,6 @@ SMALLER_MODELS: Mapping[str, Layout] = {
 
 # forms that `compress` does not write, and the commands that do
 OTHER_COMMANDS: Mapping[str, str] = {
-    "peft": "`tnlib compress IN ROUNDED --store int4 --layout dense`, then `tnlib adapter ROUNDED IN OUT --rank 16`",
     "onnx": "`tnlib compress IN SMALL --keep 0.5`, then `tnlib export-onnx SMALL OUT`",
 }
 
