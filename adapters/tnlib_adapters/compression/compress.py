@@ -97,10 +97,9 @@ def compress(
     layout
         "factored" stores the factors; "dense" their products under the original names. The others write a smaller
         model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
-        `max_error` do not apply. "mimo": a MiMoV2FlashForCausalLM whose values are narrower than queries and keys;
-        `keep` is the fraction of W_V and W_O. "narrow": the same architecture with a smaller `head_dim` and
-        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers; needs a text. "mla": a
-        DeepseekV3ForCausalLM with one latent vector for the keys and values of all heads; needs a text and `sizes`.
+        `max_error` do not apply. "narrow": the same architecture with a smaller `head_dim` and `intermediate_size`;
+        `keep` is the fraction of attention and feed-forward layers. "mla": a DeepseekV3ForCausalLM with one latent
+        vector for the keys and values of all heads; needs `sizes`.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
@@ -134,9 +133,8 @@ def compress(
         If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
         the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
     sizes
-        Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `v_head_dim` of
-        "mimo", `head_dim` and `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and
-        `qk_rope_head_dim` of "mla".
+        Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `head_dim` and
+        `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and `qk_rope_head_dim` of "mla".
     cluster
         Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
         passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The

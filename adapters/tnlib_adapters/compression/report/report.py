@@ -19,7 +19,6 @@ SUBJECTS = {
     "attention": "attention",
     "mlp": "feed-forward layers",
     "all": "attention, feed-forward and embeddings",
-    "values": "values and outputs of attention",  # of layout "mimo"
     "layers": "attention and feed-forward layers",  # of layout "narrow"
 }
 
