@@ -281,8 +281,8 @@ Details and limits:
 - Experts (Mixtral, Qwen3-MoE, DeepSeek), shared experts included, can be folded, rotated and run. `compress` does not
   change them, and refuses `--what mlp` and `--what all`.
 - Attention on latent vectors (DeepSeek) is stored as maps to and from them. Methods `matrix`, `ttm` and `calibrated` of
-  `compress` factorise each map, and the output projection, as a matrix; `heads`, `tucker`, `cp` and `compare` are
-  refused. `fix_gauge` accepts `attention(layer).numerator()`, not the checkpoint.
+  `compress` factorise each map, and the output projection, as a matrix; `heads`, `tucker` and `cp` are refused.
+  `fix_gauge` accepts `attention(layer).numerator()`, not the checkpoint.
 - `rotate` is refused where the weights of a norm cannot be folded: norms on the stream itself (BERT, OPT with norms
   after the sublayers, the embedding norm of BLOOM), norms on the output of a sublayer (Gemma 2), and a final norm whose
   output is read by no weight that tnlib knows. It is also refused if parts that tnlib does not know, such as poolers,

@@ -15,9 +15,9 @@ from tnlib_adapters.compression.activation_statistics.statistics_files import re
 from tnlib_adapters.compression.cluster.cluster_workspace import workspace_with
 from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
-from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
+from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
 from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.layouts.write_smaller import write_smaller
@@ -210,7 +210,7 @@ def compress(
                 progress(*step)
             written = open_checkpoint(partial)
             quality = measure_quality(checkpoint, written)
-            on_text = measure_on_text(original, written, plan, what, held_out, progress) if held_out else None
+            on_text = measure_on_text(original, written, what, held_out, progress) if held_out else None
             report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
             report = replace(report, calibration=opened.calibration_summary(original))
             write_report(report, partial)
@@ -278,8 +278,6 @@ def measured_report(
         measured=on_text.after.error if on_text else root_mean_square(squares),
         plain_bytes=plain_bytes(before, request.what, names),
         plain_measured=on_text.int8.error if on_text else None,
-        gptq_bytes=gptq_bytes(before, request.what, names) if on_text and on_text.gptq else None,
-        gptq_measured=on_text.gptq.error if on_text and on_text.gptq else None,
         average_bits=8 * plan_bytes(before, plan) / plan.n_before,
         rounded=_rounded_reports(plan),
         load=loading_code(after, request.layout),
