@@ -21,7 +21,6 @@ from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
-from tnlib.linalg.device_array import on_host
 from tnlib.linalg.gram import gram
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
@@ -113,8 +112,7 @@ def cp(
         tucker = core_of_stored(passes, rank)
         scaled, exponent, size = tucker.core, tucker.exponent, tucker.norm
     else:
-        array, exponent, size = prepare("cp", "x", dense)
-        scaled = on_host(array)
+        scaled, exponent, size = prepare("cp", "x", dense)
         dtype = scaled.dtype
         _check_constraint(constraint, dtype, scaled.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
@@ -18,7 +19,6 @@ from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
-from tnlib.linalg.device_array import contiguous
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -85,7 +85,7 @@ def ttm_svd(
         if passes is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
-            paired = Prepared(contiguous(pair_legs(matrix, rows, columns)), exponent, norm)
+            paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
             train, budget = decompose_prepared(paired, rtol, max_rank)
         else:
             from tnlib.formats.train.tt_svd_out_of_core import decompose_stored_matrix
