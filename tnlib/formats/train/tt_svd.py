@@ -11,7 +11,7 @@ so the last core is the centre and carries the norm (`leg_splitting.py`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
