@@ -65,13 +65,6 @@ def _is_torch(a: Any) -> bool:
     return type(a).__module__.split(".")[0] == "torch"
 
 
-def to_torch(arrays: Sequence[Array]) -> list[Any]:
-    """Return torch tensors on the CPU that share memory with the arrays."""
-    import torch
-
-    return [torch.from_numpy(a) for a in arrays]
-
-
 def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
     """Return the error for a `value` that the library cannot represent."""
     match value:
