@@ -12,9 +12,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
-from tnlib.drawing.index_ends import IndexEnds
-from tnlib.drawing.layout import ChainRows, point_towards
-from tnlib.drawing.node_kinds import node_kind
+from tnlib.drawing.einsums import IndexEnds
+from tnlib.drawing.layout import ChainRows, node_kind, point_towards
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network
 from tnlib.interop.quimb.network_format import Network
 
