@@ -152,12 +152,12 @@ class _EinsumLayout:
         """Return the ends of open legs: towards their cell of the layout, or away from the other nodes."""
         ends: dict[str, Point] = {}
         for root in dict.fromkeys(map(self.index_ends.root, self.result)):
-            own = [i for i in self.result if self.index_ends.root(i) == root]
-            free = [i for i in own if i not in self.index_cells or i in self.index_ends.copy_tensors]
+            of_root = [i for i in self.result if self.index_ends.root(i) == root]
+            free = [i for i in of_root if i not in self.index_cells or i in self.index_ends.copy_tensors]
             x, y = self.positions[root]
             for i, angle in zip(free, self._outward_angles(root, len(free)), strict=True):
                 ends[i] = (x + _REACH * math.cos(angle), y + _REACH * math.sin(angle))
-            ends |= {i: point_towards((x, y), self.index_cells[i], _REACH) for i in own if i not in free}
+            ends |= {i: point_towards((x, y), self.index_cells[i], _REACH) for i in of_root if i not in free}
         return ends
 
     def _outward_angles(self, root: int, count: int) -> list[float]:

@@ -209,8 +209,8 @@ def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
         right = normal if normal[0] >= 0 else -normal
         ha = "left" if right[0] > 0.3 else "center"
         va = "center" if abs(right[0]) > 0.5 else "bottom" if right[1] > 0 else "top"
-        place = middle + abs(gap[0]) * np.sign(right) + 0.03 * right
-        _write(ax, place, _name_and_size(leg, "\n"), ha=ha, va=va, **style)
+        position = middle + abs(gap[0]) * np.sign(right) + 0.03 * right
+        _write(ax, position, _name_and_size(leg, "\n"), ha=ha, va=va, **style)
 
 
 def _name_and_size(leg: Leg, separator: str) -> str:

@@ -302,14 +302,14 @@ def _dense(group: Node, labels: Sequence[str] | None) -> Array:
     n_legs = len(labels or "12")
     if len(cuts) != n_legs:
         group.refuse(f"must have {n_legs} legs", str(len(cuts)))
-    places = _integers(group.child("block_inds"), 2) if blocks else np.zeros((0, n_legs), int)
-    if places.shape != (len(blocks), n_legs):
-        group.refuse(f"must hold the places of {len(blocks)} blocks on {n_legs} legs", f"shape {places.shape}")
+    positions = _integers(group.child("block_inds"), 2) if blocks else np.zeros((0, n_legs), int)
+    if positions.shape != (len(blocks), n_legs):
+        group.refuse(f"must hold the positions of {len(blocks)} blocks on {n_legs} legs", f"shape {positions.shape}")
     out = group.zeros([cut[-1] for cut in cuts], np.result_type(*blocks) if blocks else float)
-    for block, place in zip(blocks, places.tolist(), strict=True):
-        if any(not 0 <= q < len(cut) - 1 for cut, q in zip(cuts, place, strict=True)):
-            group.refuse("must hold blocks in places that its legs have", f"one at {place}")
-        region = out[tuple(slice(cut[q], cut[q + 1]) for cut, q in zip(cuts, place, strict=True))]
+    for block, position in zip(blocks, positions.tolist(), strict=True):
+        if any(not 0 <= q < len(cut) - 1 for cut, q in zip(cuts, position, strict=True)):
+            group.refuse("must hold blocks at positions that its legs have", f"one at {position}")
+        region = out[tuple(slice(cut[q], cut[q + 1]) for cut, q in zip(cuts, position, strict=True))]
         if region.shape != block.shape:
             group.refuse("must hold blocks that fit its legs", f"one of shape {block.shape} for {region.shape}")
         region[...] = block
