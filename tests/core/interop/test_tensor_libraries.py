@@ -27,6 +27,8 @@ def library(name: str) -> Any:
 
 
 def verbs(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """to_X and from_X under their pinned names; a skip where X is not installed."""
+    library(name)
     module = importlib.import_module(f"tnlib_adapters.interop.{name}")
     return getattr(module, f"to_{name}"), getattr(module, f"from_{name}")
 
@@ -77,8 +79,6 @@ def random_train(shape: Sequence[tuple[int, int, int]], dtype: Any, kind: Any, s
 
 @pytest.mark.parametrize("name", [*TRAINS, "quimb"])
 def test_formats_of_tensors_are_refused(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    library(name)
     with oracles.refused(TypeError, f"to_{name}", "numpy arrays", "to_numpy()"):
         verbs(name)[0](tnlib.TensorTrain([torch.ones(1, 2, 1)]))
 
@@ -91,7 +91,6 @@ CASES = [(name, tnlib.TensorTrain) for name in TRAINS] + [(name, tnlib.TTMatrix)
 def test_trains_go_out_and_come_back(
     name: str, kind: Any, shape: Any, dtype: Any, seed: int, center: int | None
 ) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     value = random_train(shape, dtype, kind, seed)
     if center is not None:
@@ -109,7 +108,6 @@ def test_trains_go_out_and_come_back(
 @pytest.mark.parametrize(("name", "kind"), CASES, ids=lambda x: getattr(x, "__name__", x))
 @pytest.mark.parametrize("center", [None, 1])
 def test_the_scale_goes_into_the_cores(name: str, kind: Any, center: int | None) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     cores = tnlib.canonicalize(random_train([(1, 2, 2), (2, 3, 2), (2, 2, 2)], np.float64, kind, 0), 1).cores
     back = from_library(to_library(kind(cores, center, -600.0)))
@@ -122,7 +120,6 @@ def test_the_scale_goes_into_the_cores(name: str, kind: Any, center: int | None)
 @pytest.mark.parametrize("name", TRAINS)
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 def test_every_scale_and_zero(name: str, dtype: Any) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1), dtype)
     for power in (0, 100, -100) if dtype.name in ("float32", "complex64") else (0, 660, -660):
@@ -134,7 +131,6 @@ def test_every_scale_and_zero(name: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_copies_on_both_ways(name: str) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1))
     value = tnlib.TensorTrain(cores)
@@ -151,7 +147,6 @@ def test_copies_on_both_ways(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINS)
 def test_a_ground_state(name: str) -> None:
     """Overlap and Schmidt values of a Heisenberg chain survive."""
-    library(name)
     to_library, from_library = verbs(name)
     state = ground_state()
     back = from_library(to_library(state))
@@ -189,7 +184,6 @@ def cps(draw: Any) -> tnlib.CP:
 @pytest.mark.parametrize("name", ["tensorly", "pyttb"])
 @given(value=tuckers() | cps())
 def test_tucker_and_cp_go_out_and_come_back(name: str, value: Any) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     if name == "pyttb" and isinstance(value, tnlib.CP) and value.dtype != np.float64:
         with oracles.refused(TypeError, "to_pyttb: value must be float64", str(value.dtype)):
@@ -202,7 +196,6 @@ def test_tucker_and_cp_go_out_and_come_back(name: str, value: Any) -> None:
 
 @given(value=tuckers() | cps())
 def test_tucker_and_cp_in_tntorch(value: Any) -> None:
-    library("tntorch")
     to_library, from_library = verbs("tntorch")
     obj = to_library(value)
     back = from_library(obj)
@@ -215,7 +208,6 @@ def test_tucker_and_cp_in_tntorch(value: Any) -> None:
 
 
 def test_a_tucker_comes_back_from_tntorch_by_conversion() -> None:
-    library("tntorch")
     to_library, from_library = verbs("tntorch")
     value = tnlib.tucker(oracles.random_tucker((4, 5, 6), (2, 3, 2))).value
     back = tnlib.convert(from_library(to_library(value)), tnlib.Tucker)
@@ -305,7 +297,6 @@ def test_trained_ends_of_tensorkrowch(model: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_short_states_of_tensorkrowch(n: int) -> None:
-    library("tensorkrowch")
     to_library, from_library = verbs("tensorkrowch")
     for value in (
         tnlib.TensorTrain(oracles.random_cores((3,) * n, (1, *[2] * (n - 1), 1))),
@@ -431,7 +422,6 @@ def test_mixtures_that_are_refused(name: str) -> None:
 
 
 def test_sparse_tensors_of_torch() -> None:
-    library("tensorly")
     with oracles.refused(TypeError, "from_tensorly: core 0", "Sparse"):
         verbs("tensorly")[1]([torch.ones(1, 2, 1).to_sparse()])
 
@@ -445,14 +435,12 @@ PACKAGES = {"torchtt": "torchTT"}
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("obj", [None, 3, "train", {}, np.ones((2, 2))], ids=str)
 def test_objects_of_another_kind(name: str, obj: Any) -> None:
-    library(name)
     with oracles.refused(TypeError, f"from_{name}: obj must be ", type(obj).__name__):
         verbs(name)[1](obj)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_values_of_another_kind(name: str) -> None:
-    library(name)
     svd = tnlib.svd(np.ones((2, 3)))
     vidal = tnlib.vidal(tnlib.tt_svd(np.ones((2, 3))).value)
     for value, hint in (
@@ -478,7 +466,6 @@ def test_values_of_another_kind(name: str) -> None:
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_formats_that_a_library_does_not_have(name: str, value: Any) -> None:
-    library(name)
     with oracles.refused(TypeError, f"to_{name}: value must be a", type(value).__name__, "tnlib.convert"):
         verbs(name)[0](value)
 
@@ -509,12 +496,13 @@ def test_other_refusals() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "teneva"])  # a plain list needs no library
 def test_a_library_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_library, _ = verbs(name)
     monkeypatch.setitem(sys.modules, name, None)
     value: Any = tnlib.tt_svd(np.ones((2, 3))).value
     if name == "pyttb":
         value = tnlib.CP(np.ones(1), [np.ones((2, 1))] * 2)
     with pytest.raises(ModuleNotFoundError, match=f"to_{name} needs {PACKAGES.get(name, name)}, .*pip install"):
-        verbs(name)[0](value)
+        to_library(value)
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:
