@@ -56,8 +56,8 @@ class Gauged:
 
     `network` equals the argument up to roundoff; the tensors at both ends of a bond hold the square roots of its
     weights. `weights` are by the name of the index: positive, descending, of Euclidean norm 1. `error` is the largest
-    relative distance of a message from the fixed point after `n_iter` sweeps over all bonds, `converged` is False if it
-    exceeds the tolerance.
+    change of the weights of a bond in the last of `n_iter` sweeps, in this norm; `converged` is False if it exceeds the
+    tolerance.
     """
 
     network: qtn.TensorNetwork = field(repr=False)
@@ -76,7 +76,7 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
     tn
         A quimb TensorNetwork; every index joins at most two tensors (see `spell_out`).
     tol
-        Largest relative distance of a message from the fixed point; 1000 eps by default.
+        Largest change of the weights of a bond in the last sweep; 1000 eps by default.
     n_iter
         Largest number of sweeps over all bonds; where they do not reach `tol`, a ConvergenceWarning is issued.
 
@@ -135,7 +135,7 @@ def gauge_loops(tn: qtn.TensorNetwork, *, tol: float | None = None, n_iter: int 
     error, count = max(errors), max(sweeps)
     if error > tol:
         warnings.warn(
-            f"gauge_loops: the messages miss the fixed point by {error:.3g} after {count} sweeps; raise n_iter.",
+            f"gauge_loops: the weights still change by {error:.3g} after {count} sweeps; raise n_iter.",
             ConvergenceWarning,
             stacklevel=3,
         )
@@ -157,56 +157,41 @@ def _in_double_precision(tn: qtn.TensorNetwork) -> tuple[qtn.TensorNetwork, np.d
 
 
 def _gauge_part(part: qtn.TensorNetwork, weights: Weights, eps: float, tol: float, n_iter: int) -> tuple[float, int]:
-    """Gauge one connected part in place and add its weights; return the error (NaN for zero) and the sweeps.
+    """Gauge one connected part in place and add its weights; return their last change (NaN for zero) and the sweeps.
 
     `eps` is that of the data; the work is done in double precision.
     """
     if not part.inner_inds():
         return 0.0, 0
-    error, smudge, loops = math.inf, float(np.finfo(np.float64).eps), _has_loops(part)
-    gauges: Weights = {}
+    loops, gauges, change = _has_loops(part), Weights(), math.inf
     # a sweep leads away from the first tensor; sweeps back and forth settle a chain in three
     backward = qtn.TensorNetwork(list(part)[::-1], virtual=True)
     with np.errstate(all="ignore"):  # a zero network divides by zero
         for sweep in range(1, n_iter + 1):
             # small weights may matter around a loop: only the first sweep removes those that two tensors do not need
-            cutoff = 0.0 if loops and sweep > 1 else _NOISE * eps
+            cutoff, info = 0.0 if loops and sweep > 1 else _NOISE * eps, dict[str, float]()
             try:
                 (part if sweep % 2 else backward).gauge_all_simple_(
                     max_iterations=1,
-                    smudge=smudge,
+                    tol=np.finfo(float).tiny,  # positive: measure the change
+                    smudge=np.finfo(float).eps,
                     gauges=gauges,
+                    info=info,
                     compress_opts={"cutoff": cutoff, "cutoff_mode": "rel"},
                 )
             except (np.linalg.LinAlgError, ValueError):  # the SVD met NaN
                 return math.nan, sweep
-            error = max(_fixed_point_error(tensor, gauges) for tensor in part)
-            if not error > tol:
+            if not all(np.isfinite(s).all() for s in gauges.values()):
+                return math.nan, sweep
+            change = float(info["max_sdiff"])
+            if change <= tol:
                 break
     weights.update(gauges)
-    return error, sweep
+    return change, sweep
 
 
 def _has_loops(part: qtn.TensorNetwork) -> bool:
     return bool(len(part.inner_inds()) >= part.num_tensors)
-
-
-def _fixed_point_error(tensor: qtn.Tensor, weights: Weights) -> float:
-    """Return the largest distance from diag(weights) of the messages of a tensor that holds no weights itself."""
-    error = 0.0
-    bonds = [k for k, i in enumerate(tensor.inds) if i in weights]
-    for k in bonds:
-        a, s = tensor.data, weights[tensor.inds[k]]
-        for j in bonds:  # the root of this bond's weights, the weights of all others
-            factor = weights[tensor.inds[j]]
-            a = a * (np.sqrt(factor) if j == k else factor).reshape(-1, *[1] * (a.ndim - j - 1))
-        rows = np.moveaxis(a, k, 0).reshape(len(s), -1)
-        message = rows @ rows.conj().T  # b [others] b'
-        size = float(np.linalg.norm(message))
-        if math.isnan(size) or size == 0:
-            return math.nan
-        error = max(error, float(np.linalg.norm(message / size - np.diag(s / np.linalg.norm(s)))))
-    return error
 
 
 @refuse_foreign_keywords

@@ -162,7 +162,7 @@ def test_odd_networks() -> None:
 
 def test_running_out_of_sweeps_is_said() -> None:
     tn = LOOPY["PEPS"]()
-    with pytest.warns(tnlib.ConvergenceWarning, match="gauge_loops: the messages miss the fixed point"):
+    with pytest.warns(tnlib.ConvergenceWarning, match="gauge_loops: the weights still change"):
         gauged = quimb.gauge_loops(tn, n_iter=2)
     assert not gauged.converged
     assert gauged.n_iter == 2
