@@ -21,7 +21,7 @@ from tnlib._typing import Array
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
-_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch", "tensornetwork"))
+_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
 
 _NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))

@@ -19,7 +19,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
-from tnlib.drawing.node_kinds import array_node
+from tnlib.drawing.layout import array_node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.arguments import as_head
 

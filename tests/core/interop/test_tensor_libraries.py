@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib
 import sys
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +27,8 @@ def library(name: str) -> Any:
 
 
 def verbs(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """to_X and from_X under their pinned names; a skip where X is not installed."""
+    library(name)
     module = importlib.import_module(f"tnlib_adapters.interop.{name}")
     return getattr(module, f"to_{name}"), getattr(module, f"from_{name}")
 
@@ -43,17 +43,6 @@ def contracted(model: Any) -> np.ndarray:
     dense = torch.tensordot(out, model.right_node.tensor.detach(), 1)[0].numpy()
     step = len(legs) - 2
     return dense.transpose([k for start in range(step) for k in range(start, dense.ndim, step)])
-
-
-def multiplied_out(obj: Any) -> np.ndarray:
-    """An MPS or MPO of TensorNetwork, by its own ncon: legs of the result are numbered -1, -2, ..., bonds from 1."""
-    d = len(obj)
-    rows, columns = [-2 - k for k in range(d)], [-2 - d - k for k in range(d)]
-    bonds = [-1, *range(1, d), -2 - 2 * d]
-    legs = [[bonds[k], bonds[k + 1], rows[k], columns[k]] for k in range(d)]
-    if obj.tensors[0].ndim == 3:
-        legs = [[bonds[k], rows[k], bonds[k + 1]] for k in range(d)]
-    return library("tensornetwork").ncon(list(obj.tensors), legs, backend="numpy")[0, ..., 0]
 
 
 def dense_by(name: str, obj: Any, value: Any) -> np.ndarray:
@@ -72,13 +61,11 @@ def dense_by(name: str, obj: Any, value: Any) -> np.ndarray:
             return library("teneva").full(obj)
         case "pyttb":
             return obj.full().data
-        case "tensornetwork":
-            return multiplied_out(obj).reshape(value.shape)
     raise AssertionError(name)
 
 
-TRAINS = ["tensorly", "tensorkrowch", "tntorch", "torchtt", "teneva", "tensornetwork"]
-MATRICES = ["tensorly", "tensorkrowch", "tntorch", "torchtt", "tensornetwork"]
+TRAINS = ["tensorly", "tensorkrowch", "tntorch", "torchtt", "teneva"]
+MATRICES = ["tensorly", "tensorkrowch", "tntorch", "torchtt"]
 
 sites = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), min_size=2, max_size=4)
 dtypes = st.sampled_from(oracles.DTYPES)
@@ -92,8 +79,6 @@ def random_train(shape: Sequence[tuple[int, int, int]], dtype: Any, kind: Any, s
 
 @pytest.mark.parametrize("name", [*TRAINS, "quimb"])
 def test_formats_of_tensors_are_refused(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    library(name)
     with oracles.refused(TypeError, f"to_{name}", "numpy arrays", "to_numpy()"):
         verbs(name)[0](tnlib.TensorTrain([torch.ones(1, 2, 1)]))
 
@@ -106,7 +91,6 @@ CASES = [(name, tnlib.TensorTrain) for name in TRAINS] + [(name, tnlib.TTMatrix)
 def test_trains_go_out_and_come_back(
     name: str, kind: Any, shape: Any, dtype: Any, seed: int, center: int | None
 ) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     value = random_train(shape, dtype, kind, seed)
     if center is not None:
@@ -124,7 +108,6 @@ def test_trains_go_out_and_come_back(
 @pytest.mark.parametrize(("name", "kind"), CASES, ids=lambda x: getattr(x, "__name__", x))
 @pytest.mark.parametrize("center", [None, 1])
 def test_the_scale_goes_into_the_cores(name: str, kind: Any, center: int | None) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     cores = tnlib.canonicalize(random_train([(1, 2, 2), (2, 3, 2), (2, 2, 2)], np.float64, kind, 0), 1).cores
     back = from_library(to_library(kind(cores, center, -600.0)))
@@ -137,7 +120,6 @@ def test_the_scale_goes_into_the_cores(name: str, kind: Any, center: int | None)
 @pytest.mark.parametrize("name", TRAINS)
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 def test_every_scale_and_zero(name: str, dtype: Any) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1), dtype)
     for power in (0, 100, -100) if dtype.name in ("float32", "complex64") else (0, 660, -660):
@@ -149,7 +131,6 @@ def test_every_scale_and_zero(name: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_copies_on_both_ways(name: str) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1))
     value = tnlib.TensorTrain(cores)
@@ -166,7 +147,6 @@ def test_copies_on_both_ways(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINS)
 def test_a_ground_state(name: str) -> None:
     """Overlap and Schmidt values of a Heisenberg chain survive."""
-    library(name)
     to_library, from_library = verbs(name)
     state = ground_state()
     back = from_library(to_library(state))
@@ -204,7 +184,6 @@ def cps(draw: Any) -> tnlib.CP:
 @pytest.mark.parametrize("name", ["tensorly", "pyttb"])
 @given(value=tuckers() | cps())
 def test_tucker_and_cp_go_out_and_come_back(name: str, value: Any) -> None:
-    library(name)
     to_library, from_library = verbs(name)
     if name == "pyttb" and isinstance(value, tnlib.CP) and value.dtype != np.float64:
         with oracles.refused(TypeError, "to_pyttb: value must be float64", str(value.dtype)):
@@ -217,7 +196,6 @@ def test_tucker_and_cp_go_out_and_come_back(name: str, value: Any) -> None:
 
 @given(value=tuckers() | cps())
 def test_tucker_and_cp_in_tntorch(value: Any) -> None:
-    library("tntorch")
     to_library, from_library = verbs("tntorch")
     obj = to_library(value)
     back = from_library(obj)
@@ -230,7 +208,6 @@ def test_tucker_and_cp_in_tntorch(value: Any) -> None:
 
 
 def test_a_tucker_comes_back_from_tntorch_by_conversion() -> None:
-    library("tntorch")
     to_library, from_library = verbs("tntorch")
     value = tnlib.tucker(oracles.random_tucker((4, 5, 6), (2, 3, 2))).value
     back = tnlib.convert(from_library(to_library(value)), tnlib.Tucker)
@@ -320,7 +297,6 @@ def test_trained_ends_of_tensorkrowch(model: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_short_states_of_tensorkrowch(n: int) -> None:
-    library("tensorkrowch")
     to_library, from_library = verbs("tensorkrowch")
     for value in (
         tnlib.TensorTrain(oracles.random_cores((3,) * n, (1, *[2] * (n - 1), 1))),
@@ -387,99 +363,6 @@ def test_trains_of_teneva() -> None:
         from_library(teneva.orthogonalize(to_library(value), 1, use_stab=True))
 
 
-def test_states_of_tensornetwork() -> None:
-    tn = library("tensornetwork")
-    to_library, from_library = verbs("tensornetwork")
-    np.random.seed(0)  # noqa: NPY002 - TensorNetwork draws from the global generator
-    state = tn.FiniteMPS.random([2, 3, 2, 2], [2, 4, 2], np.complex128, backend="numpy")
-    for center in range(4):
-        state.position(center)
-        value = from_library(state)
-        assert value.center == center
-        assert to_library(value).center_position == center
-        oracles.assert_close(value.full(), multiplied_out(state), factor=256)
-        assert abs(to_library(value).check_canonical()) < 1e-14
-    state.tensors[0] = 2 * state.tensors[0]
-    assert from_library(state).center is None  # center_position is still 3
-    product = tnlib.TensorTrain([np.eye(2)[:1, :, None]] * 4, 2)
-    assert from_library(to_library(product)).center == 2  # each core qualifies
-    state.connector_matrix = np.full((1, 1), 3.0)
-    oracles.assert_close(from_library(state).full(), 3 * multiplied_out(state), factor=256)
-
-
-def test_operators_of_tensornetwork() -> None:
-    """Rows are the outputs: the expectation value of an operator that is not Hermitian."""
-    tn = library("tensornetwork")
-    to_library, _ = verbs("tensornetwork")
-    sites = [(1, 2, 2), (2, 3, 3), (3, 2, 2)]
-    operator = random_train(sites, np.dtype(complex), tnlib.TTMatrix, 0)
-    state = tnlib.canonicalize(random_train(sites, np.dtype(complex), tnlib.TensorTrain, 9), 0)
-    energy = tn.FiniteDMRG(to_library(state), to_library(operator)).compute_energy()
-    vector = oracles.contract(state).ravel() / oracles.norm(oracles.contract(state))  # moving the centre normalizes
-    oracles.assert_close(energy, vector.conj() @ oracles.contract(operator) @ vector, factor=256)
-
-
-def test_a_ground_state_of_tensornetwork() -> None:
-    tn = library("tensornetwork")
-    _, from_library = verbs("tensornetwork")
-    np.random.seed(0)  # noqa: NPY002
-    state = tn.FiniteMPS.random([2] * 6, [2, 4, 8, 4, 2], np.float64, backend="numpy")
-    mpo = tn.FiniteXXZ(np.ones(5), np.ones(5), np.zeros(6), np.float64, backend="numpy")
-    energy = tn.FiniteDMRG(state, mpo).run_two_site(max_bond_dim=8, num_sweeps=4, num_krylov_vecs=10, verbose=0)
-    psi, hamiltonian = from_library(state), from_library(mpo)
-    assert abs(tnlib.inner(psi, hamiltonian @ psi) - energy) < 1e-12
-    assert abs(np.linalg.eigvalsh(hamiltonian.full())[0] - energy) < 1e-8
-
-
-def test_other_backends_of_tensornetwork() -> None:
-    tn = library("tensornetwork")
-    _, from_library = verbs("tensornetwork")
-    cores = oracles.random_cores((2, 3), (1, 2, 1), np.dtype("float32"))
-    state = tn.FiniteMPS([torch.from_numpy(c) for c in cores], canonicalize=False, backend="pytorch")
-    assert from_library(state).dtype == np.float32
-    oracles.assert_close(from_library(state).full(), oracles.dense_train(cores), np.float32)
-    arrays = np.array([[[0.0, 2], [3, 0]]]), np.array([[[5.0], [0]], [[0], [7]]])  # one particle on one of two sites
-    charges = [([0], [0, 1], [1, 0]), ([1, 0], [0, 1], [1])]
-    legs = [[tn.Index(tn.U1Charge(np.array(q)), k == 2) for k, q in enumerate(of_core)] for of_core in charges]
-    blocks = [tn.BlockSparseTensor.fromdense(*pair) for pair in zip(legs, arrays, strict=True)]
-    charged = from_library(tn.FiniteMPS(blocks, canonicalize=False, backend="symmetric"))
-    assert all(np.array_equal(core, a) for core, a in zip(charged.cores, arrays, strict=True))
-
-
-def test_refusals_of_tensornetwork() -> None:
-    tn = library("tensornetwork")
-    _, from_library = verbs("tensornetwork")
-    infinite = tn.InfiniteMPS.random([2], [2, 2], np.float64, backend="numpy")
-    with oracles.refused(TypeError, "from_tensornetwork: obj must be a FiniteMPS", "tensornetwork.InfiniteMPS"):
-        from_library(infinite)
-    with oracles.refused(
-        ValueError, "from_tensornetwork: obj must have tensors of 3 legs, got []; give it one tensor (l, n, r)"
-    ):
-        from_library(tn.FiniteMPS([], canonicalize=False, backend="numpy"))
-    with oracles.refused(
-        ValueError,
-        "from_tensornetwork: obj must have tensors of 4 legs, got [3]; give it one tensor (l, r, row, column)",
-    ):
-        from_library(tn.FiniteMPO([np.ones((1, 1, 2))], backend="numpy"))
-    with oracles.refused(ValueError, "outer bonds must have size 1"):
-        from_library(tn.FiniteMPS([np.ones((2, 3, 2))], canonicalize=False, backend="numpy"))
-    with oracles.refused(ValueError, "from_tensornetwork: tensor 0 must be finite", "nan"):
-        from_library(tn.FiniteMPS([np.full((1, 2, 1), np.nan)], canonicalize=False, backend="numpy"))
-
-
-@pytest.mark.parametrize("name", ["tensornetwork"])
-def test_examples_of_libraries_outside_the_test_extra(name: str) -> None:
-    """Their docstrings skip every line, because pytest collects them without the library too; here they run."""
-    library(name)
-    module = importlib.import_module(f"tnlib_adapters.interop.{name}")
-    cases = [case for case in doctest.DocTestFinder().find(module) if case.examples]
-    assert len(cases) == 2
-    for case in cases:
-        for example in case.examples:
-            del example.options[doctest.SKIP]
-        assert doctest.DocTestRunner().run(case).failed == 0
-
-
 def test_decompositions_of_pyttb() -> None:
     ttb = library("pyttb")
     _, from_library = verbs("pyttb")
@@ -530,7 +413,7 @@ def test_mixtures_that_are_refused(name: str) -> None:
         from_library(make([one, double]))
     with oracles.refused(TypeError, f"from_{name}: cores must lie on one device", "cpu and meta"):
         from_library(make([one, one.to("meta")]))
-    with oracles.refused(TypeError, f"from_{name}: core 0 must be a dense tensor with data"):
+    with oracles.refused(TypeError, f"from_{name}: core 0 must be an array of numbers, got a Tensor"):
         from_library(make([one.to("meta")]))
     with oracles.refused(ValueError, f"from_{name}: core 1 must be finite", "nan"):
         from_library(make([one, one * np.nan]))
@@ -539,101 +422,25 @@ def test_mixtures_that_are_refused(name: str) -> None:
 
 
 def test_sparse_tensors_of_torch() -> None:
-    library("tensorly")
-    with oracles.refused(TypeError, "from_tensorly: core 0", "torch.sparse_coo"):
+    with oracles.refused(TypeError, "from_tensorly: core 0", "Sparse"):
         verbs("tensorly")[1]([torch.ones(1, 2, 1).to_sparse()])
-
-
-# ------------------------------------------------------------------------------------------------------------- ttpy
-
-
-class Vector:
-    """A vector of ttpy as its documentation has it: flat cores one after the other, first leg fastest, `ps` from 1."""
-
-    def __init__(self, cores: Sequence[np.ndarray]) -> None:
-        self.d = len(cores)
-        self.n = np.array([core.shape[1] for core in cores], np.int32)
-        self.r = np.array([1, *(core.shape[-1] for core in cores)], np.int32)
-        self.ps = np.cumsum([1, *(core.size for core in cores)]).astype(np.int32)
-        self.core = np.concatenate([core.flatten("F") for core in cores])
-
-    from_list = classmethod(lambda cls, cores: cls(cores))
-
-    def full(self) -> np.ndarray:
-        out = np.ones((1, 1))
-        for k in range(self.d):
-            core = self.core[self.ps[k] - 1 : self.ps[k + 1] - 1].reshape(self.r[k], -1, order="F")
-            out = (out @ core).reshape(-1, self.r[k + 1], order="F")
-        return out.reshape(self.n, order="F")
-
-
-class Matrix:
-    """A matrix of ttpy: a vector of the products n * m, n fastest."""
-
-    def __init__(self, cores: Sequence[np.ndarray]) -> None:
-        self.n = np.array([core.shape[1] for core in cores], np.int32)
-        self.m = np.array([core.shape[2] for core in cores], np.int32)
-        self.tt = Vector([core.reshape(len(core), -1, core.shape[-1], order="F") for core in cores])
-
-    from_list = classmethod(lambda cls, cores: cls(cores))
-
-
-@given(sites, st.sampled_from([np.float64, np.complex128]), st.sampled_from([tnlib.TensorTrain, tnlib.TTMatrix]))
-def test_ttpy_as_documented(shape: Any, dtype: Any, kind: Any) -> None:
-    to_library, from_library = verbs("ttpy")
-    value = random_train(shape, dtype, kind, 5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "tt", types.SimpleNamespace(vector=Vector, matrix=Matrix))
-        obj = to_library(value)
-    back = from_library(obj)
-    oracles.assert_same_bits(back, value)
-    if kind is tnlib.TensorTrain:
-        oracles.assert_close(obj.full(), oracles.contract(value), factor=256)
-
-
-def test_ttpy_itself() -> None:
-    tt = library("tt")
-    to_library, from_library = verbs("ttpy")
-    x = oracles.random_train((4, 3, 5), (1, 2, 2, 1))
-    oracles.assert_close(from_library(tt.vector(x, 1e-13)).full(), x, factor=1e4)
-    value = tnlib.tt_svd(x).value
-    oracles.assert_close(to_library(value).full(), x, factor=256)
-
-
-def test_ttpy_that_does_not_fit() -> None:
-    _, from_library = verbs("ttpy")
-    for name, what in (("ps", np.array([1, 5, 8])), ("core", np.ones(7)), ("r", np.array([1, 1])), ("n", np.array([]))):
-        obj = Vector(oracles.random_cores((2, 2), (1, 2, 1)))
-        setattr(obj, name, what)
-        with oracles.refused(ValueError, "from_ttpy: obj must have cores of the sizes"):
-            from_library(obj)
-    obj = Vector(oracles.random_cores((2, 2), (1, 2, 1)))
-    obj.r, obj.n, obj.ps = np.array([2, 2, 1]), np.array([1, 2]), np.array([1, 5, 9])
-    with oracles.refused(ValueError, "outer bonds must have size 1"):
-        from_library(obj)
-    with oracles.refused(TypeError, "to_ttpy: value must be float64 or complex128", "float32"):
-        verbs("ttpy")[0](tnlib.TensorTrain([np.ones((1, 2, 1), np.float32)]))
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
 
-EVERY = ["tensorly", "tensorkrowch", "tntorch", "torchtt", "teneva", "pyttb", "ttpy", "tensornetwork"]
+EVERY = ["tensorly", "tensorkrowch", "tntorch", "torchtt", "teneva", "pyttb"]
 PACKAGES = {"torchtt": "torchTT"}
 
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("obj", [None, 3, "train", {}, np.ones((2, 2))], ids=str)
 def test_objects_of_another_kind(name: str, obj: Any) -> None:
-    if name != "ttpy":
-        library(name)
     with oracles.refused(TypeError, f"from_{name}: obj must be ", type(obj).__name__):
         verbs(name)[1](obj)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_values_of_another_kind(name: str) -> None:
-    if name != "ttpy":
-        library(name)
     svd = tnlib.svd(np.ones((2, 3)))
     vidal = tnlib.vidal(tnlib.tt_svd(np.ones((2, 3))).value)
     for value, hint in (
@@ -655,14 +462,10 @@ def test_values_of_another_kind(name: str) -> None:
         ("torchtt", tnlib.CP(np.ones(1), [np.ones((2, 1))] * 2)),
         ("tensorkrowch", tnlib.Tucker(np.ones((1, 1)), [np.ones((2, 1))] * 2)),
         ("pyttb", tnlib.TensorTrain([np.ones((1, 2, 1))])),
-        ("ttpy", tnlib.CP(np.ones(1), [np.ones((2, 1))] * 2)),
-        ("tensornetwork", tnlib.CP(np.ones(1), [np.ones((2, 1))] * 2)),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_formats_that_a_library_does_not_have(name: str, value: Any) -> None:
-    if name != "ttpy":
-        library(name)
     with oracles.refused(TypeError, f"to_{name}: value must be a", type(value).__name__, "tnlib.convert"):
         verbs(name)[0](value)
 
@@ -683,7 +486,7 @@ def test_other_refusals() -> None:
     batch = tn.Tensor([torch.ones(5, 1, 2, 1), torch.ones(5, 1, 3, 1)], batch=True)
     with oracles.refused(ValueError, "from_tntorch: ", "a batch of 5"):
         verbs("tntorch")[1](batch)
-    with oracles.refused(ValueError, "from_torchtt: ", "empty"):
+    with oracles.refused(ValueError, "from_torchtt: ", "[]"):
         verbs("torchtt")[1](torchtt.TT(None))
     with oracles.refused(ValueError, "from_pyttb: "):
         verbs("pyttb")[1](ttb.ktensor())
@@ -693,18 +496,21 @@ def test_other_refusals() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "teneva"])  # a plain list needs no library
 def test_a_library_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tt" if name == "ttpy" else name, None)
+    to_library, _ = verbs(name)
+    monkeypatch.setitem(sys.modules, name, None)
     value: Any = tnlib.tt_svd(np.ones((2, 3))).value
     if name == "pyttb":
         value = tnlib.CP(np.ones(1), [np.ones((2, 1))] * 2)
     with pytest.raises(ModuleNotFoundError, match=f"to_{name} needs {PACKAGES.get(name, name)}, .*pip install"):
-        verbs(name)[0](value)
+        to_library(value)
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:
     import subprocess
 
-    code = "import sys\n" + "".join(f"import tnlib_adapters.interop.{name}\n" for name in [*EVERY, "itensor"])
+    code = "import sys\n" + "".join(
+        f"import tnlib_adapters.interop.{name}\n" for name in [*EVERY, "itensor", "tenpy", "quimb"]
+    )
     code += "print([m for m in ('torch', 'tensorly', 'tntorch', 'pyttb', 'h5py', 'quimb') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

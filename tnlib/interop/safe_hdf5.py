@@ -53,9 +53,7 @@ class Node:
         self._function, self._file, self._item, self._allowance = function, file, item, allowance
         self.name = name
 
-    def refuse(
-        self, expected: str, got: str, remedy: str = "it is damaged or of another kind, save it again"
-    ) -> NoReturn:
+    def refuse(self, expected: str, got: str, remedy: str = _REMEDY) -> NoReturn:
         """Raise a FileFormatError that names the file and the place in it."""
         raise FileFormatError(f"{self._function}: {self.name} in {self._file} {expected}, got {got}; {remedy}.")
 
@@ -310,14 +308,14 @@ def _has_endless_heap(file: Path, size_of_lengths: int) -> bool:
         start = data.find(_HEAP)
         while start >= 0:
             end = start + int.from_bytes(data[start + 8 : start + header], "little")
-            place = start + header
-            while place + header <= min(end, len(data)):
-                size = int.from_bytes(data[place + 8 : place + header], "little")
-                n_bytes = header + -(-size // 8) * 8 if any(data[place : place + 2]) else size
+            offset = start + header
+            while offset + header <= min(end, len(data)):
+                size = int.from_bytes(data[offset + 8 : offset + header], "little")
+                n_bytes = header + -(-size // 8) * 8 if any(data[offset : offset + 2]) else size
                 n_left -= 1
                 if n_bytes == 0 or n_left < 0:
                     return True
-                place += n_bytes
+                offset += n_bytes
             start = data.find(_HEAP, start + 1)
     return False
 

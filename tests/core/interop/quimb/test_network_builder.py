@@ -11,7 +11,7 @@ from quimb_networks import dense, every_format
 
 import tnlib
 from tnlib.interop import quimb
-from tnlib.interop.quimb.to_quimb import leg_names
+from tnlib.interop.quimb.network_builder import leg_names
 
 
 @every_format

@@ -20,11 +20,18 @@ from tnlib._validate import import_optional
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
+from tnlib.interop.safe_hdf5 import open_hdf5, write_hdf5
+from tnlib.interop.tenpy_build import PACKAGE, build
+from tnlib.interop.tenpy_parts import (
+    OPERATOR_LEGS,
+    STATE_LEGS,
+    OperatorParts,
+    StateParts,
+    operator,
+    parts_of_file,
+    state,
+)
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.interop._hdf5 import open_hdf5, write_hdf5
-from tnlib_adapters.interop._tenpy_build import PACKAGE, build
-from tnlib_adapters.interop._tenpy_file import parts_of_file
-from tnlib_adapters.interop._tenpy_parts import OPERATOR_LEGS, STATE_LEGS, OperatorParts, StateParts, operator, state
 
 
 def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:

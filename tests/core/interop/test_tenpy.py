@@ -20,10 +20,10 @@ from tenpy.networks.mpo import MPO
 from tenpy.networks.mps import MPS
 from tenpy.networks.purification_mps import PurificationMPS
 from tenpy.networks.site import BosonSite, FermionSite, GroupedSite, SpinHalfFermionSite, SpinHalfSite, SpinSite
-from tnlib_adapters.interop._sectors import Sectors, left_isometric
 from tnlib_adapters.interop.tenpy import from_tenpy, to_tenpy
 
 import tnlib
+from tnlib.interop.tenpy_build import Sectors, left_isometric
 
 SPIN_HALF, SPIN_ONE = [1, -1], [-2, 0, 2]  # 2 Sz in the order without charges: of SpinHalfSite, and of SpinSite(1)
 

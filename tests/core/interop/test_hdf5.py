@@ -284,7 +284,7 @@ def test_strings_in_a_heap_without_end_are_refused(kind: str, tmp_path: Path) ->
 def test_an_error_of_the_reader_is_not_reported_as_a_damaged_file(
     library: str, stored: Path, defect: type[Exception]
 ) -> None:
-    from tnlib_adapters.interop._hdf5 import open_hdf5
+    from tnlib.interop.safe_hdf5 import open_hdf5
 
     with pytest.raises(defect, match="a defect"), open_hdf5(f"{library}.read", stored):
         raise defect("a defect")

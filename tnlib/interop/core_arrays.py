@@ -16,10 +16,8 @@ from tnlib._validate import as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
+from tnlib.linalg.orthogonal import is_isometry
 from tnlib.linalg.scaling import largest, shift
-
-# A computed isometry is off by a few eps per column; one multiplied by 1 + 1e-10 must not pass.
-_ISOMETRIC = 1e4
 
 
 def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
@@ -31,12 +29,12 @@ def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> li
 
 def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
     """Return finite copies, from numpy or torch, of one precision; real arrays stay real."""
-    places = sorted({str(a.device) for a in arrays if _is_torch(a)})
-    if len(places) > 1:
+    devices = sorted({str(a.device) for a in arrays if hasattr(a, "resolve_conj")})  # of torch tensors
+    if len(devices) > 1:
         raise ArgumentTypeError(
-            f"{function}: {parameter}s must lie on one device, got {' and '.join(places)}; move them to one."
+            f"{function}: {parameter}s must lie on one device, got {' and '.join(devices)}; move them to one."
         )
-    copies = [_copy(function, f"{parameter} {k}", a) for k, a in enumerate(arrays)]
+    copies = [np.array(as_array(function, f"{parameter} {k}", a), order="C") for k, a in enumerate(arrays)]
     precisions = sorted({a.real.dtype.name for a in copies})
     if len(precisions) > 1:
         raise ArgumentTypeError(
@@ -44,31 +42,6 @@ def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Arra
             "convert them to the dtype you want."
         )
     return copies
-
-
-def _copy(function: str, parameter: str, a: Any) -> Array:
-    if _is_torch(a):
-        if a.is_meta or str(a.layout) != "torch.strided":
-            problem = "without data" if a.is_meta else f"of layout {a.layout}"
-            raise ArgumentTypeError(
-                f"{function}: {parameter} must be a dense tensor with data, got one {problem}; make it dense."
-            )
-        a = a.detach().cpu().resolve_conj().resolve_neg()
-        a = a.float() if str(a.dtype) == "torch.bfloat16" else a  # exact; numpy has no bfloat16
-    a = as_array(function, parameter, a)
-    return np.array(a, order="C")
-
-
-def _is_torch(a: Any) -> bool:
-    """Test if `a` is a torch tensor, without importing torch."""
-    return type(a).__module__.split(".")[0] == "torch"
-
-
-def to_torch(arrays: Sequence[Array]) -> list[Any]:
-    """Return torch tensors on the CPU that share memory with the arrays."""
-    import torch
-
-    return [torch.from_numpy(a) for a in arrays]
 
 
 def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
@@ -126,21 +99,9 @@ def find_center(cores: Sequence[Array], claimed: int | None = None) -> int | Non
     core. If several cores qualify, as in product states, return the claimed one or the first.
     """
     last = len(cores) - 1
-    start = last  # all cores after it are right-isometric
-    while start > 0 and _is_isometry(cores[start].reshape(len(cores[start]), -1).T):
-        start -= 1
-    stop = 0  # all cores before it are left-isometric
-    while stop < last and _is_isometry(cores[stop].reshape(-1, cores[stop].shape[-1])):
-        stop += 1
-    if stop < start:
+    rights = (k for k in range(last, 0, -1) if not is_isometry(cores[k].reshape(len(cores[k]), -1).T))
+    lefts = (k for k in range(last) if not is_isometry(cores[k].reshape(-1, cores[k].shape[-1])))
+    first, final = next(rights, 0), next(lefts, last)  # all after and all before them are isometric
+    if final < first:
         return None
-    return claimed if claimed is not None and start <= claimed <= stop else start
-
-
-def _is_isometry(a: Array) -> bool:
-    columns = a.shape[1]
-    if columns > len(a):
-        return False
-    limit = _ISOMETRIC * np.finfo(a.dtype).eps * np.sqrt(columns)
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is not an isometry
-        return bool(np.linalg.norm(a.conj().T @ a - np.eye(columns)) <= limit)
+    return claimed if claimed is not None and first <= claimed <= final else first
